@@ -13,7 +13,7 @@ OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4
 PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml services/udf_sdk/hatch_build.py services/udf_sdk/millstream_udf/_columns.c
-CHECKED := millstream services tests tools examples benchmarks
+CHECKED := millstream services connectors tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 # None of them has work for two processors, and one of them waits for the network.
@@ -43,7 +43,7 @@ $(STAMP): $(LOCK) $(PROJECTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--editable services/udf_sdk --editable .
-	@$(BIN)/python -m compileall -q millstream services || true
+	@$(BIN)/python -m compileall -q millstream services connectors || true
 	@$(BIN)/millstream spark prepare || echo "make: without that cache Spark takes twice as long to start" >&2
 	@touch $(STAMP)
 

@@ -61,6 +61,7 @@ def interpreter(directory: Path) -> Path:
     venv.create(home, symlinks=True)
     site = next((home / "lib").glob("python*/site-packages"))
     sources = [directory, *sorted(path for path in (directory / "services").iterdir() if path.is_dir())]
+    sources += [path for path in (directory / "connectors",) if path.is_dir()]
     (site / "compare.pth").write_text("\n".join(map(str, [*sources, sysconfig.get_path("purelib")])) + "\n")
     # Programs of packages, such as the broker's, are looked for beside Python.
     for program in Path(sysconfig.get_path("scripts")).iterdir():

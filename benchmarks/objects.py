@@ -30,11 +30,11 @@ from millstream.clock import SystemClock
 from millstream.record import SOURCE_INPUT, LaneId, Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink, Source
-from millstream_reader.sources.opening import open_source
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.opening_sources import open_source
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.support.object_server import Bucket, ObjectServer, open_objects_server, why_missing
 
 FRAMES_PER_FILE = 64

@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import Position
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import postgres_spec
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing

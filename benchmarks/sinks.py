@@ -31,10 +31,10 @@ from millstream.frame import Frame, build_frame
 from millstream.record import LaneId, Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 
 FRAME_RECORDS = 4096
 FRAMES_PER_WRITE = 8

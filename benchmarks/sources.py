@@ -36,9 +36,9 @@ from millstream.clock import SystemClock
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, MIB
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.models import Source
+from millstream_connectors.http.source.lane import HttpSourceLane
+from millstream_connectors.opening_sources import open_source
 from millstream_reader.source import SourceLane
-from millstream_reader.sources.http.lane import HttpSourceLane
-from millstream_reader.sources.opening import open_source
 
 RECORD_BYTES = 100
 HTTP_CONNECTIONS = 16

@@ -212,7 +212,7 @@ def bigquery() -> Iterator[Callable[[], Target]]:
     from google.cloud.bigquery_storage_v1 import BigQueryWriteClient, types
     from google.cloud.bigquery_storage_v1.services.big_query_write.transports import BigQueryWriteGrpcTransport
 
-    from millstream_writer.sinks.bigquery.rows import RowType
+    from millstream_connectors.bigquery.sink.rows import RowType
 
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve_bigquery, args=(theirs,), daemon=True)

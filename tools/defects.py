@@ -58,13 +58,14 @@ if __name__ == "__main__":
 from tools.planting import Change, Code  # noqa: E402 (found by the path)
 
 FOLDER = REPOSITORY / "tests" / "defects"
-PRODUCT = ("millstream", "services")
-COPIED = ("millstream", "services", "tests", "tools", "pyproject.toml")
+PRODUCT = ("millstream", "services", "connectors")
+COPIED = ("millstream", "services", "connectors", "tests", "tools", "pyproject.toml")
 SOURCES = (
     ".",
     "services/udf_sdk",
     "services/reader",
     "services/writer",
+    "connectors",
     "services/reduce",
     "services/vertex",
     "services/worker",
@@ -75,6 +76,8 @@ PACKAGES = (
     "millstream_udf",
     "millstream_reader",
     "millstream_writer",
+    "millstream_connectors",
+    "millstream_testing",
     "millstream_reduce",
     "millstream_vertex",
     "millstream_worker",

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from tools.style import REPOSITORY, is_generated, modules
 
 PAGE = REPOSITORY / "docs" / "crash-points.md"
-LOOKED_AT = ("millstream", "services")
+LOOKED_AT = ("millstream", "services", "connectors")
 
 _OS = (
     "fsync|fdatasync|rename|renames|replace|link|symlink|unlink|remove|mkdir|makedirs|rmdir|removedirs|truncate|"
@@ -61,8 +61,8 @@ EXEMPT: Mapping[tuple[str, str], str] = {
         "_sync_ms",
     ): "measures how long the disk takes; the file has no name",
     ("services/reduce/millstream_reduce/log/files.py", ""): "the seam itself: its callers are looked at",
-    ("services/writer/millstream_writer/sinks/file/directory.py", "_sync_file"): "its callers are looked at",
-    ("services/writer/millstream_writer/sinks/delta/table.py", "_fsync"): "of what the step before it has made",
+    ("connectors/millstream_connectors/file/sink/directory.py", "_sync_file"): "its callers are looked at",
+    ("connectors/millstream_connectors/delta/sink/table.py", "_fsync"): "of what the step before it has made",
     ("services/runner/millstream_runner/local/directory.py", "_sync_directory"): "its callers are looked at",
     ("services/udf_sdk/hatch_build.py", ""): "what a build makes, before anything runs",
     ("services/udf_sdk/millstream_udf/imported.py", ""): "read while the process runs, and gone with it",
@@ -74,7 +74,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("services/reduce/millstream_reduce/spark/preparing.py", ""): "windows to warm up with, in Spark's scratch space",
     ("millstream/udf/", ""): "sockets of sidecars: recreated at every start",
     ("services/runner/millstream_runner/chaos/", ""): "not part of a run",
-    ("millstream/testing/", ""): "tests of connectors, not part of a run",
+    ("connectors/millstream_testing/", ""): "tests of connectors, not part of a run",
     ("services/runner/millstream_runner/cli/", ""): "what a command makes for its user once: new projects, benchmarks",
     ("services/runner/millstream_runner/bench/running.py", ""): "a benchmark's own files",
     ("millstream/buffers/jetstream/raw_limit.py", ""): "a benchmark's own stream",
@@ -83,8 +83,11 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("services/runner/millstream_runner/local/spark.py", ""): "the driver's settings: written again at every start",
     ("services/runner/millstream_runner/local/logfiles.py", ""): "what processes say; not kept safe",
     ("millstream/files.py", ""): "its callers are looked at",
-    ("millstream/iceberg/files.py", ""): "its callers are looked at: a file is closed inside a step",
-    ("services/writer/millstream_writer/sinks/iceberg/table.py", "IcebergLaneTable._put"): "its callers are looked at",
+    (
+        "connectors/millstream_connectors/iceberg/files.py",
+        "",
+    ): "its callers are looked at: a file is closed inside a step",
+    ("connectors/millstream_connectors/iceberg/sink/table.py", "IcebergLaneTable._put"): "its callers are looked at",
     ("millstream/confine.py", ""): "a file system in memory, gone with its function",
     ("millstream/sandbox.py", "refusal"): "a temporary directory, gone when it was tried",
     ("millstream/audit.py", ""): "an account for people: nothing is decided by it",
@@ -113,20 +116,22 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/jetstream/sending.py", "send_commit"): "inside the steps ledger.commit and ledger.take_over",
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._put_after"): "inside the step watermark.publish",
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._read_all"): "a request for what is stored",
-    ("services/reader/", ""): "a source keeps nothing: its position is in the mark",
+    ("connectors/millstream_connectors/file/source/", ""): "a source keeps nothing: its position is in the mark",
+    ("connectors/millstream_connectors/http/source/", ""): "a source keeps nothing: its position is in the mark",
+    ("connectors/millstream_connectors/jetstream/source/", ""): "a source keeps nothing: its position is in the mark",
     (
-        "services/writer/millstream_writer/sinks/file/directory.py",
+        "connectors/millstream_connectors/file/sink/directory.py",
         "LaneDirectory._sync_own",
     ): "its callers are inside steps",
-    ("services/writer/millstream_writer/sinks/log/lane.py", ""): "inside the step sink.write",
+    ("connectors/millstream_connectors/log/sink/lane.py", ""): "inside the step sink.write",
     ("millstream/descriptors.py", ""): "standard output: what a log sink prints is inside the step sink.write",
     ("millstream/print_channel.py", ""): "inside the step sink.write",
     (
-        "services/writer/millstream_writer/sinks/jetstream/lane.py",
+        "connectors/millstream_connectors/jetstream/sink/lane.py",
         "JetStreamKeptLane._send",
     ): "inside the steps jetstream_sink.commit and jetstream_sink.take_over",
-    ("services/writer/millstream_writer/sinks/jetstream/lane.py", "JetStreamIdLane"): "inside the step sink.write",
-    ("services/writer/millstream_writer/sinks/nats/lane.py", ""): "inside the step sink.write",
+    ("connectors/millstream_connectors/jetstream/sink/lane.py", "JetStreamIdLane"): "inside the step sink.write",
+    ("connectors/millstream_connectors/nats/sink/lane.py", ""): "inside the step sink.write",
 }
 """Path, or the beginning of one, and function ("" for all, or the beginning of a name), with the reason."""
 

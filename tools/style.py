@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-CODE_FOLDERS = ("millstream", "services", "tests", "tools", "examples", "benchmarks")
+PRODUCT = ("millstream", "services", "connectors")
+CODE_FOLDERS = (*PRODUCT, "tests", "tools", "examples", "benchmarks")
 TEXT_FOLDERS = (*CODE_FOLDERS, "proto", "sdk", "deploy", "docs", "requirements", ".ci")
 TEXT_SUFFIXES = frozenset({
     "", ".c", ".cfg", ".conf", ".csv", ".go", ".html", ".in", ".ini", ".java", ".js", ".json", ".md", ".mjs", ".mod",
@@ -53,32 +54,32 @@ ROUNDS = frozenset({"parse_json", "from_json"})
 """Parsers that turn numbers into floats."""
 _HANDLE_VALUES = (
     "millstream/extract.py",
-    "millstream/formats/",
     "millstream/udf/builtin.py",
-    "services/reader/millstream_reader/sources/",
-    "services/writer/millstream_writer/sinks/",
+    "connectors/millstream_connectors/",
     "services/reduce/millstream_reduce/spark/decoding.py",
 )
 """Where values of records are read."""
 MAY_ROUND = {
-    "millstream/formats/avro.py": "schemas",
-    "millstream/formats/json_values.py": "schemas",
-    "millstream/formats/registry.py": "answers of the registry",
+    "connectors/millstream_connectors/shared/oauth2/issuer.py": "answers of the issuer",
+    "connectors/millstream_connectors/shared/google_cloud/channels.py": "a key of the service",
+    "connectors/millstream_connectors/shared/formats/avro.py": "schemas",
+    "connectors/millstream_connectors/shared/formats/json_values.py": "schemas",
+    "connectors/millstream_connectors/shared/formats/registry.py": "answers of the registry",
     "services/reduce/millstream_reduce/spark/decoding.py": "schemas",
-    "services/reader/millstream_reader/sources/decoding.py": "texts, as keys",
-    "services/reader/millstream_reader/sources/delta/log.py": "the log of the table, whose values have types",
-    "services/reader/millstream_reader/sources/positions.py": "our own positions",
-    "services/reader/millstream_reader/sources/postgres/catalog.py": "names of columns",
-    "services/reader/millstream_reader/sources/redis_streams/entries.py": "texts, as keys",
-    "services/writer/millstream_writer/sinks/bigquery/lane.py": "schemas",
-    "services/writer/millstream_writer/sinks/bigquery/positions.py": "our own positions",
-    "services/writer/millstream_writer/sinks/delta/table.py": "the log of the table",
-    "services/writer/millstream_writer/sinks/file/bucket.py": "our own claims",
-    "services/writer/millstream_writer/sinks/iceberg/table.py": "our own positions",
-    "services/writer/millstream_writer/sinks/jetstream/lane.py": "answers of the server, and our own positions",
-    "services/writer/millstream_writer/sinks/kafka/session.py": "our own positions",
-    "services/writer/millstream_writer/sinks/opensearch/lane.py": "answers of the server",
-    "services/writer/millstream_writer/sinks/udsink/positions.py": "our own positions",
+    "connectors/millstream_connectors/shared/decoding_lane.py": "texts, as keys",
+    "connectors/millstream_connectors/delta/source/log.py": "the log of the table, whose values have types",
+    "connectors/millstream_connectors/shared/positions.py": "our own positions",
+    "connectors/millstream_connectors/postgres/source/catalog.py": "names of columns",
+    "connectors/millstream_connectors/redis_streams/source/entries.py": "texts, as keys",
+    "connectors/millstream_connectors/bigquery/sink/lane.py": "schemas",
+    "connectors/millstream_connectors/bigquery/sink/positions.py": "our own positions",
+    "connectors/millstream_connectors/delta/sink/table.py": "the log of the table",
+    "connectors/millstream_connectors/file/sink/bucket.py": "our own claims",
+    "connectors/millstream_connectors/iceberg/sink/table.py": "our own positions",
+    "connectors/millstream_connectors/jetstream/sink/lane.py": "answers of the server, and our own positions",
+    "connectors/millstream_connectors/kafka/sink/session.py": "our own positions",
+    "connectors/millstream_connectors/opensearch/sink/lane.py": "answers of the server",
+    "connectors/millstream_connectors/user_defined/sink/positions.py": "our own positions",
 }
 """Files among them that parse JSON otherwise than with `millstream.exact_json`, each with what they parse."""
 READS_JSON = frozenset({"json.loads", "json.load", "json.JSONDecoder"})
@@ -88,13 +89,13 @@ MAY_READ_JSON = {
     "millstream/confine.py": "its own settings, in a process that imports nothing of ours",
     "services/udf_sdk/": "imports nothing of ours",
     "services/runner/millstream_runner/chaos/": "shares no code with what it checks",
-    "services/reader/millstream_reader/sources/http/records.py": "only finds the ends of elements of a checked array",
+    "connectors/millstream_connectors/http/source/records.py": "only finds the ends of elements of a checked array",
 }
 """Files and directories in which modules may parse JSON themselves, each with its reason."""
 READS_TIMES = frozenset({"datetime.fromtimestamp", "datetime.utcfromtimestamp"})
 MAY_READ_TIMES = {
     "millstream/telemetry/logging.py": "the time of a log record of this process",
-    "services/writer/millstream_writer/sinks/rabbitmq/lane.py": "seconds within its own bounds",
+    "connectors/millstream_connectors/rabbitmq/sink/lane.py": "seconds within its own bounds",
     "services/runner/": "times of this machine's clock and files",
     "services/udf_sdk/": "imports nothing of ours",
 }
@@ -102,9 +103,9 @@ MAY_READ_TIMES = {
 
 MAY_ASK = {
     "millstream/buffers/jetstream/durability.py": "a broker of this machine, for its settings",
-    "millstream/google_cloud/channels.py": "the service that gives this machine's credentials",
-    "millstream/iceberg/catalogs.py": "its adapter limits every answer",
-    "millstream/oauth2/issuer.py": "reads answers in parts, up to a limit",
+    "connectors/millstream_connectors/shared/google_cloud/channels.py": "gives this machine its credentials",
+    "connectors/millstream_connectors/iceberg/client.py": "its adapter limits every answer",
+    "connectors/millstream_connectors/shared/oauth2/issuer.py": "reads answers in parts, up to a limit",
     "services/runner/millstream_runner/bench/latency.py": "a process that it has started",
     "services/runner/millstream_runner/chaos/": "shares no code with what it checks",
 }
@@ -130,8 +131,8 @@ MAY_CREATE_FILES = {
     "services/udf_sdk/millstream_udf/debugging.py": "inside a TemporaryDirectory",
     "services/udf_sdk/millstream_udf/debug_adapter": "in the directory that debugging.py has made",
     "services/udf_sdk/millstream_udf/checking.py": "in the private directory of the function's socket",
-    "services/writer/millstream_writer/sinks/file/directory.py": "results, with the user's umask, never over a file",
-    "millstream/iceberg/files.py": "results, with the user's umask",
+    "connectors/millstream_connectors/file/sink/directory.py": "results, with the user's umask, never over a file",
+    "connectors/millstream_connectors/iceberg/files.py": "results, with the user's umask",
     "services/reduce/millstream_reduce/spark/java.py": "a cache for all users of an installation",
 }
 """Files of the product that may create files by themselves, each with its reason."""
@@ -212,7 +213,7 @@ def faults_of_module(path: PurePosixPath, source: str) -> list[str]:
         faults.append(f"{path}: {lines} lines, {FILE_LINES_MAX} are the most; split it by what it is about")
     if VAGUE_NAMES & {*path.parts[:-1], path.stem}:
         faults.append(f"{path}: the name says nothing; name it for what it holds")
-    if path.parts[0] in ("millstream", "services") and tree.body and ast.get_docstring(tree) is None:
+    if path.parts[0] in PRODUCT and tree.body and ast.get_docstring(tree) is None:
         faults.append(f"{path}: no docstring that says what the module owns")
     faults += (f"{path}:{line}: {fault}" for line, fault in sorted(_faults_of_nodes(path, tree)))
     return faults
@@ -228,7 +229,7 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 if path.parts[0] == "tests" and node.name.startswith("test_"):
                     yield from _sleeps_of_test(node)
                 yield from _filled_in_turn(node)
-                if isinstance(node, ast.AsyncFunctionDef) and path.parts[0] in ("millstream", "services"):
+                if isinstance(node, ast.AsyncFunctionDef) and path.parts[0] in PRODUCT:
                     yield from _imports_of_coroutine(node)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method))) if method == "ensure_future":
                 yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
@@ -257,7 +258,7 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
     starts_unowned_task = method in STARTS_UNOWNED_TASKS and (owner == "asyncio" or "loop" in owner)
     in_test = path.parts[0] == "tests"
     names_its_output = any(keyword.arg == "file" for keyword in call.keywords)
-    if name == "time.sleep" and path.parts[0] in ("millstream", "services", "tests"):
+    if name == "time.sleep" and path.parts[0] in (*PRODUCT, "tests"):
         yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
     if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS and not in_test:
         yield call.lineno, f"{name} starts a task without an owner; open a TaskGroup"
@@ -265,14 +266,14 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
         yield call.lineno, f"a test that fails leaves this process behind; use `started` of {STARTS_CHILDREN}"
     if in_test and name == "asyncio.gather" and not any(word.arg == "return_exceptions" for word in call.keywords):
         yield call.lineno, f"a test that fails leaves the other calls behind; use `together` of {STARTS_CHILDREN}"
-    if path.parts[0] in ("millstream", "services") and _creates_files(call) and not _may_create_files(path):
+    if path.parts[0] in PRODUCT and _creates_files(call) and not _may_create_files(path):
         yield (
             call.lineno,
             f"{name} creates or empties a file with the umask's rights; see millstream.files",
         )
     if name in ROUNDS and str(path).startswith(_HANDLE_VALUES) and str(path) not in MAY_ROUND:
         yield call.lineno, f"{name} rounds the numbers of a record; use millstream.exact_json"
-    if path.parts[0] in ("millstream", "services"):
+    if path.parts[0] in PRODUCT:
         if name in READS_JSON and not str(path).startswith(tuple(MAY_READ_JSON)):
             yield call.lineno, f"{name} has no limit of depth; see millstream.json_parser"
         if name in READS_TIMES and not str(path).startswith(tuple(MAY_READ_TIMES)):
@@ -283,7 +284,7 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
 
 def _must_limit(path: PurePosixPath) -> bool:
     """Whether the answers that a module reads need a limit."""
-    return path.parts[0] in ("millstream", "services") and not str(path).startswith(tuple(MAY_ASK))
+    return path.parts[0] in PRODUCT and not str(path).startswith(tuple(MAY_ASK))
 
 
 def _unlimited_answers(call: ast.Call) -> Iterator[tuple[int, str]]:

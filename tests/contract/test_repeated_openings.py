@@ -14,10 +14,10 @@ from millstream import durable
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory
 from millstream_reduce.log.log import open_log
 from millstream_runner.local.directory import held
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory
 from tests.contract.sinks.file_target import file_spec, finished_files, numbers_of, sink_owner
 from tests.contract.sinks.sink_targets import (
     delta_numbers,

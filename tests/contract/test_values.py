@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from millstream.exact_json import parse, text_of
 from millstream.record import Position, Record
 from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.opening import open_sink
+from millstream_connectors.opening_sinks import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until
 from tests.support.kafka_server import KafkaServer

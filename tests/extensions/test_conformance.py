@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from millstream.testing import SinkConformance, SourceConformance
+from millstream_testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
 from tests.contract.sinks.sink_targets import POSITION_SINK, WRITING_SINK, position_sink_numbers
 from tests.support.bigquery_server import open_bigquery

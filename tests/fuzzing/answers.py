@@ -18,6 +18,9 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native import client, messages, reduce_checks, reduce_parts
+from millstream_connectors.shared.kept import Kept
+from millstream_connectors.user_defined.sink import positions
+from millstream_connectors.user_defined.sink.outcomes import failures_of
 from millstream_udf import arrow_values, columns
 from millstream_udf.groups import Group
 from millstream_udf.values import Window
@@ -25,9 +28,6 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapper
 from millstream_writer.routing import Route, Router
 from millstream_writer.sink import SinkFailure
-from millstream_writer.sinks.kept import Kept
-from millstream_writer.sinks.udsink import positions
-from millstream_writer.sinks.udsink.outcomes import failures_of
 from tests.fuzzing.using import INPUTS, Target, use
 
 _OUTCOME = udf_pb2.Outcome

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from millstream.formats import avro, avro_writing, protobuf
-from millstream.formats.registry import Schema
+from millstream_connectors.shared.formats import avro, avro_writing, protobuf
+from millstream_connectors.shared.formats.registry import Schema
 from tests.fuzzing.using import Target
 from tests.support.protobuf_schemas import ORDERS, serialized
 

@@ -11,10 +11,10 @@ from typing import Any
 from millstream.dead_letter import envelope_line, envelope_of, read_envelope
 from millstream.errors import DamageError
 from millstream.extract import Extraction
-from millstream_reader.sources.http.records import RequestRefused, read_records
-from millstream_reader.sources.postgres.changes import Changes, Table
-from millstream_reader.sources.postgres.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
-from millstream_reader.sources.postgres.texts import quoted, to_json
+from millstream_connectors.http.source.records import RequestRefused, read_records
+from millstream_connectors.postgres.source.changes import Changes, Table
+from millstream_connectors.postgres.source.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
+from millstream_connectors.postgres.source.texts import quoted, to_json
 from millstream_udf.message_socket import HEADER_BYTES, MessageSocket, TooLarge
 from tests.fuzzing.using import Target, use
 

@@ -28,9 +28,9 @@ import pandas  # type: ignore[import-untyped]  # noqa: F401  # imported by pyarr
 import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
+import millstream_connectors.file.sink.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
-import millstream_writer.sinks.file.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account, account_of
 from millstream.buffers.registry import over
 from millstream.buffers.technology import InterStepBuffer

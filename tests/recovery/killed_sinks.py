@@ -21,8 +21,8 @@ from millstream.durable import CRASH_AT
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream.testing.programs import program_of
-from millstream_writer.sinks.opening import open_sink
+from millstream_connectors.opening_sinks import open_sink
+from millstream_testing.programs import program_of
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.support.children import started
 from tests.unit.writer.sink_frames import sink_frame

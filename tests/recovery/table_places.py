@@ -18,8 +18,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from millstream.delta.tables import options_of
-from millstream.objects.settings import ObjectStore
+from millstream_connectors.delta.client import options_of
+from millstream_connectors.shared.objects.settings import ObjectStore
 from tests.contract.sinks.file_target import finished_files
 from tests.recovery.kills import OUTSIDE
 from tests.recovery.storms import VICTIMS, Place, mapping, number_of

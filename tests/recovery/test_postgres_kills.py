@@ -12,7 +12,7 @@ from string import Template
 
 import pytest
 
-from millstream.postgres.connecting import FAILURES
+from millstream_connectors.postgres.client import FAILURES
 from tests.mesh.running import start
 from tests.recovery import killed_cdc
 from tests.recovery.killed_sinks import EXPECTED, kill_at

@@ -22,17 +22,17 @@ from aiohttp import web
 from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.extract import Extraction
-from millstream.formats.avro import parsed
-from millstream.formats.registry import Schema, open_registry
 from millstream.spec.formats import SchemaRegistry
-from millstream.web.link import linked, translated
-from millstream.web.settings import HTTP
-from millstream_reader.sources.file.csv_parsing import CsvFormat
-from millstream_reader.sources.file.table_file import open_table_file
-from millstream_reader.sources.file.text_file import FileMark, TextFormat, open_text_file
-from millstream_reader.sources.http_poll.connector import HttpPollSource
-from millstream_reader.sources.iceberg.connector import IcebergSource
-from millstream_reader.sources.iceberg.snapshots import Snapshots
+from millstream_connectors.file.source.csv_parsing import CsvFormat
+from millstream_connectors.file.source.table_file import open_table_file
+from millstream_connectors.file.source.text_file import FileMark, TextFormat, open_text_file
+from millstream_connectors.http_poll.source.connector import HttpPollSource
+from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.iceberg.source.snapshots import Snapshots
+from millstream_connectors.shared.formats.avro import parsed
+from millstream_connectors.shared.formats.registry import Schema, open_registry
+from millstream_connectors.shared.web.client import linked, translated
+from millstream_connectors.shared.web.settings import HTTP
 from millstream_udf import arrow_values
 from tests.support.web_server import open_handler
 

@@ -28,11 +28,11 @@ from millstream.limits import HTTP_HEAD_TIMEOUT_S, HTTP_IDLE_TIMEOUT_S
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
-from millstream_reader.sources.http import lane as http_source
-from millstream_reader.sources.http.connector import HttpSource
-from millstream_reader.sources.http.lane import HttpSourceLane, open_http
-from millstream_reader.sources.http.plan import http_plan
-from millstream_reader.sources.opening import extraction_of
+from millstream_connectors.http.source import lane as http_source
+from millstream_connectors.http.source.connector import HttpSource
+from millstream_connectors.http.source.lane import HttpSourceLane, open_http
+from millstream_connectors.http.source.plan import http_plan
+from millstream_connectors.opening_sources import extraction_of
 
 LIMIT_S = 90.0
 STRANGER = "127.0.0.2"
@@ -343,7 +343,7 @@ async def test_a_request_that_can_be_read_in_two_ways_is_refused_and_its_connect
 
 
 async def test_tokens_are_rotated_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.wire.replaced.REREAD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("millstream_connectors.http.source.replaced.REREAD_INTERVAL_S", 0.0)
     file = tmp_path / "token"
     file.write_text("old\n")
     async with serving({"auth": {"token": {"file": "token"}}}, tmp_path) as lane, connected(lane) as client:
@@ -398,7 +398,7 @@ class Authority:
 async def test_certificates_are_replaced_without_dropping_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.wire.replaced.REREAD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("millstream_connectors.http.source.replaced.REREAD_INTERVAL_S", 0.0)
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     for authority in (old, new):
         authority.issue("server")

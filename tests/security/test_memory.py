@@ -19,7 +19,6 @@ from aiohttp import web
 from fastavro import _read_py
 
 from millstream import codes
-from millstream.formats.avro_blocks import bound_blocks, check_items
 from millstream.limits import (
     AVRO_BLOCK_BYTES_MAX,
     MIB,
@@ -27,17 +26,18 @@ from millstream.limits import (
     TABLE_METADATA_BYTES_MAX,
     WEB_ANSWER_BYTES_MAX,
 )
-from millstream.pulsar.looking import Looking
 from millstream.record import Position
-from millstream.sqs.link import linked
-from millstream_reader.sources.file.rows_as_json import bounded, json_rows
-from millstream_reader.sources.file.table_file import parquet_rows
-from millstream_reader.sources.sqs.connector import SqsSource
+from millstream_connectors.file.source.rows_as_json import bounded, json_rows
+from millstream_connectors.file.source.table_file import parquet_rows
+from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
+from millstream_connectors.pulsar.looking import Looking
+from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.sink.web_service import deduplicates
+from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
+from millstream_connectors.sqs.client import linked
+from millstream_connectors.sqs.source.connector import SqsSource
 from millstream_udf import arrow_values
-from millstream_writer.sinks.opensearch.connector import OpenSearchSink
-from millstream_writer.sinks.opensearch.lane import open_opensearch_sink
-from millstream_writer.sinks.pulsar.connector import PulsarSink
-from millstream_writer.sinks.pulsar.web_service import deduplicates
 from tests.contract.sinks.file_target import sink_owner
 from tests.support.errors import raises
 from tests.support.web_server import open_handler

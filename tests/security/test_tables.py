@@ -23,13 +23,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from millstream import codes
-from millstream.iceberg.catalogs import open_catalog
-from millstream.iceberg.files import DurableFileIO
-from millstream.iceberg.imports import IMPORTING
-from millstream.iceberg.settings import IcebergCatalog
 from millstream.limits import CATALOG_ANSWER_BYTES_MAX
 from millstream.record import Position
 from millstream.wire.certificates import Certificate, make_certificate
+from millstream_connectors.iceberg.client import open_catalog
+from millstream_connectors.iceberg.files import DurableFileIO
+from millstream_connectors.iceberg.imports import IMPORTING
+from millstream_connectors.iceberg.settings import IcebergCatalog
 from tests.contract.sinks.sink_targets import iceberg_spec
 from tests.contract.sinks.table_lanes import numbers, opened, written
 from tests.contract.sources.lanes import open_lane, read_to_end

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 from aiohttp import ClientSession, web
 from yarl import URL
 
-from millstream.web.link import body_of
+from millstream_connectors.shared.web.client import body_of
 from tests.support.web_server import open_handler
 
 ALGORITHM = "AWS4-HMAC-SHA256"

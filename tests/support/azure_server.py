@@ -19,9 +19,9 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
 
-from millstream.objects.settings import ObjectStore, parse_url
-from millstream.objects.stores import make_store
 from millstream.ports import free_ports
+from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
+from millstream_connectors.shared.objects.stores import make_store
 from tests.support.object_server import Bucket
 from tests.support.server_process import START_TIMEOUT_S, ServerProcess, started_server
 

@@ -27,7 +27,7 @@ from google.cloud.bigquery_storage_v1 import types
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from millstream.ports import free_ports
-from millstream_writer.sinks.bigquery.positions import COLUMNS
+from millstream_connectors.bigquery.sink.positions import COLUMNS
 
 REQUEST_BYTES_MAX = 10 * 1000 * 1000
 _HALT_TIMEOUT_S = 60.0

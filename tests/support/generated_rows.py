@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from millstream.spec.columns import Column
+from millstream_connectors.shared.columns import Column
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=10)
 LONG = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**63 - 1, -(2**63), 2**53 + 1])

@@ -19,9 +19,9 @@ import obstore
 from pyarrow import fs
 
 from millstream.errors import MillstreamError, UserError
-from millstream.objects.settings import ObjectStore, parse_url
-from millstream.objects.stores import FAILURES, error_of, make_store
 from millstream.ports import free_ports
+from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
+from millstream_connectors.shared.objects.stores import FAILURES, error_of, make_store
 from tests.support.server_process import START_TIMEOUT_S, ServerProcess, started_server
 
 _VOLUMES = 100_000

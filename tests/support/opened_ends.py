@@ -22,10 +22,10 @@ from millstream.frame import build_frame
 from millstream.record import SOURCE_INPUT, LaneId, Position
 from millstream.spec.connectors import Place
 from millstream.spec.models import FallbackSink, Source
-from millstream_reader.sources.opening import open_source
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.opening_sources import open_source
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 
 COLUMNS = [{"name": "n", "type": "int"}]
 FORMS = ("jsonl", "csv", "parquet", "avro")

@@ -1,4 +1,4 @@
-"""Settings of connectors whose system is reached through a path of `millstream.testing.rerouted`."""
+"""Settings of connectors whose system is reached through a path of `millstream_testing.rerouted`."""
 
 from __future__ import annotations
 

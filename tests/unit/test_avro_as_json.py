@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from fastavro import parse_schema, schemaless_writer
 
-from millstream.formats.avro import decoder, parsed
-from millstream.formats.registry import Schema
+from millstream_connectors.shared.formats.avro import decoder, parsed
+from millstream_connectors.shared.formats.registry import Schema
 
 _ID = "12345678-1234-5678-1234-567812345678"
 

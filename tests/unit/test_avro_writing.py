@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.formats.avro import decoder, parsed
-from millstream.formats.avro_writing import encoder
-from millstream.formats.registry import Referred, Schema
+from millstream_connectors.shared.formats.avro import decoder, parsed
+from millstream_connectors.shared.formats.avro_writing import encoder
+from millstream_connectors.shared.formats.registry import Referred, Schema
 
 _ID = "12345678-1234-5678-1234-567812345678"
 

@@ -14,18 +14,18 @@ from asyncpg.exceptions import ConnectionDoesNotExistError
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import MillstreamError
-from millstream.postgres import connecting as postgres
-from millstream.postgres.settings import PostgresServer
-from millstream.redis import link as redis
-from millstream.redis.settings import RedisServer
 from millstream.spec.tls import ServerTls
-from millstream.sql import connecting as sql
-from millstream.sql.settings import SqlDatabase
-from millstream.web.link import linked, translated
-from millstream.web.settings import WebServer
 from millstream.wire.certificates import Certificate, make_certificate
 from millstream.wire.client_tls import context_of
-from millstream.wire.replaced import server_context
+from millstream_connectors.http.source.replaced import server_context
+from millstream_connectors.postgres import client as postgres
+from millstream_connectors.postgres.settings import PostgresServer
+from millstream_connectors.redis_streams import client as redis
+from millstream_connectors.redis_streams.settings import RedisServer
+from millstream_connectors.shared.web.client import linked, translated
+from millstream_connectors.shared.web.settings import WebServer
+from millstream_connectors.sql import client as sql
+from millstream_connectors.sql.settings import SqlDatabase
 from tests.support.errors import raises
 
 REFUSAL = "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)"

@@ -32,7 +32,7 @@ def nodes() -> tuple[tuple[Path, ast.ClassDef | ast.Call | ast.Attribute], ...]:
     modules = [
         path
         for path in style.modules()
-        if path.relative_to(style.REPOSITORY).parts[0] in ("millstream", "services")
+        if path.relative_to(style.REPOSITORY).parts[0] in ("millstream", "services", "connectors")
         and "udf_sdk" not in path.parts
         and path.parent.name != "codes"
         and path != style.REPOSITORY / "millstream" / "errors.py"

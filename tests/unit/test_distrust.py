@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.objects.certificates import distrust
+from millstream_connectors.shared.objects.certificates import distrust
 
 _HEAD = "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode:"
 

@@ -18,24 +18,24 @@ from sqlalchemy import types as sql_types
 
 from millstream.exact_json import double_of, parse, parse_all, text_of
 from millstream.extract import key_text
-from millstream.formats import avro, avro_writing, json_values, protobuf
-from millstream.formats.registry import Schema
 from millstream.limits import NUMBER_EXPONENT_MAX
-from millstream.spec.columns import Column
 from millstream.spec.programs import FilterArguments
 from millstream.udf.builtin import _condition
-from millstream_reader.sources.http_poll.answers import read_answer
-from millstream_reader.sources.http_poll.connector import HttpPollSource
-from millstream_writer.sinks.bigquery.rows import RowType
-from millstream_writer.sinks.file.avro import Avro
-from millstream_writer.sinks.file.formats import Csv
-from millstream_writer.sinks.file.parquet import Parquet
-from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import CopyFormat
-from millstream_writer.sinks.redis_streams.connector import RedisSink
-from millstream_writer.sinks.redis_streams.entries import convert
-from millstream_writer.sinks.sql.connector import SqlSink
-from millstream_writer.sinks.sql.rows import SqlFormat
+from millstream_connectors.bigquery.sink.rows import RowType
+from millstream_connectors.file.sink.avro import Avro
+from millstream_connectors.file.sink.formats import Csv
+from millstream_connectors.file.sink.parquet import Parquet
+from millstream_connectors.http_poll.source.answers import read_answer
+from millstream_connectors.http_poll.source.connector import HttpPollSource
+from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.sink.rows import CopyFormat
+from millstream_connectors.redis_streams.sink.connector import RedisSink
+from millstream_connectors.redis_streams.sink.entries import convert
+from millstream_connectors.shared.columns import Column
+from millstream_connectors.shared.formats import avro, avro_writing, json_values, protobuf
+from millstream_connectors.shared.formats.registry import Schema
+from millstream_connectors.sql.sink.connector import SqlSink
+from millstream_connectors.sql.sink.rows import SqlFormat
 from tests.unit.writer.sink_frames import sink_frame
 
 WIDE = [

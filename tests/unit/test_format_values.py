@@ -21,13 +21,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from millstream.exact_json import parse
-from millstream.formats import avro, avro_writing, protobuf
-from millstream.formats.registry import Schema
-from millstream.spec.columns import Column
-from millstream_writer.sinks.file.avro import Avro
-from millstream_writer.sinks.file.formats import Csv, FileFormat
-from millstream_writer.sinks.file.parquet import Parquet
-from millstream_writer.sinks.lake.rows import TableRows, rows_of
+from millstream_connectors.file.sink.avro import Avro
+from millstream_connectors.file.sink.formats import Csv, FileFormat
+from millstream_connectors.file.sink.parquet import Parquet
+from millstream_connectors.shared.columns import Column
+from millstream_connectors.shared.formats import avro, avro_writing, protobuf
+from millstream_connectors.shared.formats.registry import Schema
+from millstream_connectors.shared.lake.rows import TableRows, rows_of
 from tests.support.generated_rows import COLUMNS, DOUBLE, INSTANT, LONG, ROWS, TEXT, as_json, optional
 from tests.unit.writer.sink_frames import sink_frame
 

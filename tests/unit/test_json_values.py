@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.formats.json_values import checked
+from millstream_connectors.shared.formats.json_values import checked
 
 
 @pytest.mark.parametrize("value", [b'{"a": 1}', b'"\\ud800"', '"ü"'.encode()])

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millstream import codes
 from millstream.blocking import open_thread
-from millstream.spec.kafka import KafkaCluster
-from millstream.wire.kafka import Heard, reach, text_of
+from millstream_connectors.kafka.client import Heard, reach, text_of
+from millstream_connectors.kafka.settings import KafkaCluster
 from tests.support.errors import raises
 
 HEAD = "Failed to acquire SASL OAUTHBEARER token: "
@@ -61,15 +61,15 @@ def test_a_token_of_a_client_that_was_accepted_may_have_expired(monkeypatch: pyt
     heard = Heard("test", logs=False)
     heard.answered()
     for now_s in (1000.0, 1030.0, 1059.0, 2000.0, 2059.0):
-        monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda now_s=now_s: now_s)
+        monkeypatch.setattr("millstream_connectors.kafka.client.time.monotonic", lambda now_s=now_s: now_s)
         heard.hear(REFUSED)
         heard.check()
     # The endpoint is still away.
-    monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda: 2061.0)
+    monkeypatch.setattr("millstream_connectors.kafka.client.time.monotonic", lambda: 2061.0)
     heard.hear(KafkaError(KafkaError._AUTHENTICATION, HEAD + "Timeout was reached"))
     heard.hear(REFUSED)
     heard.check()
-    monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda: 2121.0)
+    monkeypatch.setattr("millstream_connectors.kafka.client.time.monotonic", lambda: 2121.0)
     heard.hear(REFUSED)
     with raises(codes.TARGET_REFUSES, "invalid_token"):
         heard.check()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
-from millstream.formats.confluent import indexes_read, indexes_written
-from millstream.formats.protobuf import decoder, encoder, parsed
-from millstream.formats.registry import Referred, Schema
+from millstream_connectors.shared.formats.confluent import indexes_read, indexes_written
+from millstream_connectors.shared.formats.protobuf import decoder, encoder, parsed
+from millstream_connectors.shared.formats.registry import Referred, Schema
 from tests.support.protobuf_schemas import ORDERS, serialized
 
 

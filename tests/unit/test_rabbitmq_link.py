@@ -12,8 +12,8 @@ from aiormq.exceptions import (
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
-from millstream.rabbitmq.link import error_of
-from millstream.rabbitmq.settings import RabbitServer
+from millstream_connectors.rabbitmq.client import error_of
+from millstream_connectors.rabbitmq.settings import RabbitServer
 
 SERVER = RabbitServer.model_validate({"url": "amqp://127.0.0.1:5672"})
 

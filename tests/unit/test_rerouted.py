@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from millstream.testing.rerouted import counted_turns, open_path
+from millstream_testing.rerouted import counted_turns, open_path
 
 
 @asynccontextmanager

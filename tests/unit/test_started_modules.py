@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-FOLDERS = ("millstream", "services", "examples", "benchmarks", "tools", "tests")
+FOLDERS = ("millstream", "services", "connectors", "examples", "benchmarks", "tools", "tests")
 OURS = ("millstream", "tests")
 
 

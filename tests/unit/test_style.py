@@ -69,8 +69,12 @@ def test_committed_texts_hold_nothing_of_one_machine() -> None:
         ("services/a.py", '"""A."""\npath.open(mode="a+b")\n', "creates or empties a file"),
         ("services/a.py", '"""A."""\nos.open(path, os.O_WRONLY | os.O_TRUNC)\n', "creates or empties a file"),
         ("services/a.py", '"""A."""\npath.mkdir(parents=True)\n', "creates or empties a file"),
-        ("services/writer/millstream_writer/sinks/a.py", '"""A."""\nparse_json(value)\n', "rounds the numbers"),
-        ("millstream/formats/a.py", '"""A."""\nitem = from_json(value)\n', "rounds the numbers"),
+        ("connectors/millstream_connectors/a/sink/a.py", '"""A."""\nparse_json(value)\n', "rounds the numbers"),
+        (
+            "connectors/millstream_connectors/shared/formats/a.py",
+            '"""A."""\nitem = from_json(value)\n',
+            "rounds the numbers",
+        ),
         ("millstream/a.py", '"""A."""\nvalue = json.loads(text)\n', "has no limit of depth"),
         ("services/a.py", '"""A."""\ndecode = json.JSONDecoder().raw_decode\n', "has no limit of depth"),
         ("services/a.py", '"""A."""\nmoment = datetime.fromtimestamp(given, UTC)\n', "outside the calendar"),
@@ -95,7 +99,7 @@ def test_a_broken_rule_is_seen(path: str, source: str, fault: str) -> None:
         ("millstream/a.py", '"""A."""\nprint("seen", file=sys.stderr)\n'),
         ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception as error:\n    report(error)\n'),
         ("services/runner/millstream_runner/cli/a.py", '"""A."""\nprint("seen")\n'),
-        ("services/writer/millstream_writer/sinks/kafka/session.py", '"""A."""\nparse_json(marker)\n'),
+        ("connectors/millstream_connectors/kafka/sink/session.py", '"""A."""\nparse_json(marker)\n'),
         ("services/udf_sdk/a.py", '"""A."""\nvalue = json.loads(text)\n'),
         ("millstream/a.py", '"""A."""\nsession = ClientSession(response_class=BoundedResponse)\n'),
         ("services/a.py", '"""A."""\nbody = await answer.content.read(ANSWER_BYTES_MAX)\n'),
@@ -138,6 +142,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
     """A package without `__init__.py` is invisible to the import rules."""
     folders = {path.parent for path in style.modules() if relative(path).parts[0] == "millstream"}
     folders |= {path.parent for path in style.modules() if len(relative(path).parts) > 3 and "services" in path.parts}
+    folders |= {path.parent for path in style.modules() if len(relative(path).parts) > 2 and "connectors" in path.parts}
     missing = [str(relative(folder)) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
     assert missing == []
 
@@ -151,6 +156,7 @@ def test_every_part_of_the_library_has_its_layer() -> None:
     parts = {f"millstream.{path.stem}" for path in package.glob("*.py") if path.stem != "__init__"}
     parts |= {f"millstream.{path.parent.name}" for path in package.glob("*/__init__.py")}
     parts |= {path.parent.name for path in style.REPOSITORY.glob("services/*/millstream_*/__init__.py")}
+    parts |= {path.parent.name for path in style.REPOSITORY.glob("connectors/millstream_*/__init__.py")}
     assert parts - named == set()
     assert named - parts == set()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from millstream.record import LaneId, Position
 from millstream.spec.connectors import Guarantee, GuaranteeId, SinkKind
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from millstream.udf.protocol import StreamName, UdfClient
     from millstream_writer.known_target import KnownTarget
     from millstream_writer.sink import SinkLane
-    from millstream_writer.sinks.encoding import Encoders
 
 HeldInstead = Callable[[int, str], Awaitable[str | None]]
 """Describes what the lane's buffer holds at a sequence instead of the named frame; None if it holds that frame."""
@@ -46,6 +45,25 @@ class EnvelopeForm(Enum):
     VALUE = "as the value of each record"
     COLUMNS = "as the value of each record, with keys and headers as text, for columns"
     NONE = "it has its own format, or does not use the envelope"
+
+
+class Encoder(Protocol):
+    """Encodes the values of one lane, or its keys."""
+
+    async def encode(self, values: Sequence[bytes]) -> list[bytes | ValueError]:
+        """For each value its encoding, or the reason why it has none. The call may be repeated.
+
+        Raises `RetryLaterError` if the registry is away, and `UserError` if there is no schema to write with. In both
+        cases nothing was encoded.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Encoders:
+    """The encoders of a lane, for the formats in its settings."""
+
+    values: Encoder | None = None
+    keys: Encoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

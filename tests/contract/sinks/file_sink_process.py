@@ -25,10 +25,10 @@ from millstream.account import Account
 from millstream.errors import FencedError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream_connectors.file.sink import parquet as file_parquet
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits, Settled
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.file import parquet as file_parquet
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import file_spec, sink_owner, value_of
 from tests.unit.writer.sink_frames import sink_frame
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from millstream.clock import SystemClock
 from millstream.record import LaneId, Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.file.sink.names import FinishedName
 from millstream_writer.connector import HeldInstead, SinkOwner
-from millstream_writer.sinks.file.names import FinishedName
 
 COLUMNS = [{"name": "n", "type": "int"}, {"name": "text", "type": "string"}]
 

@@ -12,9 +12,9 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, sink_owner
 from tests.contract.sinks.sink_targets import POSITION_SINK
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.unit.writer.sink_frames import sink_frame
 

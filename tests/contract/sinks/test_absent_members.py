@@ -13,7 +13,7 @@ import pytest
 
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.opening import open_sink
+from millstream_connectors.opening_sinks import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import sqlite_rows
 from tests.support import mariadb_server, postgres_server

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from deltalake import write_deltalake
 
-from millstream.delta.tables import FAILURES, options_of
-from millstream.objects.settings import ObjectStore, parse_url
-from millstream.objects.stores import make_store
+from millstream_connectors.delta.client import FAILURES, options_of
+from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
+from millstream_connectors.shared.objects.stores import make_store
 
 
 class Google:

@@ -21,19 +21,19 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from millstream import codes
-from millstream.bigquery.link import linked
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.limits import BIGQUERY_NOTE_PAUSE_S, BIGQUERY_NOTED_AGAIN_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.bigquery.client import linked
+from millstream_connectors.bigquery.sink import rows as rows_module
+from millstream_connectors.bigquery.sink.appending import Appending, Request
+from millstream_connectors.bigquery.sink.lane import REFUSED
+from millstream_connectors.bigquery.sink.rows import MISFIT, TOO_LARGE, RowType
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.bigquery import rows as rows_module
-from millstream_writer.sinks.bigquery.appending import Appending, Request
-from millstream_writer.sinks.bigquery.lane import REFUSED
-from millstream_writer.sinks.bigquery.rows import MISFIT, TOO_LARGE, RowType
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, sink_owner, value_of
 from tests.contract.sinks.sink_targets import NUMBERS, bigquery_numbers, bigquery_spec
 from tests.contract.sinks.validating import validate_sink

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from millstream.nats.client import Msg
-from millstream.testing import SinkConformance
+from millstream_testing import SinkConformance
 from tests.contract.sinks.file_target import COLUMNS
 from tests.contract.sinks.sink_targets import MARIA_NUMBERS, delta_numbers, iceberg_numbers, maria_numbers, sqlite_rows
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer

@@ -15,9 +15,9 @@ from millstream.account import Account
 from millstream.limits import RESULT_FRAME_RECORDS_MAX
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import Guarantee, SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, leftovers, sink_owner, value_of
 from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.unit.writer.sink_frames import sink_frame

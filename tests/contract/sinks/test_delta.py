@@ -17,14 +17,14 @@ from ruamel.yaml import YAML
 
 from millstream import codes
 from millstream.codes.code import Code
-from millstream.delta.tables import options_of
 from millstream.errors import FencedError, MillstreamError, RetryLaterError
-from millstream.objects.settings import ObjectStore
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.delta.client import options_of
+from millstream_connectors.delta.sink import table as delta_table
+from millstream_connectors.delta.sink.connector import DELTA
+from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_writer.sink import FinishingLane
-from millstream_writer.sinks.delta import table as delta_table
-from millstream_writer.sinks.delta.connector import DELTA
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written

@@ -15,9 +15,9 @@ from millstream.dead_letter import MEMBERS, Envelope, headers_of, read_envelope
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_runner.cli.envelopes import read_files
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import finished_files, sink_owner
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.contract.sinks.sink_targets import open_target

@@ -15,9 +15,9 @@ import pytest
 from millstream import codes
 from millstream.errors import FencedError
 from millstream.record import Position
-from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
-from millstream_writer.sinks.file.names import FinishedName
-from millstream_writer.sinks.opening import open_sink
+from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_connectors.file.sink.names import FinishedName
+from millstream_connectors.opening_sinks import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,
     finished_files,

@@ -20,10 +20,10 @@ import pytest
 from millstream.errors import InfrastructureError, RetryLaterError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream_connectors.file.sink.directory import HIDDEN
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.file.directory import HIDDEN
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,
     finished_files,

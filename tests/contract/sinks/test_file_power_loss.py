@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from millstream.record import Position
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, file_spec, finished_files, numbers_in, sink_owner, value_of
 from tests.unit.writer.sink_frames import sink_frame
 

@@ -11,8 +11,8 @@ import pytest
 
 from millstream import codes
 from millstream.record import Position
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import Guarantee
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import file_spec, finished_files, leftovers, numbers_in, sink_owner, value_of
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
@@ -236,7 +236,7 @@ async def test_a_sink_and_its_fallback_may_share_a_directory(tmp_path: Path) -> 
 
 
 async def test_parquet_without_arrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "millstream_writer.sinks.file.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "millstream_connectors.file.sink.parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with raises(codes.EXTRA_NEEDED):
         async with open_sink(file_spec(tmp_path, "parquet"), sink_owner(1)):

@@ -22,8 +22,8 @@ from millstream import codes
 from millstream.limits import MIB
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import (
     delta_spec,

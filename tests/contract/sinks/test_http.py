@@ -17,10 +17,10 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
-from millstream.web.link import retry_after_s
+from millstream_connectors.http.sink.connector import HttpSink
+from millstream_connectors.http.sink.lane import open_http_sink
+from millstream_connectors.shared.web.client import retry_after_s
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
-from millstream_writer.sinks.http.connector import HttpSink
-from millstream_writer.sinks.http.lane import open_http_sink
 from tests.contract.sinks.http_target import HttpTarget, Request, open_http_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame

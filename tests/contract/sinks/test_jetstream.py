@@ -19,11 +19,11 @@ from millstream.errors import FencedError
 from millstream.limits import NATS_POSITION_REFRESH_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import jetstream_spec
 from tests.contract.sinks.table_lanes import again

@@ -15,8 +15,8 @@ import pytest
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.redis_streams.sink.script import COMMIT
 from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
-from millstream_writer.sinks.redis_streams.script import COMMIT
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import (
     MARIA_NUMBERS,

@@ -22,13 +22,13 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import FencedError, RetryLaterError
-from millstream.objects.settings import ObjectStore, parse_url
-from millstream.objects.stores import make_store
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
+from millstream_connectors.shared.objects.stores import make_store
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import FinishingLane, SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
 from tests.contract.sinks.validating import validate_sink

@@ -24,16 +24,16 @@ from millstream.errors import RetryLaterError
 from millstream.limits import OPENSEARCH_OWNER_KNOWN_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.opensearch.documents import (
+from millstream_connectors.file.sink.formats import NOT_AN_OBJECT, NOT_JSON
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.opensearch.sink.documents import (
     ID_TOO_LONG,
     NO_ID,
     TOO_LARGE,
     Owned,
     convert,
 )
+from millstream_writer.sink import SinkFrame
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import opensearch_spec
 from tests.contract.sinks.validating import validate_sink

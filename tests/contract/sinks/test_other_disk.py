@@ -19,12 +19,12 @@ from millstream.errors import FencedError
 from millstream.record import LaneId, Position
 from millstream.spec.programs import Program
 from millstream.spec.sinks import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.connector import SinkConnector
 from millstream_writer.known_target import KnownTarget
 from millstream_writer.routing import Router
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import file_spec, sink_owner, value_of
 from tests.contract.sinks.sink_targets import (
     SinkTarget,

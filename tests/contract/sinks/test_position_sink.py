@@ -19,9 +19,9 @@ from millstream.errors import RetryLaterError, UdfError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.sidecar import python_command
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import RefusedLateError, SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
 from tests.contract.sinks.position_lanes import function, lane, opened
 from tests.contract.sinks.sink_targets import POSITION_SINK, position_sink_numbers, sqlite_rows

@@ -21,19 +21,19 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import FencedError, MillstreamError, RetryLaterError, UserError
 from millstream.frame import Frame
-from millstream.postgres.connecting import connect
-from millstream.postgres.settings import PostgresServer as PostgresSettings
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
 from millstream.wire.certificates import make_certificate
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.postgres.client import connect
+from millstream_connectors.postgres.settings import PostgresServer as PostgresSettings
+from millstream_connectors.postgres.sink import lane as lane_module
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
 from tests.contract.sinks.table_lanes import again

@@ -17,11 +17,11 @@ from millstream.clock import SystemClock
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.pubsub.sink import lane as module
+from millstream_connectors.pubsub.sink.lane import REFUSED
+from millstream_connectors.pubsub.sink.messages import HEADER, convert, ordering_key, requests_of
 from millstream_reader.ids import SeenIds
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.pubsub import lane as module
-from millstream_writer.sinks.pubsub.lane import REFUSED
-from millstream_writer.sinks.pubsub.messages import HEADER, convert, ordering_key, requests_of
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until
 from tests.support.errors import raises

@@ -21,13 +21,13 @@ from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.redis_streams.sink.script import COMMIT
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.redis_streams.script import COMMIT
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import redis_numbers, redis_spec
 from tests.contract.sinks.table_lanes import again

@@ -16,9 +16,9 @@ from millstream import codes
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import sql_spec, sqlite_rows
 from tests.contract.sinks.validating import validate_sink
@@ -150,7 +150,7 @@ async def test_of_a_whole_delivery_nothing_is_written_before_it_is_dealt_with(fi
 
 
 async def test_a_lock_and_a_full_disk_are_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.sql.connecting.SQL_LOCK_TIMEOUT_S", 0)
+    monkeypatch.setattr("millstream_connectors.sql.client.SQL_LOCK_TIMEOUT_S", 0)
     async with opened(sql_spec(url(file), "insert")) as lane:
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")

@@ -18,8 +18,8 @@ from millstream import codes
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.sql.lane import SqlSinkLane
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.sql.sink.lane import SqlSinkLane
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.table_lanes import again
 from tests.contract.sinks.validating import validate_sink
@@ -124,7 +124,7 @@ async def test_a_table_without_transactions_is_refused(database: MariaDatabase) 
 async def test_an_owner_that_hangs_in_a_transaction_is_ended_by_the_next(
     database: MariaDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.sql.connecting.SQL_LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr("millstream_connectors.sql.client.SQL_LOCK_TIMEOUT_S", 1)
     frame = [sink_frame([value_of(1)], 1)]
     async with open_sink(spec(database, "insert"), sink_owner(1)) as older:
         assert isinstance(older, SqlSinkLane)
@@ -184,7 +184,7 @@ async def test_a_row_that_another_program_holds_is_waited_for_and_no_connection_
     database: MariaDatabase, mariadb: MariaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart, the number of the former owner's connection is that of another program."""
-    monkeypatch.setattr("millstream.sql.connecting.SQL_LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr("millstream_connectors.sql.client.SQL_LOCK_TIMEOUT_S", 1)
     # So that the new server has not given this number to a connection of the test's own.
     for _ in range(100):
         database.rows("SELECT 1")

@@ -19,10 +19,10 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.answers import SinkAnswer
 from millstream.udf.native.messages import sink_answer_of
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.user_defined.sink.outcomes import failures_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.udsink.outcomes import failures_of
 from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
 from tests.contract.sinks.sink_targets import SinkTarget, open_target
 from tests.support.errors import raises

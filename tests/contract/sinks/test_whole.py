@@ -13,9 +13,9 @@ import pytest
 from millstream import codes
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame, WholeLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, sink_owner, value_of
 from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.support.errors import raises

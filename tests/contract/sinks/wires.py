@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from millstream_connectors.jetstream.sink.lane import GUARD
+from millstream_connectors.redis_streams.sink.script import COMMIT
 from millstream_runner.chaos.lossy_path import Wire
-from millstream_writer.sinks.jetstream.lane import GUARD
-from millstream_writer.sinks.redis_streams.script import COMMIT
 
 POSTGRES = Wire("postgres", b"COMMIT;", b"COMMIT\0")
 # A connection carries one command at a time: what comes back is its answer.

@@ -12,9 +12,9 @@ from millstream.clock import Clock, SystemClock
 from millstream.frame import Frame
 from millstream.record import SOURCE_INPUT, LaneId, Record
 from millstream.spec.models import Source
+from millstream_connectors.opening_sources import open_source
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
-from millstream_reader.sources.opening import open_source
 
 WAIT_S = 180.0
 """How long a test waits for what must happen."""

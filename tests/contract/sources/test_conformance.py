@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from millstream.testing import SourceConformance
+from millstream_testing import SourceConformance
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer
 from tests.support.nats_outside import NatsAtOnce, open_nats_at_once
 from tests.support.rerouting import rerouted

@@ -15,14 +15,14 @@ from ruamel.yaml import YAML
 
 from millstream import codes
 from millstream.clock import SystemClock
-from millstream.delta.tables import options_of
 from millstream.extract import Extraction
-from millstream.objects.settings import ObjectStore
 from millstream.spec.models import Source
+from millstream_connectors.delta.client import options_of
+from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.delta.source.lane import DeltaSourceLane
+from millstream_connectors.file.source.disk import open_worker
+from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_reader.connector import SourceOwner
-from millstream_reader.sources.delta.connector import DeltaSource
-from millstream_reader.sources.delta.lane import DeltaSourceLane
-from millstream_reader.sources.file.disk import open_worker
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
 from tests.support.damaged_files import DAMAGES, damage
 from tests.support.errors import raises

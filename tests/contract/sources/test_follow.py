@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from millstream import codes
+from millstream_connectors.file.source.follow import FOLLOWED_FILES_MAX, ROTATED_WAIT_S, SCAN_INTERVAL_S
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.file.follow import FOLLOWED_FILES_MAX, ROTATED_WAIT_S, SCAN_INTERVAL_S
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.ledgers import SettableClock

@@ -18,9 +18,9 @@ import pytest
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.ports import free_ports
+from millstream_connectors.http.source.lane import BODY_BYTES_MAX, HttpSourceLane
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, is_held_up
-from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpSourceLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
 from tests.support.errors import raises
 

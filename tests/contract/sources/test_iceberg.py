@@ -17,10 +17,10 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.extract import Extraction
+from millstream_connectors.file.source.disk import open_worker
+from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 from millstream_reader.connector import SourceOwner
-from millstream_reader.sources.file.disk import open_worker
-from millstream_reader.sources.iceberg.connector import IcebergSource
-from millstream_reader.sources.iceberg.lane import IcebergSourceLane
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
 from tests.support.damaged_files import DAMAGES, damage
 from tests.support.errors import raises

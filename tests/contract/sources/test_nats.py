@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Sink, Source
-from millstream_reader.sources import receiving
+from millstream_connectors.shared import receiving
 from tests.contract.sources.lanes import held_up, lane_id, open_lane, read_until, values
 from tests.nats_process import open_nats_process
 from tests.support.errors import raises

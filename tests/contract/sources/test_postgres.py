@@ -11,8 +11,8 @@ import pytest
 
 from millstream import codes
 from millstream.codes.code import Code
+from millstream_connectors.postgres.source import query as query_module
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.postgres import query as query_module
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
@@ -169,7 +169,7 @@ async def test_rows_that_cannot_be_told_apart_stop_the_lane(
 async def test_a_row_that_is_too_large_is_set_aside_with_its_place(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from millstream_reader.sources import rows as rows_module
+    from millstream_connectors.shared import query_rows as rows_module
 
     for module in (query_module, rows_module):
         monkeypatch.setattr(module, "RECORD_BYTES_MAX", 2_000)

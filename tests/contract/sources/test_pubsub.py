@@ -18,12 +18,12 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
-from millstream.pubsub.link import open_subscriber
 from millstream.spec.models import Source
+from millstream_connectors.pubsub.client import open_subscriber
+from millstream_connectors.pubsub.source.connector import PubsubSource
+from millstream_connectors.pubsub.source.subscription import PulledMessages
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, SourceLane
-from millstream_reader.sources.pubsub.connector import PubsubSource
-from millstream_reader.sources.pubsub.subscription import PulledMessages
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.pubsub_server import ACCOUNT, DATA_ONLY, PROJECT, PubsubServer, Queue

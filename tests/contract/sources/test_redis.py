@@ -18,10 +18,10 @@ from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.record import Position, Record
 from millstream.spec.models import Source
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.redis_streams.source import lane as lane_module
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.redis_streams import lane as lane_module
 from millstream_runner.cli.main import main
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import redis_spec
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values

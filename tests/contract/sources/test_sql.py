@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Source
+from millstream_connectors.shared import query_rows as rows_module
+from millstream_connectors.sql.source import query as query_module
+from millstream_connectors.sql.source.connector import SqlSplit
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources import rows as rows_module
-from millstream_reader.sources.sql import query as query_module
-from millstream_reader.sources.sql.connector import SqlSplit
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
@@ -194,7 +194,7 @@ async def test_a_database_that_is_locked_is_waited_for(file: Path, monkeypatch: 
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr("millstream.sql.connecting.SQL_LOCK_TIMEOUT_S", 0)
+        monkeypatch.setattr("millstream_connectors.sql.client.SQL_LOCK_TIMEOUT_S", 0)
         with raises(codes.TARGET_AWAY, "database is locked"):
             async with open_lane(spec(file, timeout="100ms")):
                 pass

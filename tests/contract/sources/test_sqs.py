@@ -15,9 +15,9 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.spec.models import FallbackSink, Source
+from millstream_connectors.sqs.source import queue as module
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, SourceLane, is_held_up
-from millstream_reader.sources.sqs import queue as module
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_until, records_of, values
 from tests.support.errors import raises

@@ -18,9 +18,9 @@ from millstream.codes.code import Code
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream.udf.function import open_remote_function
+from millstream_connectors.opening_sinks import open_sink
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.sink import SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.udf.answering_server import open_server
 from tests.support.errors import raises

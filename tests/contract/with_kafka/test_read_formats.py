@@ -22,11 +22,11 @@ from pydantic import ValidationError
 
 from millstream import codes
 from millstream.codes.code import Code
-from millstream.formats import decoding as decoding_module
-from millstream.formats.looking import look
 from millstream.limits import REGISTRY_REQUESTS_MAX
 from millstream.spec.formats import Format
 from millstream.spec.models import Source
+from millstream_connectors.shared.formats import decoding as decoding_module
+from millstream_connectors.shared.formats.looking import look
 from millstream_reader.source import SourceBatch, is_held_up
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
 from tests.support.errors import raises

@@ -32,10 +32,10 @@ from millstream.ports import free_ports
 from millstream.record import SOURCE_INPUT, LaneId, Position, Record
 from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
-from millstream_reader.sources.opening import open_source
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.opening_sources import open_source
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.validating import validate_sink
 from tests.contract.sources.lanes import read_to_end
@@ -312,7 +312,7 @@ def test_validate_online_says_why_no_broker_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert KAFKA_LOOK_S < ONLINE_CHECK_TIMEOUT_S
-    monkeypatch.setattr("millstream.wire.kafka.KAFKA_LOOK_S", 1.0)
+    monkeypatch.setattr("millstream_connectors.kafka.client.KAFKA_LOOK_S", 1.0)
     port = free_ports(1)
     assert validate_sink("kafka", {"brokers": [f"127.0.0.1:{port}"], "topic": "orders"}, tmp_path) == 2
     said = capsys.readouterr()

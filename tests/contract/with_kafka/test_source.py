@@ -20,10 +20,10 @@ from millstream.errors import MillstreamError
 from millstream.limits import KAFKA_LEADERS_EVERY_S
 from millstream.record import Record
 from millstream.spec.models import Source
+from millstream_connectors.kafka.source import lane as lane_module
+from millstream_connectors.kafka.source.lane import KafkaSourceLane
+from millstream_connectors.kafka.source.runs import Split
 from millstream_reader.source import SourceBatch, is_held_up
-from millstream_reader.sources.kafka import lane as lane_module
-from millstream_reader.sources.kafka.lane import KafkaSourceLane
-from millstream_reader.sources.kafka.runs import Split
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer

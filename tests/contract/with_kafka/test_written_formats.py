@@ -28,8 +28,8 @@ from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.sink import SinkFrame, SinkLane, WriteResult
-from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises

@@ -23,21 +23,21 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S, PULSAR_LOOK_S
-from millstream.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer
-from millstream.oauth2.settings import Oauth2
-from millstream.pulsar.link import open_link
-from millstream.pulsar.looking import Looking, look
-from millstream.pulsar.settings import PulsarCluster
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.pulsar.client import open_link
+from millstream_connectors.pulsar.looking import Looking, look
+from millstream_connectors.pulsar.settings import PulsarCluster
+from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.sink.web_service import deduplicates
+from millstream_connectors.pulsar.source.connector import PULSAR
+from millstream_connectors.pulsar.source.lane import PulsarSourceLane
+from millstream_connectors.shared.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer
+from millstream_connectors.shared.oauth2.settings import Oauth2
 from millstream_reader.source import SourceLane
-from millstream_reader.sources.pulsar.connector import PULSAR
-from millstream_reader.sources.pulsar.lane import PulsarSourceLane
 from millstream_runner.cli.main import main
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.pulsar.connector import PulsarSink
-from millstream_writer.sinks.pulsar.web_service import deduplicates
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until, values
 from tests.support.errors import raises
@@ -439,7 +439,7 @@ async def test_validate_online_gets_a_token(
 @pytest.mark.sweep
 async def test_looking_ends_before_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PULSAR_LOOK_S < ONLINE_CHECK_TIMEOUT_S
-    monkeypatch.setattr("millstream.pulsar.looking.PULSAR_LOOK_S", 0.5)
+    monkeypatch.setattr("millstream_connectors.pulsar.looking.PULSAR_LOOK_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         async with open_token_issuer(lambda *_: "t0ken") as issuer, asyncio.timeout(WAIT_S):

@@ -19,16 +19,16 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.limits import RESULT_FRAME_RECORDS_MAX
-from millstream.pulsar.looking import Looking
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.pulsar.looking import Looking
+from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.sink.lane import TOO_LARGE
+from millstream_connectors.pulsar.sink.messages import PROPERTY, java_hash
+from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_runner.cli.main import main
 from millstream_writer.sink import Guarantee
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.pulsar.connector import PulsarSink
-from millstream_writer.sinks.pulsar.lane import TOO_LARGE
-from millstream_writer.sinks.pulsar.messages import PROPERTY, java_hash
-from millstream_writer.sinks.pulsar.web_service import deduplicates
 from tests.contract.sinks.file_target import sink_owner
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.children import together

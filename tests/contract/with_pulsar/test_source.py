@@ -23,12 +23,12 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
-from millstream.pulsar.link import open_link
-from millstream.pulsar.settings import PulsarCluster
 from millstream.spec.models import Source
+from millstream_connectors.pulsar.client import open_link
+from millstream_connectors.pulsar.settings import PulsarCluster
+from millstream_connectors.pulsar.source.lane import PulsarSourceLane
+from millstream_connectors.pulsar.source.messages import MessagePlace
 from millstream_reader.source import SourceBatch, SourceLane, is_held_up
-from millstream_reader.sources.pulsar.lane import PulsarSourceLane
-from millstream_reader.sources.pulsar.messages import MessagePlace
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import WAIT_S, open_lane, read_to_end, read_until, records_of, values
 from tests.support.errors import raises

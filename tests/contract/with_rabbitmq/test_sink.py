@@ -14,8 +14,8 @@ from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.opening import open_sink
-from millstream_writer.sinks.rabbitmq.lane import HEADER, UNROUTED
+from millstream_connectors.opening_sinks import open_sink
+from millstream_connectors.rabbitmq.sink.lane import HEADER, UNROUTED
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until
 from tests.support.errors import raises

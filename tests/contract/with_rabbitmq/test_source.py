@@ -19,11 +19,11 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.rabbitmq import link
-from millstream.rabbitmq.link import error_of
-from millstream.rabbitmq.settings import RabbitServer as SpecServer
 from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import Certificate
+from millstream_connectors.rabbitmq import client as link
+from millstream_connectors.rabbitmq.client import error_of
+from millstream_connectors.rabbitmq.settings import RabbitServer as SpecServer
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
 from millstream_runner.cli.main import main

@@ -1,4 +1,4 @@
-"""The suites of `millstream.testing`, for the toys."""
+"""The suites of `millstream_testing`, for the toys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from millstream.testing import SinkConformance, SourceConformance
+from millstream_testing import SinkConformance, SourceConformance
 
 
 class TestSqlite(SinkConformance):

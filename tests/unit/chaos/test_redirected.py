@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from millstream.spec.loading import load_text
+from millstream_connectors.file.sink.connector import FileSink
 from millstream_runner.chaos.runner import redirected
-from millstream_writer.sinks.file.connector import FileSink
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1

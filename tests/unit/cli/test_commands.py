@@ -132,7 +132,7 @@ def texts() -> Iterator[Path]:
     """Pages, configurations and sources that may show a command."""
     root = DOCS.parents[1]
     yield from root.glob("*.md")
-    for folder in ("docs", "deploy", "examples", "services", "millstream", "sdk"):
+    for folder in ("docs", "deploy", "examples", "services", "connectors", "millstream", "sdk"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in (".md", ".conf", ".yaml", ".py") and NOT_OURS.isdisjoint(path.parts):
                 yield path

@@ -223,8 +223,9 @@ def test_the_wheels_hold_every_package(wheels: Path) -> None:
         held[path.name.partition("-")[0]] = {name.partition("/")[0] for name in names if ".dist-info" not in name}
         assert any(name.endswith("/LICENSE") for name in names)
         assert any(name.endswith("py.typed") for name in names)
-    services = {path.name for path in REPOSITORY.glob("services/*/millstream_*")} - {"millstream_udf"}
-    assert held == {"millstream": {"millstream", *services}, "millstream_udf": {"millstream_udf"}}
+    folders = (*REPOSITORY.glob("services/*/millstream_*"), *REPOSITORY.glob("connectors/millstream_*"))
+    others = {path.name for path in folders} - {"millstream_udf"}
+    assert held == {"millstream": {"millstream", *others}, "millstream_udf": {"millstream_udf"}}
 
 
 @pytest.mark.process

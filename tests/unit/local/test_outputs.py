@@ -11,8 +11,8 @@ from millstream.durable import listen
 from millstream.record import Position
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
+from millstream_connectors.file.sink.directory import DirectoryOwner, LaneDirectory
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
-from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory
 from tests.support.errors import raises
 
 NOW_US = 1_700_000_000_000_000

@@ -6,8 +6,8 @@ import pytest
 
 from millstream import codes
 from millstream.errors import RetryLaterError
-from millstream_reader.sources.acknowledged import Inbox, Message
-from millstream_reader.sources.inbox import Bounds
+from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_connectors.shared.inbox import Bounds
 
 
 def message(n: int, size: int = 1) -> Message:

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millstream.extract import Extraction, time_parser
-from millstream_reader.sources.file.csv_parsing import CsvFormat, CsvParser
-from millstream_reader.sources.parsing import InvalidLine, Parsed
+from millstream_connectors.file.source.csv_parsing import CsvFormat, CsvParser
+from millstream_connectors.shared.parsing import InvalidLine, Parsed
 from millstream_udf import columns
 
 Outcome = tuple[list[tuple[bytes, int | None, tuple[bytes, ...] | None]], list[InvalidLine]]
@@ -172,8 +172,8 @@ def test_a_number_that_arrow_writes_in_another_way_leaves_the_other_columns_to_i
 READS = """
 import os, sys
 from millstream.extract import Extraction
-from millstream_reader.sources.file.csv_parsing import CsvFormat
-from millstream_reader.sources.file.text_file import ARROW_AFTER_BYTES, FileMark, TextFormat, open_text_file
+from millstream_connectors.file.source.csv_parsing import CsvFormat
+from millstream_connectors.file.source.text_file import ARROW_AFTER_BYTES, FileMark, TextFormat, open_text_file
 
 def read(path, rows):
     with open(path, "wb") as file:

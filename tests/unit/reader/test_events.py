@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.limits import RECORD_BYTES_MAX
-from millstream_reader.sources.sse.events import Event, EventParser
+from millstream_connectors.sse.source.events import Event, EventParser
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\nretry: 1500\n\n"

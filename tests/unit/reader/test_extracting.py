@@ -6,8 +6,8 @@ from array import array
 
 from millstream.extract import Extraction
 from millstream.frame import build_frame
+from millstream_connectors.shared.extracting_lane import ExtractingLane
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.extracting import ExtractingLane
 
 
 class _OneBatch:

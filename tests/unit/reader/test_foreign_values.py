@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import pkgutil
 from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,20 +19,19 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-import millstream
-import millstream_reader.sources
+import millstream_connectors
 from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
 from millstream.nats.client import Client, header_bytes
-from millstream.rabbitmq.decoding import accept_any_content
-from millstream_reader.sources.jetstream.lane import JetStreamSourceLane
-from millstream_reader.sources.kafka.runs import Taken, runs_of
-from millstream_reader.sources.postgres.pgoutput import Begin, NotPgoutputError, parse
-from millstream_reader.sources.pubsub.subscription import message_of as pubsub_message
-from millstream_reader.sources.pulsar.messages import arrived
-from millstream_reader.sources.rabbitmq.queue import message_of as rabbit_message
-from millstream_reader.sources.redis_streams.entries import Entry, EntryId, NotReadableError, read_entry
-from millstream_reader.sources.sqs.queue import message_of as sqs_message
+from millstream_connectors.jetstream.source.lane import JetStreamSourceLane
+from millstream_connectors.kafka.source.runs import Taken, runs_of
+from millstream_connectors.postgres.source.pgoutput import Begin, NotPgoutputError, parse
+from millstream_connectors.pubsub.source.subscription import message_of as pubsub_message
+from millstream_connectors.pulsar.source.messages import arrived
+from millstream_connectors.rabbitmq.decoding import accept_any_content
+from millstream_connectors.rabbitmq.source.queue import message_of as rabbit_message
+from millstream_connectors.redis_streams.source.entries import Entry, EntryId, NotReadableError, read_entry
+from millstream_connectors.sqs.source.queue import message_of as sqs_message
 
 NOW_S = 1_700_000_000
 TIMES = [
@@ -169,17 +167,17 @@ OTHERS = {
     "websocket": "the time of arrival, or by `Extraction`",
     "mqtt": "the time of arrival, or by `Extraction`",
     "nats": "the time of arrival, or by `Extraction`",
-    "lake": "the time of reading, or by `Extraction`",
     "delta": "the time of reading, or by `Extraction`",
     "iceberg": "the time of reading, or by `Extraction`",
-    "udsource": "a user's function, whose frames are checked",
+    "user_defined": "a user's function, whose frames are checked",
     "generator": "its own clock",
 }
 """Sources whose messages have no times of their own."""
 
 
 def test_every_source_is_in_one_of_the_tables() -> None:
-    kinds = {module.name for module in pkgutil.iter_modules(millstream_reader.sources.__path__) if module.ispkg}
+    (folder,) = millstream_connectors.__path__
+    kinds = {path.parents[1].name for path in Path(folder).glob("*/source/connector.py")}
     assert kinds == {name.partition(":")[0] for name in TIMED} | set(OTHERS)
 
 
@@ -278,19 +276,19 @@ def test_two_keys_or_headers_of_an_entry_never_become_one() -> None:
 
 
 BUILDS_NO_NESTED_VALUES = {
-    "millstream.delta.tables": "its client is in Rust, and has a limit",
-    "millstream.nats.link": "answers go through `parse_json`",
-    "millstream.objects.stores": "its client is in Rust, and has a limit",
-    "millstream.postgres.connecting": "rows of plain columns",
-    "millstream.pulsar.link": "its client is in C++",
-    "millstream.sql.connecting": "rows of plain columns",
+    "millstream_connectors.delta.client": "its client is in Rust, and has a limit",
+    "millstream_connectors.nats.client": "answers go through `parse_json`",
+    "millstream_connectors.shared.objects.stores": "its client is in Rust, and has a limit",
+    "millstream_connectors.postgres.client": "rows of plain columns",
+    "millstream_connectors.pulsar.client": "its client is in C++",
+    "millstream_connectors.sql.client": "rows of plain columns",
 }
 
 
 def test_an_answer_of_any_depth_is_a_failure_of_its_server() -> None:
-    root = Path(millstream.__path__[0]).parent
+    root = Path(millstream_connectors.__path__[0]).parent
     found = {}
-    for path in root.glob("millstream/*/*.py"):
+    for path in root.glob("millstream_connectors/**/*.py"):
         # To import them would take seconds.
         for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAILURES":

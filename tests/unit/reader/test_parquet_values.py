@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from millstream.exact_json import parse
-from millstream_reader.sources.file.table_file import parquet_rows
+from millstream_connectors.file.source.table_file import parquet_rows
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=10)
 INSTANT = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001

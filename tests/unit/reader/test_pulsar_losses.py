@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_reader.sources.pulsar.losses import Losses
+from millstream_connectors.pulsar.source.losses import Losses
 
 
 def test_a_partition_that_is_apart_for_the_limit_is_named() -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millstream_reader.sources.file import parquet_pages
-from millstream_reader.sources.file.table_file import UNREADABLE, parquet_rows
+from millstream_connectors.file.source import parquet_pages
+from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows
 from tests.support.damaged_files import DAMAGES
 
 ROWS = 5000

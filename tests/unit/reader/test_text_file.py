@@ -20,9 +20,9 @@ from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.record import Record
+from millstream_connectors.file.source.csv_parsing import CsvFormat
+from millstream_connectors.file.source.text_file import FileMark, TextFile, TextFormat, open_text_file
 from millstream_reader.source import InvalidRecord
-from millstream_reader.sources.file.csv_parsing import CsvFormat
-from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
 from tests.support.errors import raises
 
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\\é\t%'), max_size=6)

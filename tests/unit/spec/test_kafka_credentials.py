@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from millstream.spec.kafka import KafkaCluster, clear_password
 from millstream.spec.loading import load_text
 from millstream.spec.problems import SpecError
+from millstream_connectors.kafka.settings import KafkaCluster, clear_password
 
 PASSWORD = {"env": "KAFKA_PASSWORD"}
 CLIENT = {"clientId": "orders", "clientSecret": PASSWORD, "tokenEndpointUrl": "https://login.example.org/token"}

@@ -16,11 +16,11 @@ from millstream.spec.models import Pipeline, Source
 from millstream.spec.schema import schema
 from millstream.spec.validation import validate
 from millstream.spec.values import SpecModel
-from millstream_reader.sources.delta.connector import DeltaSource
-from millstream_reader.sources.file.connector import FileSource
-from millstream_reader.sources.generator.connector import GeneratorSource
-from millstream_writer.sinks.delta.connector import DeltaSink
-from millstream_writer.sinks.file.connector import FileSink
+from millstream_connectors.delta.sink.connector import DeltaSink
+from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.source.connector import FileSource
+from millstream_connectors.generator.source.connector import GeneratorSource
 from tests.unit.spec.strategies import pipelines
 
 

@@ -24,6 +24,7 @@ from millstream.record import LaneId, Position
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
 from millstream.watermark.source import SourceWatermark
+from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracked, Tracker
 from millstream_vertex.in_flight import bound_by
@@ -35,7 +36,6 @@ from millstream_writer.committer import Committer, Delivered, Member, Passed, Un
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Route, Router
 from millstream_writer.sink import SinkFrame, UnkeptLane, WriteResult
-from millstream_writer.sinks.blackhole.lane import open_blackhole_sink
 from tests.unit.vertex.lane_rig import STOP, UPSTREAM, Rig, open_rig, open_stream, records_of
 from tests.unit.vertex.test_source_lane import GivenSource
 

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from millstream.spec.columns import Column
-from millstream_writer.sinks.file import formats as file_formats
-from millstream_writer.sinks.file import parquet as file_parquet
-from millstream_writer.sinks.file.formats import (
+from millstream_connectors.file.sink import formats as file_formats
+from millstream_connectors.file.sink import parquet as file_parquet
+from millstream_connectors.file.sink.formats import (
     NOT_A_LINE,
     NOT_AN_OBJECT,
     NOT_JSON,
@@ -30,7 +29,8 @@ from millstream_writer.sinks.file.formats import (
     JsonLines,
     Lines,
 )
-from millstream_writer.sinks.file.parquet import Parquet
+from millstream_connectors.file.sink.parquet import Parquet
+from millstream_connectors.shared.columns import Column
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
@@ -311,8 +311,8 @@ def test_the_fast_way_does_not_bring_pandas_in() -> None:
     """Half a second, and more memory than all the rest of a sink's process."""
     code = """
 import sys
-from millstream.spec.columns import Column
-from millstream_writer.sinks.file.parquet import Parquet
+from millstream_connectors.shared.columns import Column
+from millstream_connectors.file.sink.parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
 columns = [Column.model_validate({"name": name, "type": kind}) for name, kind in (("t", "timestamp"), ("f", "float"))]
 frame = sink_frame([b'{"t": "2013-01-01T00:00:00", "f": 1}', b'{"t": null}'], 1).frame

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.record import Position
-from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
+from millstream_connectors.file.sink.names import FinishedName, how_far, lane_text
 from tests.support.errors import raises
 
 positions = st.builds(Position, st.integers(0, 10**20), st.integers(0, 10**9))

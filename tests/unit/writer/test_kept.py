@@ -6,7 +6,7 @@ import pytest
 
 from millstream import codes
 from millstream.record import Position
-from millstream_writer.sinks.kept import Kept, check_kept
+from millstream_connectors.shared.kept import Kept, check_kept
 from tests.contract.sinks.file_target import sink_owner
 from tests.support.errors import raises
 

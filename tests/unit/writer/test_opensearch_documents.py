@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_writer.sinks.opensearch.connector import OpenSearchSink
-from millstream_writer.sinks.opensearch.documents import Owned, convert
+from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.sink.documents import Owned, convert
 from tests.unit.writer.sink_frames import sink_frame
 
 

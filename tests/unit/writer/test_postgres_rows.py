@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import CopyFormat
-from millstream_writer.sinks.postgres.typed import typed_rows
-from millstream_writer.sinks.tables.settings import TableColumn
+from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.sink.rows import CopyFormat
+from millstream_connectors.postgres.sink.typed import typed_rows
+from millstream_connectors.shared.tables.settings import TableColumn
 from tests.unit.writer.sink_frames import sink_frame
 
 TYPES = {"small": "int2", "whole": "int4", "big": "int8", "number": "float8", "name": "text", "flag": "bool"}

@@ -31,6 +31,7 @@ from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
+from millstream_connectors.file.sink.connector import FileSink
 from millstream_runner.cli.envelopes import Found, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.cli.records import check_buffered
@@ -39,7 +40,6 @@ from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.stored import open_run, open_stored
 from millstream_vertex.replay import Replay, Replayed, Returned
-from millstream_writer.sinks.file.connector import FileSink
 
 _REASON_CHARACTERS_MAX = 100
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.spec.loading import Loaded
+from millstream_connectors.file.sink.connector import FileSink
 from millstream_runner.local.formatting import folded
-from millstream_writer.sinks.file.connector import FileSink
 
 _SHOWN_MAX = 3
 

@@ -75,7 +75,7 @@ async def _failed(error: MillstreamError) -> Sequence[Finding]:
 
 
 def _look(end: Source | FallbackSink, name: str, form: Format | SinkFormat, base_dir: FilePath) -> _Asking:
-    from millstream.formats.looking import look
+    from millstream_connectors.shared.formats.looking import look
 
     subject = None
     if isinstance(end, FallbackSink):

@@ -180,8 +180,8 @@ def _opened(
     settings: Sink, opening: StepOpening, owner: SinkOwner, limits: DeliveryLimits
 ) -> Coroutine[Any, Any, tuple[SinkLane, Delivery]]:
     """Open the sink, and the delivery to it and to its fallback."""
+    from millstream_connectors.opening_sinks import open_sink
     from millstream_writer.delivery import Delivery
-    from millstream_writer.sinks.opening import open_sink
 
     async def found() -> tuple[SinkLane, Delivery]:
         shared, lane = opening.shared, opening.lane

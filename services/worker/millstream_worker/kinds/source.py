@@ -77,7 +77,7 @@ class SourceVertex(RunnableKind[Source]):
             yield ("onInvalid",)
 
     def open_lane(self, settings: Source, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
-        from millstream_reader.sources.opening import open_source
+        from millstream_connectors.opening_sources import open_source
         from millstream_vertex.settings import future_bound, source_watermark
         from millstream_vertex.source_lane import SourceVertexLane
 

@@ -1,0 +1,1 @@
+"""BigQuery: the sink."""

@@ -1,0 +1,67 @@
+"""The settings that name a dataset of BigQuery and the credentials for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import Secret
+from millstream.spec.rules import After
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
+
+SERVICE = "https://bigquerystorage.googleapis.com"
+
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9-]+")
+_DATASET = re.compile(r"[A-Za-z0-9_]{1,1024}")
+_TABLE = re.compile(r"[\w -]{1,1024}")
+
+
+def _name_check(form: re.Pattern[str], what: str) -> After:
+    def checked(written: str) -> str:
+        if form.fullmatch(written) is None:
+            raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the name of {what}", f"that of {what}, alone")
+        return written
+
+    return After(checked)
+
+
+BigQueryTableName = Annotated[Text, _name_check(_TABLE, "a table")]
+"""The name of a table, without its dataset."""
+
+
+class BigQueryDataset(SpecModel):
+    """A dataset, and the credentials for it."""
+
+    noun = "a dataset"
+
+    project: Annotated[Text, _name_check(_PROJECT, "a project")]
+    """Id of the Google Cloud project."""
+    dataset: Annotated[Text, _name_check(_DATASET, "a dataset")]
+    """Name of the dataset in the project."""
+    credentials: Secret | None = None
+    """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
+    Kubernetes Secret. Default: the credentials of the environment or of the machine, as other clients of Google Cloud
+    find them. With an `http://` endpoint none are sent."""
+    endpoint: Annotated[Text, After(endpoint_check("the address of BigQuery's Storage API"))] = SERVICE
+    """The service, or `http://host:port` for an emulator, without encryption or credentials. Default: that of Google
+    Cloud."""
+    timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
+    """How long to wait for an answer; then it is tried again. Duration, default 30s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Credentials where they would be sent unencrypted."""
+        yield from super().relation_problems()
+        yield from credential_problems(self.credentials, self.endpoint)
+
+    def resource(self, table: str) -> str:
+        """The full name of a table, as requests need it."""
+        return f"projects/{self.project}/datasets/{self.dataset}/tables/{table}"
+
+
+def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path, str]]:
+    """Notes on the connection to a dataset, for `validate`."""
+    yield from endpoint_notes(settings.endpoint, path)

@@ -1,0 +1,35 @@
+"""The `blackhole` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream.spec.connectors import Guarantee, GuaranteeId
+from millstream.spec.values import SpecModel
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class BlackholeSink(SpecModel):
+    """Counts records and discards them."""
+
+
+class _Blackhole(SinkConnector[BlackholeSink]):
+    whole = True
+    model = BlackholeSink
+    meaning = "Nowhere."
+    promise = Guarantee(GuaranteeId.NO_TARGET, "nothing is written; each record is counted exactly once")
+
+    def envelope_form(self, settings: BlackholeSink) -> EnvelopeForm:
+        return EnvelopeForm.NONE
+
+    def open(self, settings: BlackholeSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
+
+        return open_blackhole_sink()
+
+
+BLACKHOLE = _Blackhole()

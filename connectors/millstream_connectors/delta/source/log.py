@@ -1,0 +1,237 @@
+"""The log of a Delta table: which files a version has added, and whether it changed anything else.
+
+Above it: the lane, in its worker thread. Below it: deltalake, whose storage also gives the log's own files.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from deltalake.schema import PrimitiveType
+from pyarrow import fs
+
+from millstream import codes
+from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.extract import shown
+from millstream.json_parser import parse_json
+from millstream.limits import BLOCK_BYTES_MAX, TABLE_METADATA_BYTES_MAX
+from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, error_of, options_of
+from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.file.source.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
+from millstream_connectors.shared.objects.settings import ObjectStore
+
+_AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
+"""Types whose values in the log are valid JSON."""
+_TIMES = ("timestamp", "timestamp_ntz")
+
+
+class Added(NamedTuple):
+    """A file with rows."""
+
+    path: str
+    """Path within the table."""
+    members: bytes
+    """The members that the partition adds to the JSON of each row: `,"dt":"2024-01-31"}`."""
+    rows: int | None = None
+    """None if the log does not say."""
+
+
+class Version(NamedTuple):
+    """The files of a version to read."""
+
+    files: Sequence[Added]
+    crc: int
+    """Checksum of the version's file in the log, which differs if another commit takes its place."""
+    skipped: str = ""
+    """Why none is read: the operation that changed rows."""
+
+
+class TableLog:
+    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
+
+    def __init__(self, settings: DeltaSource, base_dir: Path, where: str) -> None:
+        """Raises `UserError` for missing credentials."""
+        self._settings = settings
+        self._where = where
+        self._address = address_of(settings.path, base_dir)
+        self._options = options_of(settings.path, settings.store or ObjectStore(), base_dir, where)
+        self._table: DeltaTable | None = None
+        self._files: fs.FileSystem | None = None
+
+    def open(self) -> str:
+        """Reach the table; returns its id."""
+        if self._table is None:
+            try:
+                table = DeltaTable(self._address, storage_options=self._options)
+                self._files = fs.PyFileSystem(
+                    cast("fs.FileSystemHandler", DeltaStorageHandler.from_table(table._table))
+                )
+            except ABSENT as error:
+                what = f"{self._where}: there is no Delta table at {self._settings.path}. Correct `path`"
+                raise UserError(codes.TARGET_UNFIT, what) from error
+            except FAILURES as error:
+                raise self._error(error) from error
+            if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+                what = (
+                    f"{self._where}: the Delta table {self._settings.path} uses column mapping, which the source "
+                    "does not support. Use a table without column mapping"
+                )
+                raise UserError(codes.TARGET_UNFIT, what)
+            self._table = table
+        return str(self._table.metadata().id)
+
+    def newest(self) -> int:
+        """Number of the newest version."""
+        try:
+            self._opened.update_incremental()
+            return self._opened.version()
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def crc_of(self, version: int) -> int | None:
+        """Checksum of a version's file in the log; None if it was removed, as old ones are."""
+        data = self._commit(version)
+        return None if data is None else zlib.crc32(data)
+
+    def snapshot(self, version: int) -> Version:
+        """All files that the table has in a version."""
+        try:
+            table = DeltaTable(self._address, version=version, storage_options=self._options)
+            rows = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+            marks_rows = bool(pa.table(table.deletion_vectors()).num_rows)
+        except FAILURES as error:
+            data = self._commit(version)
+            if data is None:
+                raise self._gone(version) from error
+            raise self._error(error) from error
+        if marks_rows:
+            what = (
+                f"{self._where}: the Delta table {self._settings.path} has deletion vectors, which the source does "
+                "not support"
+            )
+            raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
+        added = [
+            Added(unquote(row["path"]), self._members(dict(row.get("partition") or {})), row.get("num_records"))
+            for row in rows
+        ]
+        return Version(sorted(added), self.crc_of(version) or 0)
+
+    def version(self, version: int) -> Version:
+        """The files that a version has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
+        data = self._commit(version)
+        if data is None:
+            raise self._gone(version)
+        try:
+            return self._read(version, data)
+        except UNREADABLE as error:
+            named = f"version {version} in the log of the Delta table {self._settings.path}"
+            raise unreadable_file(self._where, named, error, "an entry of a Delta log") from error
+
+    def _read(self, version: int, data: bytes) -> Version:
+        added: list[Added] = []
+        operation, changes = "a change", False
+        for line in data.splitlines():
+            action = parse_json(line)
+            if not isinstance(action, dict):
+                raise ValueError(f"a line is not a JSON object: {shown(action)}")
+            if "commitInfo" in action:
+                operation = action["commitInfo"].get("operation", operation)
+            if (removed := action.get("remove")) is not None:
+                changes |= removed.get("dataChange", True)
+            if (file := action.get("add")) is not None and file.get("dataChange", True):
+                changes |= file.get("deletionVector") is not None
+                members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
+                rows = parse_json(file.get("stats") or "{}").get("numRecords")
+                added.append(Added(unquote(file["path"]), self._members(members), rows))
+        if not changes:
+            return Version(added, zlib.crc32(data))
+        if self._settings.skip_changes:
+            return Version((), zlib.crc32(data), operation)
+        raise UserError(
+            codes.TARGET_UNFIT,
+            f"{self._where}: version {version} of the Delta table {self._settings.path} changes or removes rows "
+            f"({operation}), but the source reads only added rows. Rows of earlier versions are kept. Set "
+            "`skipChanges: true` to skip such versions, or start over with --fresh to begin with the current rows "
+            "of the table",
+        )
+
+    def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
+        files = self._files
+        assert files is not None, "the table is open"
+        try:
+            with files.open_input_file(file.path) as stream:
+                for block in parquet_rows(stream, skipped, footer_is_believed=True):
+                    if not file.members:
+                        yield block
+                        continue
+                    # A value of the partition is in the log once, and in every row.
+                    together = max(1, BLOCK_BYTES_MAX // len(file.members))
+                    for start in range(0, len(block), together):
+                        yield [row[:-1] + file.members for row in block[start : start + together]]
+        except FileNotFoundError as error:
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
+                f"{self._where}: {file.path} of the Delta table {self._settings.path} is missing: it was removed "
+                "(vacuum) before it was read. Restore it, or start over with --fresh",
+            ) from error
+        except FAILURES as error:
+            raise self._error(error) from error
+        except UNREADABLE as error:
+            named = f"{file.path} of the Delta table {self._settings.path}"
+            raise unreadable_file(self._where, named, error) from error
+
+    @property
+    def _opened(self) -> DeltaTable:
+        assert self._table is not None, "the table is open"
+        return self._table
+
+    def _commit(self, version: int) -> bytes | None:
+        files = self._files
+        assert files is not None, "the table is open"
+        try:
+            with files.open_input_file(f"_delta_log/{version:020}.json") as stream:
+                if stream.size() > TABLE_METADATA_BYTES_MAX:
+                    what = f"version {version} in the log of the Delta table {self._settings.path}"
+                    error = ValueError(f"it has more than {TABLE_METADATA_BYTES_MAX} bytes, the limit")
+                    raise unreadable_file(self._where, what, error, "an entry of a Delta log")
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def _typed(self, name: str, text: str | None) -> object:
+        """A partition value, which the log has as text."""
+        if text is None or text == "":
+            return None
+        for column in self._opened.schema().fields:
+            if column.name == name and isinstance(column.type, PrimitiveType):
+                if column.type.type in _AS_WRITTEN:
+                    return parse_json(text)
+                if column.type.type in _TIMES:
+                    return datetime.fromisoformat(text)
+        return text
+
+    @staticmethod
+    def _members(values: dict[str, object]) -> bytes:
+        return b"," + as_json(values)[1:] if values else b""
+
+    def _gone(self, version: int) -> DamageError:
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"{self._where}: version {version} of the Delta table {self._settings.path} was removed from its log "
+            "before it was read. Start over with --fresh to begin with the current rows of the table; a longer "
+            "`delta.logRetentionDuration` keeps versions for longer",
+        )
+
+    def _error(self, error: BaseException) -> MillstreamError:
+        return error_of(error, self._settings.path, self._where)

@@ -1,0 +1,1 @@
+"""Files and objects: source and sink."""

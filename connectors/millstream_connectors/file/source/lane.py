@@ -1,0 +1,227 @@
+"""Files that end: each is read once, from its beginning to its end, one after the other in the order of their names.
+
+Above it: a source lane. Below it: `text_file` and `table_file`. A lane owns the files whose names hash to its number.
+The set of files is fixed when the lane opens. Its position is the current file and the place in it. All files that sort
+before it are done, so a position has the same few bytes for any number of files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream import codes
+from millstream.clock import Clock
+from millstream.errors import DamageError, UserError
+from millstream.plurals import counted
+from millstream.record import LaneId
+from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
+from millstream_connectors.file.source.opening import SourceFile, open_any_file
+from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_reader.source import SourceBatch
+
+KIND = "file"
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_files(
+    patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+) -> AsyncIterator[FileSourceLane]:
+    """A lane of the files that exist now, which continues at `position`.
+
+    Errors: `UserError` if there are none, `DamageError` if the file that was being read has changed.
+    """
+    body = unpack_position(position, KIND, partitions, lane)
+    async with open_worker(f"files-{lane.partition}") as worker:
+        found = await worker.run(patterns.find)
+        if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
+            )
+        if not found and body is None:
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
+            )
+        names = [name for name in found if owner_of(name, partitions) == lane.partition]
+        sizes = await worker.run(lambda: [patterns.size(name) for name in names])
+        files = FileSourceLane(names, sizes, patterns, text, lane, partitions, worker, clock)
+        try:
+            if body is not None:
+                try:
+                    mark, read = FileMark(*body["mark"]), body.get("read")
+                    await files.go_on(body["file"], mark, body["finished"], body["done"], read)
+                except (KeyError, TypeError) as error:
+                    raise unreadable_position(f"lane {lane}", position, "a file source") from error
+            yield files
+        finally:
+            worker.finish()
+            files.close()
+
+
+def owner_of(name: str, partitions: int) -> int:
+    """The partition that reads a file."""
+    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
+
+
+def bytes_read(file: SourceFile | None) -> int:
+    """Bytes of an open file that were read. A file that is compressed, or has no lines, counts as a whole."""
+    return 0 if file is None or file.name.endswith((".gz", ".zst")) else file.mark.offset
+
+
+class FileSourceLane:
+    """One lane of files that end. See `SourceLane`."""
+
+    def __init__(
+        self,
+        names: list[str],
+        sizes: list[int],
+        patterns: FilePatterns,
+        text: TextFormat,
+        lane: LaneId,
+        partitions: int,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self._names = names
+        self._sizes = sizes
+        self._waiting_bytes = sum(sizes)
+        """Bytes of the files that are not finished."""
+        self._patterns = patterns
+        self._text = text
+        self._lane = lane
+        self._partitions = partitions
+        self._worker = worker
+        self._clock = clock
+        self._done = 0
+        """Number of files of `names` that are finished."""
+        self._read: int | None = 0
+        """Bytes that these files had; None after an earlier version, which did not note it."""
+        self._file: SourceFile | None = None
+        self._last = ("", FileMark(), False)
+        """The newest file that was opened, its mark, and whether it is finished."""
+        self._draining = False
+
+    async def go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
+        """Go to a position of an earlier run."""
+        self._last, self._read = (name, mark, finished), read
+        if not name:
+            return
+        self._done = bisect_right(self._names, name) if finished else bisect_left(self._names, name)
+        self._waiting_bytes = sum(self._sizes[self._done :])
+        if self._done > done:
+            _log.warning(
+                "lane %s: %d files that sort before %s appeared after the run had passed their place, and are not "
+                "read. Give new files names that sort later, or use `follow`",
+                self._lane,
+                self._done - done,
+                name,
+            )
+        more = sum(self._sizes[: self._done]) - read if read is not None and self._done == done else 0
+        if more > 0:
+            _log.warning(
+                "lane %s: the files that the run has read, up to %s, have %s more now, which are not read. To read "
+                "what is appended to files, use `follow`; to read them again from their start, start over with --fresh",
+                self._lane,
+                name,
+                counted(more, "byte"),
+            )
+        if not finished:
+            if name not in self._names:
+                raise self._damaged(name, "it no longer exists")
+            self._file = await self._worker.run(self._open, name, mark)
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        # Records in memory are returned without waiting, so other tasks would never run.
+        await asyncio.sleep(0)
+        while not self._draining:
+            if self._file is None:
+                if self._done == len(self._names):
+                    return SourceBatch(None, self._position(), ended=True)
+                self._file = await self._worker.run(self._open, self._names[self._done], FileMark())
+                self._last = (self._file.name, self._file.mark, False)
+            taken = self._file.take(records_max, bytes_max, now_us=self._clock.now_us(), closing=True)
+            if taken is not None:
+                self._last = (self._file.name, self._file.mark, False)
+                if taken.frame is not None or taken.invalid:
+                    return SourceBatch(taken.frame, self._position(), invalid=taken.invalid)
+            elif not self._file.at_end:
+                await self._worker.run(self._fill, self._file)
+            else:
+                self._finish(self._file)
+        return SourceBatch(None, self._position())
+
+    async def committed(self, position: bytes) -> None:
+        """Nothing outside needs an acknowledgement."""
+
+    def pending(self) -> int | None:
+        """How many records the files have is not known before they are read."""
+        return None
+
+    def pending_bytes(self) -> int | None:
+        return max(0, self._waiting_bytes - bytes_read(self._file))
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _finish(self, file: SourceFile) -> None:
+        self._last = (file.name, file.mark, True)
+        self._waiting_bytes -= self._sizes[self._done]
+        if self._read is not None:
+            # What was appended while the file was read may have been read, too.
+            self._read += max(self._sizes[self._done], bytes_read(file))
+        self._done += 1
+        self.close()
+
+    def _position(self) -> bytes:
+        name, mark, finished = self._last
+        done = self._done
+        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done, "read": self._read}
+        return pack_position(KIND, self._partitions, body)
+
+    def _open(self, name: str, mark: FileMark) -> SourceFile:
+        """Blocks."""
+        try:
+            file = open_any_file(self._patterns.path(name), name, self._text, mark)
+        except FileNotFoundError as error:
+            raise self._damaged(name, "it no longer exists") from error
+        try:
+            fault = file.fault()
+            if fault is not None:
+                raise self._damaged(name, fault)
+            file.begin()
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _fill(self, file: SourceFile) -> None:
+        """Blocks."""
+        if not file.fill():
+            fault = file.fault()
+            if fault is not None:
+                raise self._damaged(file.name, fault)
+
+    def _damaged(self, name: str, fault: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"lane {self._lane}: {name} changed while it was being read: {fault}. Records that were already read "
+            "are kept. Put the file back as it was, or start over with --fresh",
+        )

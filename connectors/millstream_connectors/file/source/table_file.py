@@ -1,0 +1,262 @@
+"""One open file of typed rows, Parquet or Avro: read in blocks, each row a JSON object, with a mark after every step.
+
+Above it: `lane` and `objects`, which use it as they use a `TextFile`. Below it: pyarrow and fastavro, which are extras.
+Arrow converts a column to JSON as a whole, if its type has one form in JSON; the mark counts rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from itertools import islice
+from typing import IO, Any
+from uuid import UUID
+
+from millstream import codes
+from millstream.errors import DamageError
+from millstream.extract import Extraction
+from millstream.frame import build_frame
+from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX, RECORD_BYTES_MAX
+from millstream_connectors.file.source.text_file import FileMark, Taken
+from millstream_connectors.shared.extracting_lane import extract
+from millstream_reader.source import InvalidRecord
+
+HEAD_BYTES = 256
+_TAIL_BYTES = 64
+"""Bytes at the end of the file to check: in Parquet, they contain the sizes of all parts."""
+UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
+"""What the libraries, including Arrow, raise for bytes that are not in their format."""
+_SHOWN_BYTES = 64 * 1024
+_READ_BYTES = 1024 * 1024
+
+
+class TableFile:
+    """An open file. Opened by `open_table_file`. See `TextFile`."""
+
+    def __init__(self, name: str, stream: IO[bytes], kind: str, extraction: Extraction, mark: FileMark) -> None:
+        self.name = name
+        self.mark = mark
+        self.at_end = False
+        self._stream = stream
+        self._kind = kind
+        self._extraction = extraction
+        self._blocks: Iterator[list[bytes]] = iter(())
+        self._values: list[bytes] = []
+        self._next = 0
+
+    # On the disk: these methods block.
+
+    def fault(self) -> str | None:
+        """Why this is not the file that the mark belongs to; None if it is."""
+        mark = self.mark
+        if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
+            return "its contents have changed"
+        return None
+
+    def begin(self) -> None:
+        """Called once, before the first `fill`: goes to the mark."""
+        head_bytes, head_crc, tail_bytes, tail_crc = self._identity()
+        self.mark = replace(
+            self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
+        )
+        rows = parquet_rows if self._kind == "parquet" else _avro_rows
+        self._stream.seek(0)
+        self._blocks = rows(self._stream, self.mark.line)
+
+    def fill(self) -> bool:
+        """Read one more block into memory; False at the end of the file."""
+        try:
+            block = next(self._blocks, None)
+        except UNREADABLE as error:
+            what = str(error).partition("\n")[0]
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
+                f"{self.name}: it cannot be read as {self._kind} after row {self.mark.line}: {what}. Replace it "
+                "with an intact copy",
+            ) from error
+        self.at_end = block is None
+        if block is None:
+            return False
+        self._values = self._values[self._next :] + block
+        self._next = 0
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _identity(self) -> tuple[int, int, int, int]:
+        descriptor = self._stream.fileno()
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return len(head), zlib.crc32(head), len(tail), zlib.crc32(tail)
+
+    # In memory.
+
+    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
+        """The next records in memory; None if they need another `fill`."""
+        if self._next == len(self._values):
+            return None
+        size, stop = 0, self._next
+        values: list[bytes] = []
+        invalid: list[InvalidRecord] = []
+        while stop < len(self._values) and len(values) < records_max:
+            value = self._values[stop]
+            if values and size + len(value) > bytes_max:
+                break
+            stop += 1
+            if len(value) > RECORD_BYTES_MAX:
+                invalid.append(self._invalid(stop, value, f"its JSON has {len(value)} bytes; the limit is 7 MiB"))
+                continue
+            size += len(value) + 16
+            values.append(value)
+        frame = None
+        if values:
+            frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us)
+            if self._extraction.reads_anything:
+                frame, found, _ = extract(frame, self._extraction)
+                invalid += (replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
+        self.mark = replace(self.mark, line=self.mark.line + stop - self._next)
+        self._next = stop
+        return Taken(frame, tuple(invalid))
+
+    def _invalid(self, stop: int, value: bytes, reason: str) -> InvalidRecord:
+        place = f"{self.name}, row {self.mark.line + stop - self._next}"
+        return InvalidRecord(value[:_SHOWN_BYTES], f"{place}: {reason}", place)
+
+
+def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mark: FileMark) -> TableFile:
+    """Blocks. Open a file at `mark`; Call `begin` next. Errors: `OSError`."""
+    return TableFile(name, open(path, "rb"), kind, extraction, mark)
+
+
+def parquet_rows(
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None = None, *, footer_is_believed: bool = False
+) -> Iterator[list[bytes]]:
+    """Each row as a JSON object, in blocks. `stream`: a file object for Arrow; `members` selects the columns of the
+    objects from a batch; `footer_is_believed`: see `rows_at_once`. Raises `UNREADABLE` for a file that is damaged or
+    takes too much memory, and `OSError` if it cannot be read."""
+    try:
+        yield from _parquet_rows(stream, skipped, members, footer_is_believed=footer_is_believed)
+    except OSError as error:
+        # Arrow has the same error for damaged contents.
+        if _is_damaged(stream):
+            raise ValueError(str(error)) from error
+        raise
+
+
+def _is_damaged(stream: Any) -> bool:
+    """Whether a copy of a Parquet file cannot be read either. The copy is on this machine, so it does not matter if the
+    place of the file was away for a moment. Raises `OSError` if it cannot be copied."""
+    stream.seek(0)
+    with tempfile.TemporaryFile() as copy:
+        while some := stream.read(_READ_BYTES):
+            copy.write(some)
+        copy.seek(0)
+        try:
+            for _ in _parquet_rows(copy, 0, None, footer_is_believed=False):
+                pass
+        except (*UNREADABLE, OSError):
+            return True
+    return False
+
+
+def unreadable_file(where: str, named: str, error: BaseException, form: str = "Parquet") -> DamageError:
+    """The error for a damaged file of a table. `error`: one of `UNREADABLE`."""
+    return DamageError(
+        codes.SOURCE_FILE_CHANGED,
+        f"{where}: {named} cannot be read as {form}: {str(error).partition(chr(10))[0]}. Restore it, or start over "
+        "with --fresh when the table no longer has it",
+    )
+
+
+def _parquet_rows(
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None, *, footer_is_believed: bool
+) -> Iterator[list[bytes]]:
+    import pyarrow.parquet as pq
+
+    from millstream_connectors.file.source.parquet_pages import rows_at_once, texts_of
+    from millstream_connectors.file.source.rows_as_json import bounded, json_rows
+
+    # Column chunks are read in parts, and texts stay in their dictionary: a kilobyte may stand for gigabytes.
+    texts = texts_of(pq.ParquetFile(stream))
+    stream.seek(0)
+    file = pq.ParquetFile(stream, buffer_size=_READ_BYTES, read_dictionary=texts)
+    groups: list[int] = []
+    for index in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(index).num_rows
+        if not groups and rows <= skipped:
+            skipped -= rows
+            continue
+        groups.append(index)
+    for group in groups:
+        rows = rows_at_once(stream, file, group, texts, footer_is_believed=footer_is_believed)
+        for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+            behind = min(skipped, batch.num_rows)
+            skipped -= behind
+            if behind < batch.num_rows:
+                rest = batch.slice(behind)
+                for part in bounded(rest if members is None else members(rest)):
+                    yield json_rows(part)
+
+
+def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
+    from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
+    from millstream_connectors.shared.formats.avro_depth import TOO_DEEP, file_reader
+
+    bound_blocks()
+    block: list[bytes] = []
+    size = 0
+    try:
+        rows = file_reader(stream)
+        check_items(rows.writer_schema)
+        for row in islice(rows, skipped, None):
+            block.append(as_json(row))
+            size += len(block[-1])
+            if len(block) == FRAME_RECORDS_MAX or size >= BLOCK_BYTES_MAX:
+                yield block
+                block, size = [], 0
+    except RecursionError:
+        raise ValueError(f"a row cannot be read: {TOO_DEEP}") from None
+    if block:
+        yield block
+
+
+def as_json(value: object) -> bytes:
+    """One value, in the forms of `rows_as_json` for types that JSON lacks."""
+    return json.dumps(_finite(value), default=_plain, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {str(name): _finite(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    return value
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    return str(value)

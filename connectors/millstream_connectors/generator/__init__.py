@@ -1,0 +1,1 @@
+"""The source that makes records up."""

@@ -1,0 +1,1 @@
+"""HTTP: a source that listens, and a sink that posts."""

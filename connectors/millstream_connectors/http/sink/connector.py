@@ -1,0 +1,82 @@
+"""The `http` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After
+from millstream.spec.values import PositiveCount, Quantity, SpecModel, Text
+from millstream_connectors.shared.web.settings import HTTP as SCHEMES
+from millstream_connectors.shared.web.settings import WebServer, server_notes, url_check
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class HttpBatch(SpecModel):
+    """How many records go into one request."""
+
+    noun = "a batch"
+
+    max_records: PositiveCount = 1
+    """Records in one request. 1 sends the value as the body; more send one value per line."""
+    max_bytes: Quantity = 1 << 20
+    """Bytes of one request's body; a larger record is sent alone. Default 1 MiB."""
+
+
+class HttpSink(WebServer):
+    """Sends records by HTTP, with a key that is the same on every retry."""
+
+    noun = "an http sink"
+
+    url: Annotated[TextOrReference, After(url_check(SCHEMES))]
+    """URL to send to, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    """HTTP method."""
+    batch: HttpBatch = HttpBatch()
+    """How many records go into one request."""
+    idempotency_header: Text = "Idempotency-Key"
+    """Header that carries the key."""
+
+
+class _Http(SinkConnector[HttpSink]):
+    model = HttpSink
+    meaning = "By HTTP."
+    promise = Guarantee(
+        GuaranteeId.IDEMPOTENT,
+        "exactly once if the receiver honours the key of each request, which is the same on every retry; at least "
+        "once otherwise",
+    )
+
+    def guarantee(self, settings: HttpSink, *, fallback: bool) -> Guarantee:
+        what = (
+            f"exactly once if the receiver honours the `{settings.idempotency_header}` header: the key of a request "
+            "is the same on every retry"
+        )
+        return Guarantee(GuaranteeId.IDEMPOTENT, what)
+
+    def online_findings(self, settings: HttpSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.http.sink.reach import unreachable
+
+        async def look() -> Sequence[Finding]:
+            found = await unreachable(settings, place.base_dir)
+            return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
+
+        return look()
+
+    def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    def open(self, settings: HttpSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.http.sink.lane import open_http_sink
+
+        return open_http_sink(settings, owner.base_dir, owner.where, envelope=owner.envelope)
+
+
+HTTP = _Http()

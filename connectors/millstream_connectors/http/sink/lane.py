@@ -1,0 +1,245 @@
+"""The HTTP sink: records as sequential requests, each with a key that is the same at every attempt.
+
+    frame ─► cut into batches ─► POST, Idempotency-Key ─► 2xx: written
+                                                       └► 408 409 425 429 5xx, no answer: retried
+                                                       └► anything else: refused
+
+A batch never spans stored frames and is cut at indexes of the stored frame, so that the same records have the same key
+after a restart, too. Order is kept: records after a failed batch are not sent.
+
+Above it: the delivery. Below it: aiohttp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import aiohttp
+
+from millstream.exact_json import parse
+from millstream.limits import KIB
+from millstream.record import Position
+from millstream_connectors.file.sink.formats import one_line
+from millstream_connectors.http.sink.connector import HttpBatch, HttpSink
+from millstream_connectors.shared.web.client import (
+    CONTROL,
+    NOT_A_HEADER_NAME,
+    PASSING,
+    WebLink,
+    body_of,
+    check_header,
+    linked,
+    retry_after_s,
+    said,
+)
+from millstream_connectors.shared.web.settings import HTTP as SCHEMES
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
+
+ANSWER_BYTES_MAX = 64 * KIB
+"""Bytes of an answer that are read so that the connection can be reused; after a longer answer it is closed."""
+DETAIL_CHARACTERS_MAX = 300
+
+HEADER_BYTES_MAX = 1 * KIB
+"""Longest header of a record that is sent as a request header; servers accept about 8 KiB in total."""
+HEADERS_MAX = 16
+"""Maximum number of a record's headers that are sent."""
+
+_BYTES = "application/octet-stream"
+_JSON = "application/json"
+_LINES = "application/x-ndjson"
+_TRACE = frozenset(("traceparent", "tracestate"))
+"""Headers with a meaning of their own in a request."""
+_UNPRINTABLE = re.compile(r"[^ -~]")
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+"""Characters that stay unchanged in an id that has to be percent-encoded to fit into a header."""
+
+UNREACHABLE = "target cannot be reached"
+NO_ANSWER = "target did not answer in time"
+WAITING = "waits for the preceding record"
+LINE_BREAK = "value has a line break and is not JSON"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one request."""
+
+    rows: Sequence[int]
+    body: bytes
+    key: str
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of the record, if there is only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Why a request failed."""
+
+    reason: str
+    retryable: bool
+    detail: str = ""
+    delay_s: float = 0.0
+    everything: bool = False
+    """Whether the target as a whole is away: the records that would have followed count as tried, too."""
+
+
+def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) -> tuple[list[Batch], list[SinkFailure]]:
+    """The requests for a frame's records, in order, and the records that cannot be sent. Pure.
+
+    `envelope`: the values are envelopes, which contain the headers of the records.
+    """
+    values, indexes = item.frame.values(), item.indexes()
+    ids = [quote(name, safe=_PRINTABLE) if _UNPRINTABLE.search(name) else name for name in item.record_ids()]
+    if limits.max_records == 1:
+        if envelope:
+            return [Batch((row,), value, ids[row], _JSON) for row, value in enumerate(values)], []
+        headers = item.frame.headers()
+        return [
+            Batch((row,), value, ids[row], _BYTES, request_headers(headers[row])) for row, value in enumerate(values)
+        ], []
+    batches: list[Batch] = []
+    failures: list[SinkFailure] = []
+    rows: list[int] = []
+    lines: list[bytes] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal size
+        if rows:
+            key = ids[rows[0]] if len(rows) == 1 else f"{ids[rows[0]]}..{ids[rows[-1]]}"
+            batches.append(Batch(tuple(rows), b"".join(lines), key, _LINES))
+        rows.clear()
+        lines.clear()
+        size = 0
+
+    for row, value in enumerate(values):
+        if b"\n" in value or b"\r" in value:
+            try:
+                parse(value)
+            except ValueError as error:
+                failures.append(SinkFailure(row, LINE_BREAK, retryable=False, detail=str(error)))
+                continue
+        line = one_line(value) + b"\n"
+        new_group = rows and indexes[row] // limits.max_records != indexes[rows[0]] // limits.max_records
+        if new_group or (rows and size + len(line) > limits.max_bytes):
+            close()
+        rows.append(row)
+        lines.append(line)
+        size += len(line)
+    close()
+    return batches, failures
+
+
+def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
+    """A record's headers as request headers, with the prefix `x-` if they do not have it.
+
+    The HTTP source reads them back. Omitted are headers that a request cannot contain, long ones, and those beyond the
+    maximum number.
+    """
+    sent: dict[str, str] = {}
+    for own_name, value in headers.items():
+        name = own_name.lower()
+        if name in _TRACE or NOT_A_HEADER_NAME.search(name) is not None or len(value) > HEADER_BYTES_MAX:
+            continue
+        text = value.decode(errors="replace")
+        if CONTROL.search(text) is None and len(sent) < HEADERS_MAX:
+            sent[name if name.startswith("x-") else f"x-{name}"] = text
+    return sent
+
+
+class HttpSinkLane(UnkeptLane):
+    """The session of one lane. One request at a time."""
+
+    def __init__(self, link: WebLink, spec: HttpSink, *, envelope: bool) -> None:
+        self._link = link
+        self._spec = spec
+        self._envelope = envelope
+        self._own_type = any(name.lower() == "content-type" for name in spec.headers)
+        self._own_names = {name.lower() for name in (*spec.headers, spec.idempotency_header)}
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE_IDEMPOTENT
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        results: list[list[SinkFailure]] = []
+        failed: _Failed | None = None
+        for item in frames:
+            batches, failures = batches_of(item, self._spec.batch, envelope=self._envelope)
+            for batch in batches:
+                if failed is None:
+                    failed = await self._send(batch, item.frame.traceparent)
+                    if failed is not None:
+                        failures.extend(_failures(batch, failed))
+                        if not failed.retryable:
+                            failed = None
+                elif failed.everything:
+                    failures.extend(_failures(batch, failed))
+                else:
+                    failures.extend(SinkFailure(row, WAITING, retryable=True, attempted=False) for row in batch.rows)
+            results.append(failures)
+        return WriteResult(results if any(results) else ())
+
+    async def _send(self, batch: Batch, traceparent: str) -> _Failed | None:
+        headers = {name: text for name, text in batch.headers.items() if name not in self._own_names}
+        headers[self._spec.idempotency_header] = batch.key
+        if not self._own_type:
+            headers["Content-Type"] = batch.content_type
+        if traceparent:
+            headers["traceparent"] = traceparent
+        try:
+            async with self._link.session.request(
+                self._spec.method, self._link.url, data=body_of(batch.body), headers=headers, allow_redirects=False
+            ) as response:
+                return await _judge(response, self._link)
+        except TimeoutError:
+            return _Failed(NO_ANSWER, retryable=True, detail=f"within {self._spec.timeout_s:g} s")
+        except aiohttp.ClientError as error:
+            return _Failed(UNREACHABLE, retryable=True, detail=said(error), everything=True)
+
+
+async def _judge(response: aiohttp.ClientResponse, link: WebLink) -> _Failed | None:
+    """The meaning of a target's answer. Once the status has arrived, a truncated body does not matter."""
+    status = response.status
+    try:
+        text = await response.content.read(ANSWER_BYTES_MAX)
+    except aiohttp.ClientError:
+        text = b""
+    if not response.content.at_eof():
+        response.close()
+    if 200 <= status < 300:
+        return None
+    return _Failed(
+        f"HTTP status {status}",
+        retryable=status >= 500 or status in PASSING,
+        # A target may repeat what it was sent, such as a token that it does not know.
+        detail=link.shown(text.decode(errors="replace"))[:DETAIL_CHARACTERS_MAX],
+        delay_s=retry_after_s(response.headers, datetime.now(UTC)),
+    )
+
+
+def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
+    return [
+        SinkFailure(row, failed.reason, retryable=failed.retryable, delay_s=failed.delay_s, detail=failed.detail)
+        for row in batch.rows
+    ]
+
+
+@asynccontextmanager
+async def open_http_sink(
+    spec: HttpSink, base_dir: Path, where: str, *, envelope: bool = False
+) -> AsyncIterator[SinkLane]:
+    """A session for one lane. Sends nothing yet. Resolves the references in the spec.
+
+    Raises `UserError` if a value is not available, or cannot be sent.
+    """
+    whose = f"{where}: the http sink"
+    check_header(spec.idempotency_header, "", whose)
+    async with linked(spec, base_dir, whose, SCHEMES) as link:
+        yield HttpSinkLane(link, spec, envelope=envelope)

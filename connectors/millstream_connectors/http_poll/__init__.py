@@ -1,0 +1,1 @@
+"""The source that asks an HTTP server at intervals."""

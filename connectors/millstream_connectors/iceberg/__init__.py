@@ -1,0 +1,1 @@
+"""Tables of Apache Iceberg: source and sink."""

@@ -1,0 +1,149 @@
+"""How pipeline files name a table of Apache Iceberg: its catalog, and the place of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.addresses import SERVER_CHECK
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference, missing, secret_in_file
+from millstream.spec.rules import After
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import ShapeProblem, SpecModel, Text
+from millstream_connectors.shared.aws.settings import AwsService
+from millstream_connectors.shared.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+
+_TABLE = re.compile(r"[^\s.]+(\.[^\s.]+)+")
+_STORES = ("s3", "gs")
+_UNUSED = ("account", "accountKey", "sasToken", "serviceAccountKey")
+"""Fields of a store that pyiceberg cannot use."""
+
+
+class IcebergCatalog(SpecModel):
+    """A catalog, which knows the newest state of each table: a SQLite file, or a server with the REST protocol."""
+
+    noun = "an iceberg catalog"
+
+    sqlite: Text | None = None
+    """SQLite file of the catalog, relative to the pipeline file. A sink creates it if it does not exist."""
+    rest: Annotated[Text, After(SERVER_CHECK)] | None = None
+    """Address of a REST catalog, `https://host:port`."""
+    name: Text = "default"
+    """Name of the catalog. Several may share a SQLite file."""
+    warehouse: Text | None = None
+    """Place of new tables: a directory, relative to the pipeline file, or `s3://bucket/prefix` or `gs://…`. For a REST
+    catalog, the warehouse as the server names it."""
+    token: TextOrReference | None = None
+    """Bearer token for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
+    credential: TextOrReference | None = None
+    """`ID:SECRET` of a client (OAuth 2) for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
+    oauth2_server_uri: Annotated[Text, After(SERVER_CHECK)] | None = None
+    """Address at which the client gets its tokens. Default: the REST catalog's `/v1/oauth/tokens`."""
+    scope: Text | None = None
+    """What the client's tokens have to allow, such as `PRINCIPAL_ROLE:ALL`. Default: `catalog`."""
+    aws: AwsService | None = None
+    """Signs each request to a REST catalog, as those of AWS Glue and S3 Tables demand it (Signature Version 4). Needs
+    `millstream[aws]`."""
+    ca: Text | None = None
+    """File with the certificates of the authorities that may have issued the server's, relative to the pipeline file.
+    Default: those of the package `requests`."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Requires one kind of catalog, and rejects settings of the other, and those for a client that is not set."""
+        if (self.sqlite is None) == (self.rest is None):
+            what = "a catalog is a SQLite file or a REST server"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
+        elif self.rest is None:
+            of_server = (
+                *(("token", self.token), ("credential", self.credential)),
+                *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
+                ("aws", self.aws),
+            )
+            for name, value in of_server:
+                if value is not None:
+                    what = f"`{name}` has no effect on a SQLite file"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`rest: https://host:port`")
+            if self.warehouse is not None:
+                yield from url_problem(self.warehouse, ("warehouse",))
+                if is_url(self.warehouse) and self.warehouse.partition("://")[0] not in _STORES:
+                    what = f"{self.warehouse!r} is in a store to which Iceberg tables cannot be written"
+                    yield ShapeProblem(
+                        codes.VALUE_MALFORMED, ("warehouse",), what, "a directory, s3://bucket/prefix or gs://…"
+                    )
+        elif self.aws is not None and any(self.secrets):
+            what = "`aws` signs requests, which then have no token"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("aws",), what, "one of `aws`, `token` and `credential`")
+        elif self.credential is None:
+            for name, value in (("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope)):
+                if value is not None:
+                    what = f"`{name}` has no effect without `credential`"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`credential`, or no `{name}`")
+
+    @property
+    def secrets(self) -> Iterator[tuple[str, object]]:
+        """The secrets that are set, by the names of their fields."""
+        for name, value in (("token", self.token), ("credential", self.credential)):
+            if value is not None:
+                yield name, value
+
+
+class IcebergTable(SpecModel):
+    """A table of a catalog."""
+
+    noun = "an iceberg table"
+
+    catalog: IcebergCatalog
+    """The catalog."""
+    table: Text
+    """Name of the table with its namespace: `shop.orders`."""
+
+
+def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterator[ShapeProblem]:
+    """Requires a namespace in the name, and rejects a `store`, or a field of it, that has no effect."""
+    if _TABLE.fullmatch(settings.table) is None:
+        what = f"{settings.table!r} is not the name of a table"
+        yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
+    catalog = settings.catalog
+    if store is not None and catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
+        what = "`store` has no effect on a directory"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`warehouse: s3://bucket/prefix`")
+    if store is not None:
+        given = {"account": store.account, **dict(store.secrets)}
+        unused = [name for name in _UNUSED if given.get(name) is not None]
+        if store.anonymous and (catalog.warehouse or "").startswith("gs://"):
+            unused.append("anonymous")
+        for name in unused:
+            what = f"`{name}` has no effect on an Iceberg table"
+            expected = "a store with the protocol of S3, or Google Cloud Storage with the credentials of the machine"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
+
+
+def table_findings(
+    settings: IcebergTable, store: ObjectStore | None, path: Path, base_dir: FilePath
+) -> Iterator[Finding]:
+    """Credentials that this machine does not have."""
+    for name, value in settings.catalog.secrets:
+        reason = missing(value, base_dir)
+        if reason is not None:
+            yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "an existing variable or file")
+    if store is not None:
+        yield from store_findings(store, (*path, "store"), base_dir)
+
+
+def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
+    """What `validate` notes about the access to a table."""
+    catalog = settings.catalog
+    for name, value in catalog.secrets:
+        if isinstance(value, str):
+            yield (*path, "catalog", name), secret_in_file(name)
+    address = urlsplit(catalog.rest or "")
+    if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+        what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
+        yield (*path, "catalog", "rest"), what
+    if store is not None:
+        yield from store_notes(store, (*path, "store"))

@@ -1,0 +1,80 @@
+"""The `iceberg` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, closing
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, field
+from millstream_connectors.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
+from millstream_connectors.shared.objects.settings import ObjectStore
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class IcebergSource(IcebergTable):
+    """Reads the rows of an Apache Iceberg table, and then the rows that each later snapshot appends."""
+
+    noun = "an iceberg source"
+
+    follow: Flag = False
+    """Continue with snapshots that appear later; the source then has no end. Default: end at the newest snapshot, once
+    everything up to it has been read."""
+    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
+    """How often it looks for new snapshots, with `follow`. Duration, default 10s."""
+    skip_changes: Flag = False
+    """Skip snapshots that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
+    Default: such a snapshot stops the lane."""
+    store: ObjectStore | None = None
+    """How to reach the object store. Default: as the catalog or the environment says."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Problems of the table's settings."""
+        yield from table_problems(self, self.store)
+
+
+class _Iceberg(SourceConnector[IcebergSource]):
+    model = IcebergSource
+    meaning = "Rows of an Apache Iceberg table, snapshot by snapshot."
+    packages: ClassVar[Mapping[str, str]] = {
+        "pyiceberg": "millstream[iceberg]",
+        "sqlalchemy": "millstream[iceberg]",
+        "pyarrow": "millstream[iceberg]",
+    }
+    promise = Guarantee(
+        GuaranteeId.POSITION, "exactly once: it continues at the snapshot, file and row of its last commit"
+    )
+    ends = "at the newest snapshot, without `follow`"
+
+    def bounded(self, settings: IcebergSource) -> bool | None:
+        return not settings.follow
+
+    def local_findings(self, settings: IcebergSource, place: Place) -> Iterator[Finding]:
+        yield from table_findings(settings, settings.store, place.path, place.base_dir)
+
+    def online_findings(self, settings: IcebergSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.iceberg.source.snapshots import Snapshots
+
+        async def look() -> Sequence[Finding]:
+            with closing(Snapshots(settings, place.base_dir, "validate")) as table:
+                await asyncio.to_thread(table.open)
+            return ()
+
+        return look()
+
+    def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from table_notes(settings, settings.store, path)
+
+    def open(self, settings: IcebergSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_connectors.iceberg.source.lane import open_iceberg_source
+
+        return open_iceberg_source(settings, owner)
+
+
+ICEBERG = _Iceberg()

@@ -1,0 +1,236 @@
+"""The snapshots of an Iceberg table: which files a snapshot has added, and whether it changed anything else.
+
+Above it: the lane, in its worker thread. Below it: pyiceberg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from millstream import codes
+from millstream.errors import DamageError, MillstreamError, UserError
+from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
+from millstream_connectors.iceberg.client import ABSENT, FAILURES, error_of, open_catalog
+from millstream_connectors.iceberg.source.connector import IcebergSource
+
+
+class Added(NamedTuple):
+    """A file with rows."""
+
+    path: str
+    schema: Schema
+    """Schema of its snapshot, for the names of columns."""
+    rows: int | None
+
+
+class Changes(NamedTuple):
+    """The files of a snapshot to read."""
+
+    files: Sequence[Added]
+    skipped: str = ""
+    """Why none is read: the operation that changed rows."""
+
+
+class Snapshots:
+    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
+
+    def __init__(self, settings: IcebergSource, base_dir: Path, where: str) -> None:
+        self._settings = settings
+        self._base_dir = base_dir
+        self._where = where
+        self._named = f"the Iceberg table {settings.table}"
+        self._catalog: Catalog | None = None
+        self._table: Table | None = None
+
+    def close(self) -> None:
+        """Close connections to the catalog."""
+        if self._catalog is not None:
+            self._catalog.close()
+
+    def open(self) -> str:
+        """Reach the table; returns its id."""
+        settings = self._settings
+        if self._table is None:
+            try:
+                if self._catalog is None:
+                    where, store = self._where, settings.store
+                    self._catalog = open_catalog(settings.catalog, store, self._base_dir, where, create=False)
+                self._table = self._catalog.load_table(settings.table)
+            except ABSENT as error:
+                what = f"{self._where}: there is no Iceberg table {settings.table} in the catalog. Correct `table`"
+                raise UserError(codes.TARGET_UNFIT, what) from error
+            except FAILURES as error:
+                raise self._error(error) from error
+        return str(self._opened.metadata.table_uuid)
+
+    def newest(self) -> int | None:
+        """The newest snapshot; None if the table has none yet."""
+        table = self._refreshed()
+        snapshot = table.current_snapshot()
+        return None if snapshot is None else snapshot.snapshot_id
+
+    def after(self, last: int | None) -> list[int] | None:
+        """The snapshots after `last` (None: from the beginning), in order; None if `last` is not an ancestor of the
+        newest one."""
+        table = self._refreshed()
+        found: list[int] = []
+        at = table.current_snapshot()
+        while at is not None and at.snapshot_id != last:
+            found.append(at.snapshot_id)
+            parent = at.parent_snapshot_id
+            if parent == last:
+                return found[::-1]
+            if parent is None:
+                # An expired snapshot is no longer a parent.
+                if last is not None and table.metadata.snapshot_by_id(last) is None:
+                    raise self._gone(last)
+                return None
+            at = table.metadata.snapshot_by_id(parent)
+            if at is None:
+                raise self._gone(parent)
+        return found if at is not None or last is None else None
+
+    def rows_added(self, snapshot_ids: Sequence[int]) -> int | None:
+        """Rows that these snapshots have added, by their summaries; None if one does not say."""
+        rows = 0
+        for snapshot_id in snapshot_ids:
+            snapshot = self._opened.metadata.snapshot_by_id(snapshot_id)
+            summary = None if snapshot is None else snapshot.summary
+            if summary is None:
+                return None
+            if summary.operation == Operation.APPEND:
+                rows += int(summary.additional_properties.get("added-records", 0))
+        return rows
+
+    def whole(self, snapshot_id: int) -> Changes:
+        """All files that the table has in a snapshot."""
+        try:
+            snapshot, manifests = self._read(snapshot_id)
+            removing = [one for one in manifests if one.content == ManifestContent.DELETES]
+            if any(one.has_added_files() or one.has_existing_files() for one in removing):
+                what = f"{self._where}: {self._named} has delete files, which the source does not support. Compact it"
+                raise UserError(codes.TARGET_UNFIT, what)
+            entries = [
+                entry.data_file
+                for manifest in manifests
+                if manifest.content == ManifestContent.DATA
+                for entry in manifest.fetch_manifest_entry(self._opened.io, discard_deleted=True)
+            ]
+            return Changes(self._added(snapshot, entries))
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def added(self, snapshot_id: int) -> Changes:
+        """The files that a snapshot has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
+        try:
+            snapshot, manifests = self._read(snapshot_id)
+            operation = None if snapshot.summary is None else snapshot.summary.operation
+            if operation == Operation.REPLACE:
+                # Compaction: rows were only moved.
+                return Changes(())
+            if operation != Operation.APPEND:
+                return self._changed(snapshot_id, "unknown" if operation is None else operation.value)
+            entries = [
+                entry.data_file
+                for manifest in manifests
+                if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot_id
+                for entry in manifest.fetch_manifest_entry(self._opened.io, discard_deleted=True)
+                if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot_id
+            ]
+            return Changes(self._added(snapshot, entries))
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
+        try:
+            with self._opened.io.new_input(file.path).open() as stream:
+                try:
+                    yield from parquet_rows(
+                        stream, skipped, lambda batch: _members(batch, file.schema), footer_is_believed=True
+                    )
+                except UNREADABLE as error:
+                    raise unreadable_file(self._where, f"{file.path} of {self._named}", error) from error
+        except FileNotFoundError as error:
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
+                f"{self._where}: {file.path} of {self._named} is missing: its snapshot expired before it was read. "
+                "Restore it, or start over with --fresh",
+            ) from error
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    @property
+    def _opened(self) -> Table:
+        assert self._table is not None, "the table is open"
+        return self._table
+
+    def _refreshed(self) -> Table:
+        try:
+            return self._opened.refresh()
+        except ABSENT as error:
+            what = f"{self._where}: {self._named} was dropped. Restore it, or start over with --fresh"
+            raise DamageError(codes.SOURCE_FILE_CHANGED, what) from error
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def _read(self, snapshot_id: int) -> tuple[Snapshot, list[ManifestFile]]:
+        snapshot = self._opened.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise self._gone(snapshot_id)
+        try:
+            return snapshot, snapshot.manifests(self._opened.io)
+        except FileNotFoundError as error:
+            raise self._gone(snapshot_id) from error
+
+    def _added(self, snapshot: Snapshot, files: Sequence[DataFile]) -> list[Added]:
+        schema = self._opened.schemas().get(snapshot.schema_id or 0, self._opened.schema())
+        other = next((file for file in files if file.file_format != FileFormat.PARQUET), None)
+        if other is not None:
+            what = f"{self._where}: {other.file_path} of {self._named} is not a Parquet file"
+            raise UserError(codes.TARGET_UNFIT, what)
+        ordered = sorted(files, key=lambda file: file.file_path)
+        return [Added(file.file_path, schema, file.record_count) for file in ordered]
+
+    def _changed(self, snapshot_id: int, operation: str) -> Changes:
+        if self._settings.skip_changes:
+            return Changes((), operation)
+        raise UserError(
+            codes.TARGET_UNFIT,
+            f"{self._where}: snapshot {snapshot_id} of {self._named} changes or removes rows ({operation}), but the "
+            "source reads only added rows. Rows of earlier snapshots are kept. Set `skipChanges: true` to skip such "
+            "snapshots, or start over with --fresh to begin with the current rows of the table",
+        )
+
+    def _gone(self, snapshot_id: int) -> DamageError:
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"{self._where}: snapshot {snapshot_id} of {self._named} expired before all later snapshots were "
+            "read. Start over with --fresh to begin with the current rows of the table; keep snapshots "
+            "for longer",
+        )
+
+    def _error(self, error: BaseException) -> MillstreamError:
+        return error_of(error, self._settings, self._where)
+
+
+def _members(batch: pa.RecordBatch, schema: Schema) -> Any:
+    """The table's columns, with their current names. A file keeps the names of its time."""
+    columns, names = [], []
+    for index, field in enumerate(batch.schema):
+        number = (field.metadata or {}).get(PYARROW_PARQUET_FIELD_ID_KEY)
+        name = field.name if number is None else schema.find_column_name(int(number))
+        if name is not None:
+            columns.append(batch.column(index))
+            names.append(name)
+    return pa.RecordBatch.from_arrays(columns, names=names)

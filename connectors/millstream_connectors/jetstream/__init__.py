@@ -1,0 +1,1 @@
+"""Streams of NATS JetStream: source and sink."""

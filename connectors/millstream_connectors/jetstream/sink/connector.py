@@ -1,0 +1,75 @@
+"""The `jetstream` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text
+from millstream_connectors.nats.settings import NatsServer, checked_subject, server_notes
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_WITH_IDS = (
+    "at least once; each message has an id, by which the stream drops duplicates within its duplicate window. "
+    "`positions` makes it exactly once"
+)
+
+
+class JetStreamSink(NatsServer):
+    """Publishes records to a subject of a JetStream stream."""
+
+    noun = "a jetstream sink"
+
+    subject: Annotated[Text, After(checked_subject)]
+    """The subject. A stream has to include it."""
+    positions: Annotated[Text, After(checked_subject)] | None = None
+    """A subject under which the same stream keeps the positions of lanes, such as `orders-positions`. Records and
+    position are then one atomic batch, and each record is stored exactly once. The stream needs `allow_atomic`, and
+    `<positions>.>` among its subjects. Default: none, which is at least once."""
+
+
+class _JetStream(SinkConnector[JetStreamSink]):
+    encoded = True
+    model = JetStreamSink
+    meaning = "To a subject of a JetStream stream."
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "with `positions` exactly once: an atomic batch contains records and the position after them, guarded by the "
+        "previous one; without it at least once",
+    )
+
+    def guarantee(self, settings: JetStreamSink, *, fallback: bool) -> Guarantee:
+        if settings.positions is None:
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, _WITH_IDS)
+        if fallback:
+            return as_fallback("stream")
+        what = "exactly once: an atomic batch contains records and the position after them, guarded by the previous one"
+        return Guarantee(GuaranteeId.TRANSACTIONAL, what)
+
+    def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.jetstream.sink.target import look
+
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+        return findings()
+
+    def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    def open(self, settings: JetStreamSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.jetstream.sink.lane import open_jetstream_sink
+
+        return open_jetstream_sink(settings, owner)
+
+
+JETSTREAM = _JetStream()

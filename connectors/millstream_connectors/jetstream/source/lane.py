@@ -1,0 +1,539 @@
+"""A JetStream stream, read in order after the message in the lane's mark.
+
+    mark: sequence ─► a consumer of this process (acknowledges nothing) ─► pull ─► messages, in order ─► frame
+                          ▲                                                                             │
+                          └── recreated after the last message, when one is missing or the server goes ┘
+
+The position does not depend on a durable consumer. A stream removes messages by age, size and number; sequences reveal
+messages that were removed before they were read. If only some subjects are read, the lane's sequence follows the stream
+while none of their messages arrive, so messages of other subjects that were removed do not count as missing.
+
+Above it: a source lane. Below it: one connection to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+from zlib import crc32
+
+from millstream import codes
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.extract import EPOCH_NS
+from millstream.frame import build_frame
+from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
+from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
+from millstream.nats.connection import ApiError, BrokerConnection
+from millstream.nats.deliveries import origin_of
+from millstream_connectors.jetstream.source.connector import JetStreamSource
+from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
+from millstream_connectors.shared.messages import event_time, invalid
+from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.starts import LATEST, start_time
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+
+KIND = "jetstream"
+SUBJECT_HEADER = "Nats-Subject"
+_NANOSECONDS = 1_000_000_000
+_PULL_EXPIRES_S = 2
+_HEARTBEAT_S = 1
+assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses such pulls"
+_SILENCE_MAX_S = 3.0
+"""Three missed heartbeats."""
+_INACTIVE_S = 120
+"""The server removes the consumer of a lane that sends no requests for this long. The lane creates a new one when it
+continues."""
+_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
+"""Pause between attempts to reach the server."""
+_RECORD_OVERHEAD_BYTES = 64
+
+_log = logging.getLogger(__name__)
+
+
+class _Message(NamedTuple):
+    sequence: int
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    time_us: int
+    fault: str = ""
+    """Why the message cannot become a record; empty if it can."""
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes of its record."""
+        pairs = sum(len(name) + len(text) for name, text in self.headers.items())
+        return _RECORD_OVERHEAD_BYTES + len(self.data) + len(self.subject) + pairs
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.subject, self.data)
+
+
+def _digest(subject: str, data: bytes) -> str:
+    """A digest that reveals a different message at the same sequence."""
+    return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
+
+
+class JetStreamSourceLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, spec: JetStreamSource, owner: SourceOwner, connection: BrokerConnection) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._connection = connection
+        self._where = f"lane {owner.lane}"
+        self._subjects = tuple(
+            name for name in spec.subjects if crc32(name.encode()) % owner.partitions == owner.lane.partition
+        )
+        whole_stream = crc32(spec.stream.encode()) % owner.partitions == owner.lane.partition
+        self._idle = not self._subjects if spec.subjects else not whole_stream
+        """Whether this lane has nothing to read."""
+        self._created = ""
+        """When the stream was created: one of the same name with another time is another stream."""
+        self._at: int | None = None
+        """The sequence up to which all existing messages were read; None until a first run has found its beginning."""
+        self._read = 0
+        """Sequence of the last message that was read."""
+        self._digest = ""
+        """Digest of that message."""
+        self._end: int | None = None
+        """The last sequence to read, if the source has an end."""
+        self._inbox = connection.client.new_inbox()
+        self._consumer = ""
+        self._round = 0
+        """Counts consumers, to recognize what an earlier one still sends."""
+        self._losses = -1
+        self._delivered = 0
+        self._owed = 0
+        """Number of requested messages that have not arrived."""
+        self._waiting = 0
+        """Number of messages that wait at the server, as last reported."""
+        self._arrived: deque[_Message] = deque()
+        self._something = asyncio.Event()
+        self._restart: str | None = "start"
+        """Why a new consumer is needed; None if it is not."""
+        self._heard_s = 0.0
+        self._ran_out = False
+        """Whether a pull ended because there were no more messages."""
+        self._reaching = Reaching(owner.clock, _log)
+        self._draining = False
+        self._subscription: Subscription | None = None
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        self._restore()
+        if self._idle:
+            return
+        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
+        self._deaf = self._connection.on_loss(self._something.set)
+        with translated(self._connection, self._where):
+            await self._new_consumer()
+
+    async def close(self) -> None:
+        if self._subscription is None:
+            return
+        self._deaf()
+        client = self._connection.client
+        with suppress(nats_errors.Error):
+            if not client.is_closed:
+                await self._subscription.unsubscribe()
+            await self._remove_consumer()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._arrived and not self._draining and not self._is_ended():
+            await self._fill(timeout_s)
+        return self._take(records_max, bytes_max)
+
+    async def committed(self, position: bytes) -> None:
+        """The server keeps no state for this reader."""
+
+    def pending(self) -> int | None:
+        return 0 if self._idle else self._waiting + len(self._arrived)
+
+    def is_held_up(self) -> bool:
+        return not self._idle and (self._reaching.is_away or not self._connection.is_up)
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    # The lane's position
+
+    def _restore(self) -> None:
+        owner, spec = self._owner, self._spec
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is None:
+            return
+        try:
+            self._at = None if body["at"] is None else int(body["at"])
+            self._read, self._digest, self._created = int(body["read"]), str(body["digest"]), str(body["created"])
+            self._end = None if body["end"] is None or not spec.stop_at_end else int(body["end"])
+            stream, subjects = str(body["stream"]), tuple(map(str, body["subjects"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise unreadable_position(self._where, owner.position, "a jetstream source") from error
+        if (stream, subjects) != (spec.stream, self._subjects):
+            raise UserError(
+                codes.SOURCE_CHANGED,
+                f"{self._where}: it reads {_named(spec.stream, self._subjects)}, but earlier runs read "
+                f"{_named(stream, subjects)}, and their position does not apply to it. Change it back, or start "
+                "over with --fresh",
+            )
+
+    def _position(self) -> bytes:
+        body = {
+            "at": self._at,
+            "read": self._read,
+            "digest": self._digest,
+            "created": self._created,
+            "end": self._end,
+            "stream": self._spec.stream,
+            "subjects": self._subjects,
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    async def _check_stream(self) -> None:
+        """Check that the stream is the one that was read, and still has all unread messages. Determines where a first
+        run begins and ends."""
+        info = await _info(self._connection, self._spec.stream)
+        if info is None:
+            if self._created:
+                raise self._replaced("the stream no longer exists")
+            raise UserError(
+                codes.TARGET_UNFIT,
+                f"{self._where}: there is no stream {self._spec.stream} at {self._connection.place}. Create it, or "
+                "name another one",
+            )
+        state = info["state"]
+        first, last = int(state["first_seq"]), int(state["last_seq"])
+        if not self._created:
+            for what, expected in _faults(info, self._spec, self._connection.server):
+                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what} (expected: {expected})")
+            self._created = info["created"]
+        elif info["created"] != self._created:
+            raise self._replaced(
+                f"the stream was created at {info['created']}, but the one that was read was created at {self._created}"
+            )
+        if self._at is None:
+            if self._spec.start == LATEST:
+                self._at = last
+            elif start_time(self._spec.start) is None:
+                self._at = max(0, first - 1)
+        else:
+            if last < self._at:
+                raise self._replaced(f"it was read up to sequence {self._at}, but ends at {last}")
+            await self._check_read()
+            if first > self._at + 1 and int(info["config"].get("max_msgs_per_subject", -1)) <= 0:
+                raise self._removed(first)
+        if self._spec.stop_at_end and self._end is None:
+            self._end = last
+
+    async def _check_read(self) -> None:
+        """Check that the last message that was read is unchanged, if it still exists."""
+        if not self._digest:
+            return
+        try:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{self._spec.stream}", {"seq": self._read})
+        except ApiError as error:
+            if error.code != NO_MESSAGE:
+                raise
+            return
+        message = answer["message"]
+        if _digest(message["subject"], base64.b64decode(message.get("data", ""))) != self._digest:
+            raise self._replaced(f"the message at sequence {self._read} is not the one that was read")
+
+    def _removed(self, first: int) -> DamageError:
+        which = f" (of {', '.join(self._subjects)} or of other subjects)" if self._subjects else ""
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {self._spec.stream}: the lane is at sequence {self._at}, but the first message left is "
+            f"{first}: messages{which} were removed before they were read, by a limit of the stream or a purge. "
+            "Nothing else was skipped. Read the remaining messages with a source of another name, or start over "
+            "with --fresh; and let the stream keep more",
+        )
+
+    def _replaced(self, what: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {self._spec.stream}: {what}: the stream was recreated, or the server lost its latest "
+            "data or was rolled back. Restore its data, read what it has now with a source of another name, or "
+            "start over with --fresh",
+        )
+
+    # Reading
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Wait for messages, up to the timeout."""
+        if self._idle:
+            await asyncio.sleep(timeout_s)
+            return
+        until_s = self._now_s() + timeout_s
+        if not await self._reaching.may_try(timeout_s):
+            return
+        try:
+            with translated(self._connection, self._where):
+                if not await self._is_reached(timeout_s):
+                    return
+                async with asyncio.timeout(self._spec.timeout_s + timeout_s):
+                    await self._advance(until_s)
+            self._reaching.worked()
+        except RetryLaterError as error:
+            self._needs_restart(str(error))
+            self._reaching.failed(error)
+
+    async def _is_reached(self, timeout_s: float) -> bool:
+        """Whether there is a connection before the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connection.connected()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _advance(self, until_s: float) -> None:
+        if self._restart is not None or self._losses != self._connection.losses:
+            await self._new_consumer()
+        while not self._arrived and self._restart is None and not self._is_ended():
+            if self._ran_out or (self._end is not None and self._waiting == 0):
+                await self._follow_stream()
+                if self._is_ended():
+                    return
+            self._something.clear()
+            await self._ask()
+            left_s = until_s - self._now_s()
+            if left_s <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._something.wait()
+            if self._owed and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
+                self._needs_restart("the server does not answer")
+
+    async def _ask(self) -> None:
+        """Request more messages, if no request is in progress."""
+        if self._owed:
+            return
+        self._owed = NATS_PULL_MESSAGES
+        self._heard_s = self._now_s()
+        # A pull that cannot hold the largest message would never deliver it.
+        size = max(NATS_PULL_BYTES, 2 * int(self._connection.server.get("max_payload", 0)))
+        request = {
+            "batch": NATS_PULL_MESSAGES,
+            "max_bytes": size,
+            "expires": _PULL_EXPIRES_S * _NANOSECONDS,
+            "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
+        }
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._spec.stream}.{self._consumer}",
+            json.dumps(request).encode(),
+            reply=f"{self._inbox}.{self._round}",
+        )
+
+    def _on_message(self, message: Msg) -> None:
+        # A message arrives under its own subject; its reply subject identifies the request. A status arrives at our
+        # inbox.
+        if not message.reply.startswith("$JS.ACK."):
+            if message.subject == f"{self._inbox}.{self._round}":
+                self._heard_s = self._now_s()
+                self._on_status(message.headers or {})
+            return
+        origin = origin_of(message.reply)
+        if origin.consumer != self._consumer or self._restart is not None:
+            return
+        self._heard_s = self._now_s()
+        if origin.delivered != self._delivered + 1:
+            self._needs_restart(f"delivery {origin.delivered} came after {self._delivered}")
+            return
+        self._delivered = origin.delivered
+        self._owed -= 1
+        self._waiting = origin.waiting
+        headers = message.headers or {}
+        time_us, fault = event_time(EPOCH_NS, origin.time_ns)
+        self._arrived.append(_Message(origin.sequence, message.subject, headers, message.data, time_us, fault))
+        self._something.set()
+
+    def _on_status(self, headers: Mapping[str, str]) -> None:
+        status, description = headers.get("Status", ""), headers.get("Description", "")
+        if status == "100":
+            last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
+            if last_delivered > self._delivered:
+                self._needs_restart(
+                    f"deliveries up to {last_delivered} were sent, but only those up to {self._delivered} arrived"
+                )
+            return
+        if status not in ("404", "408", "409") or "Nats-Pending-Messages" not in headers:
+            self._needs_restart(f"the server answered {status} {description}")
+            return
+        # The pull has reached its limit of time or bytes.
+        self._owed = 0
+        self._ran_out = status != "409"
+        self._something.set()
+
+    def _needs_restart(self, reason: str) -> None:
+        self._restart = reason
+        self._something.set()
+
+    async def _follow_stream(self) -> None:
+        """No messages of the lane's subjects are left: everything up to the stream's end has been checked."""
+        info = await _info(self._connection, self._spec.stream)
+        consumer = await self._connection.api(f"CONSUMER.INFO.{self._spec.stream}.{self._consumer}")
+        delivered = int(consumer["delivered"]["consumer_seq"])
+        self._waiting = int(consumer["num_pending"])
+        self._ran_out = False
+        if info is not None and self._waiting == 0 and delivered == self._delivered and not self._arrived:
+            self._at = max(self._at or 0, int(info["state"]["last_seq"]))
+
+    async def _new_consumer(self) -> None:
+        """A new consumer, after the last message that was read. Messages that arrived and were not read arrive
+        again."""
+        if self._restart != "start":
+            _log.info("%s: reading continues after %s (%s)", self._where, self._at, self._restart or "reconnected")
+        async with asyncio.timeout(self._spec.timeout_s):
+            await self._connection.connected()
+            self._round += 1
+            self._losses = self._connection.losses
+            self._delivered = self._owed = 0
+            self._arrived.clear()
+            await self._check_stream()
+            await self._create_consumer()
+        self._restart = None
+        self._ran_out = False
+
+    async def _remove_consumer(self) -> None:
+        client = self._connection.client
+        if client.is_connected and self._consumer:
+            # No task waits for the answer; the server would later remove the consumer by itself.
+            await client.publish(f"$JS.API.CONSUMER.DELETE.{self._spec.stream}.{self._consumer}", b"")
+            self._consumer = ""
+
+    async def _create_consumer(self) -> None:
+        await self._remove_consumer()
+        name = f"r{uuid4().hex}"
+        config: dict[str, Any] = {
+            "name": name,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _INACTIVE_S * _NANOSECONDS,
+        }
+        if self._at is None:
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
+        if self._subjects:
+            config["filter_subjects"] = self._subjects
+        answer = await self._connection.api(
+            f"CONSUMER.CREATE.{self._spec.stream}.{name}", {"stream_name": self._spec.stream, "config": config}
+        )
+        self._consumer = name
+        self._waiting = int(answer["num_pending"])
+
+    def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
+        """The next batch."""
+        taken: list[_Message] = []
+        faults: list[InvalidRecord] = []
+        size = 0
+        while self._arrived and len(taken) < records_max:
+            message = self._arrived[0]
+            if self._end is not None and message.sequence > self._end:
+                self._arrived.clear()
+                self._at = self._end
+                break
+            if taken and size + message.size > bytes_max:
+                break
+            self._arrived.popleft()
+            self._at = self._read = message.sequence
+            self._digest = message.digest
+            place = f"{self._spec.stream} at sequence {message.sequence}"
+            fault = invalid(message.data, message.size, message.fault, place)
+            if fault is not None:
+                faults.append(fault)
+                continue
+            size += message.size
+            taken.append(message)
+        frame = None
+        if taken:
+            frame = build_frame(
+                [message.data for message in taken],
+                array("q", [message.time_us for message in taken]),
+                ingest_time_us=self._owner.clock.now_us(),
+                headers=[_headers(message) for message in taken],
+            )
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(faults))
+
+    def _is_ended(self) -> bool:
+        if not self._spec.stop_at_end:
+            return False
+        return self._idle or (self._end is not None and self._at is not None and self._at >= self._end)
+
+    def _now_s(self) -> float:
+        return self._owner.clock.monotonic_s()
+
+
+def _headers(message: _Message) -> Mapping[str, bytes]:
+    return {
+        SUBJECT_HEADER: message.subject.encode(),
+        **{name: header_bytes(text) for name, text in message.headers.items()},
+    }
+
+
+def _named(stream: str, subjects: Sequence[str]) -> str:
+    return f"{', '.join(subjects)} of {stream}" if subjects else f"all of {stream}"
+
+
+async def _info(connection: BrokerConnection, stream: str) -> dict[str, Any] | None:
+    """Information about the stream; None if it does not exist."""
+    try:
+        return await connection.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.code == NO_STREAM:
+            return None
+        raise
+
+
+def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What does not fit the settings, each with what is expected."""
+    retention = info["config"].get("retention", "limits")
+    if retention != "limits":
+        what = f"the stream {spec.stream} removes messages once they are consumed (retention {retention})"
+        return [(what, "a stream with `retention: limits`, or a stream that mirrors or sources this one")]
+    return []
+
+
+async def look(spec: JetStreamSource, base_dir: Path) -> list[tuple[str, str]]:
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
+    where = "validate --online"
+    async with linked(spec, base_dir, where, "millstream validate") as connection:
+        with translated(connection, where):
+            info = await _info(connection, spec.stream)
+            if info is None:
+                return [(f"there is no stream {spec.stream}", "an existing stream")]
+            return _faults(info, spec, connection.server)
+
+
+@asynccontextmanager
+async def open_jetstream_source(spec: JetStreamSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`."""
+    where = f"lane {owner.lane}"
+    async with AsyncExitStack() as life:
+        connection = await life.enter_async_context(linked(spec, owner.base_dir, where, f"millstream {owner.lane}"))
+        lane = JetStreamSourceLane(spec, owner, connection)
+        life.push_async_callback(lane.close)
+        await lane.open()
+        yield lane

@@ -1,0 +1,84 @@
+"""The `kafka` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import Flag, Text
+from millstream_connectors.kafka.settings import KafkaCluster, clear_password
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class KafkaSink(KafkaCluster):
+    """Writes records to a Kafka topic, in transactions that also hold the lane's position."""
+
+    noun = "a kafka sink"
+
+    topic: Text
+    """The topic, which must exist."""
+    transactions: Flag = True
+    """Write in transactions, exactly once. `false`: at least once; readers of uncommitted data see records sooner."""
+    set_key: Flag = True
+    """Use the keys of each record as Kafka's key: a single key as it is, several as a JSON array."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How batches are compressed."""
+
+
+class _Kafka(SinkConnector[KafkaSink]):
+    whole = True
+    encoded = keys_encoded = True
+    model = KafkaSink
+    meaning = "To a Kafka topic."
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once for readers with `isolation.level=read_committed`: a transaction contains records and the "
+        "position after them",
+    )
+    packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
+
+    def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            return as_fallback("topic")
+        if not settings.transactions:
+            what = (
+                "at least once: after a crash or a lost connection, records since the last mark are sent again; "
+                "`transactions: true` makes it exactly once"
+            )
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return self.promise
+
+    def subject(self, settings: KafkaSink) -> str | None:
+        return f"{settings.topic}-value"
+
+    def keys_unencoded(self, settings: KafkaSink) -> str | None:
+        return None if settings.set_key else "`setKey: true` of `kafka`"
+
+    def key_subject(self, settings: KafkaSink) -> str | None:
+        return f"{settings.topic}-key"
+
+    def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from clear_password(settings, path)
+
+    def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.kafka.client import look_for_topics
+
+        async def look() -> Sequence[Finding]:
+            await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
+            return ()
+
+        return look()
+
+    def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.kafka.sink.lane import open_kafka_sink
+
+        return open_kafka_sink(settings, owner)
+
+
+KAFKA = _Kafka()

@@ -1,0 +1,36 @@
+"""The `log` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream.spec.connectors import Guarantee, GuaranteeId
+from millstream.spec.values import SpecModel
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class LogSink(SpecModel):
+    """Writes each record as a line to the vertex's log."""
+
+
+class _Log(SinkConnector[LogSink]):
+    model = LogSink
+    meaning = "To the vertex's log."
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE, "at least once: lines written shortly before a crash are written again"
+    )
+
+    def envelope_form(self, settings: LogSink) -> EnvelopeForm:
+        return EnvelopeForm.NONE
+
+    def open(self, settings: LogSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.log.sink.lane import open_log_sink
+
+        return open_log_sink()
+
+
+LOG = _Log()

@@ -1,0 +1,67 @@
+"""The `mqtt` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text, problem
+from millstream_connectors.mqtt.settings import MqttBroker
+from millstream_connectors.shared.servers import notes_by_url
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+def _checked_topic(written: str) -> str:
+    if any(character in written for character in "+#\0") or len(written.encode()) > 65_535:
+        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a topic", "a topic without `+` and `#`")
+    return written
+
+
+class MqttSink(MqttBroker):
+    """Publishes records to a topic of an MQTT broker, with QoS 1."""
+
+    noun = "an mqtt sink"
+
+    topic: Annotated[Text, After(_checked_topic)]
+    """The topic."""
+
+
+class _Mqtt(SinkConnector[MqttSink]):
+    model = MqttSink
+    meaning = "To a topic of an MQTT broker."
+    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (the user property `Millstream-Id`), the same at every attempt, by "
+        "which a reader can drop duplicates",
+    )
+    whole = True
+
+    def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from notes_by_url(settings, path)
+
+    def online_findings(self, settings: MqttSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.mqtt.client import linked
+
+        async def look() -> Sequence[Finding]:
+            async with linked(settings, place.base_dir, "validate --online"):
+                # MQTT has no way to ask whether a client may publish to a topic.
+                return []
+
+        return look()
+
+    def open(self, settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.mqtt.sink.lane import open_mqtt_sink
+
+        return open_mqtt_sink(settings, owner)
+
+
+MQTT = _Mqtt()

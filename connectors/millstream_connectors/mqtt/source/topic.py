@@ -1,0 +1,141 @@
+"""Messages of an MQTT session, for a lane that acknowledges them.
+
+    topics ─► session at the broker, kept while the pipeline is down ─► message, QoS 1 ─► inbox
+                       ◄─ acknowledged in the order of arrival, once committed
+
+When the session reconnects, the broker repeats every unacknowledged message. It reuses its packet ids for other
+messages, so they do not identify a message.
+
+Above it: `acknowledged`. Below it: a connection to the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from paho.mqtt.client import MQTTMessage
+
+from millstream import codes
+from millstream.errors import RetryLaterError, UserError
+from millstream_connectors.mqtt.client import MqttLink, Session, linked, open_link
+from millstream_connectors.mqtt.source.connector import SHARED, MqttSource
+from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_reader.connector import SourceOwner
+
+KIND = "mqtt"
+TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
+
+_log = logging.getLogger(__name__)
+
+
+class MqttSubscription:
+    """See `Subscription`."""
+
+    def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._link: MqttLink | None = None
+        self._window = spec.prefetch
+        self._largest = 0
+        """Bytes of the largest message so far."""
+        self._known = bool(owner.position)
+        """Whether a lane has read from the session before, so the broker should have it."""
+        self._told_dropped = False
+
+    @property
+    def lease_s(self) -> float | None:
+        return None
+
+    async def connect(self, inbox: Inbox) -> None:
+        spec, owner = self._spec, self._owner
+        session = Session(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
+        link = await open_link(spec, owner.base_dir, f"lane {owner.lane}", session)
+        try:
+            await link.subscribe(spec.topic)
+        except BaseException:
+            await link.close()
+            raise
+        if self._known and not link.resumed:
+            _log.warning(
+                "lane %s: the broker no longer has the session %s, from which earlier runs read: messages that arrived "
+                "while the source was not connected may be lost",
+                owner.lane,
+                spec.session,
+            )
+        self._link, self._known = link, True
+
+    async def receive(self, inbox: Inbox) -> None:
+        """The broker sends messages by itself."""
+
+    async def acknowledge(self, messages: Sequence[Message]) -> None:
+        if self._link is not None:
+            for message in messages:
+                if message.tag is not None:
+                    self._link.acknowledge(message.tag)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """A message is held as long as the connection lasts."""
+
+    async def adjust(self, inbox: Inbox) -> None:
+        fitting = max(1, inbox.bounds.size // max(1, self._largest))
+        if inbox.size >= inbox.bounds.size and fitting < self._window:
+            # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
+            self._window = fitting
+            what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
+            raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so it takes {fitting} at a time from now on")
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close(self._spec.topic)
+
+    def pending(self) -> int | None:
+        """MQTT does not report it."""
+        return None
+
+    def _arrived(self, found: MQTTMessage, inbox: Inbox) -> None:
+        if not found.qos and inbox.full:
+            # The broker does not count messages of QoS 0, so nothing else limits them.
+            if not self._told_dropped:
+                self._told_dropped = True
+                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped"
+                _log.warning(what, self._owner.lane)
+            return
+        message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
+        self._largest = max(self._largest, message.size)
+        inbox.put(message)
+        if inbox.size >= inbox.bounds.size:
+            inbox.changed.set()
+
+
+def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
+    """A delivered message, converted for the inbox. Pure."""
+    # If a property is repeated, the first one counts.
+    headers = {name: text.encode() for name, text in reversed(getattr(found.properties, "UserProperty", ()))}
+    record_id = headers.pop(id_property, b"").decode()
+    headers[TOPIC] = found.topic.encode()
+    if content_type := getattr(found.properties, "ContentType", ""):
+        headers[CONTENT_TYPE] = content_type.encode()
+    return Message(
+        value=bytes(found.payload),
+        tag=found.mid if found.qos else None,
+        time_us=now_us,
+        record_id=record_id,
+        headers=headers,
+        redelivered=bool(found.dup),
+    )
+
+
+async def look(spec: MqttSource, base_dir: Path) -> list[tuple[str, str]]:
+    """What on the broker does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
+    async with linked(spec, base_dir, "validate --online") as link:
+        if not spec.topic.startswith(SHARED):
+            # A subscription to a shared one would take messages from its other members.
+            try:
+                await link.subscribe(spec.topic)
+            except UserError as error:
+                return [(str(error), "a topic filter that the user may read")]
+    return []

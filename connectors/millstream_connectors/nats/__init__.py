@@ -1,0 +1,1 @@
+"""Subjects of NATS without JetStream: source and sink."""

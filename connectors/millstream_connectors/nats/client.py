@@ -1,0 +1,115 @@
+"""A lane's connection to an external NATS server, and what its errors mean to the lane.
+
+Above it: connectors. Below it: the connection. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts or is full.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from millstream import codes
+from millstream.errors import InfrastructureError, RetryLaterError, UserError
+from millstream.nats.access import BrokerAccess
+from millstream.nats.client import nats_errors
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, NotPermittedError, open_connection
+from millstream.nats.signing import checked_credentials, checked_seed, read_credentials
+from millstream.spec.references import resolve
+from millstream.wire.client_tls import context_of
+from millstream_connectors.nats.settings import NatsServer
+
+NO_STREAM = 10059
+NO_MESSAGE = 10037
+PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
+"""Codes of errors that may pass: no leader, no space, no resources, a failed store, an incomplete batch, too many
+batches at once."""
+
+FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
+"""Exceptions of the client: everything that can go wrong between a lane and its server."""
+
+
+def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
+    """Access to the server, with all secrets resolved. Raises `UserError`."""
+    auth = settings.auth
+    user = password = token = seed = None
+    if auth is not None and auth.basic is not None:
+        user = resolve(auth.basic.user, base_dir, f"{where}: auth.basic.user")
+        password = resolve(auth.basic.password, base_dir, f"{where}: auth.basic.password")
+    elif auth is not None and auth.token is not None:
+        token = resolve(auth.token, base_dir, f"{where}: auth.token")
+    elif auth is not None and auth.nkey is not None:
+        what = f"{where}: auth.nkey"
+        seed = checked_seed(resolve(auth.nkey, base_dir, what), what, codes.CONNECTOR_SETTINGS)
+    creds_file = creds = None
+    if auth is not None and auth.creds is not None:
+        what = f"{where}: auth.creds"
+        if isinstance(auth.creds, str):
+            creds_file = base_dir / auth.creds
+            try:
+                contents = read_credentials(creds_file)
+            except FileNotFoundError as error:
+                raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {creds_file}") from error
+            except OSError as error:
+                what = f"{what}: {creds_file} cannot be read: {error.strerror}"
+                raise UserError(codes.SECRET_MISSING, what) from error
+            checked_credentials(contents, f"{what}: {creds_file}", codes.CONNECTOR_SETTINGS)
+        else:
+            creds = checked_credentials(resolve(auth.creds, base_dir, what), what, codes.CONNECTOR_SETTINGS)
+    tls: ssl.SSLContext | None = None
+    if settings.tls is not None:
+        tls = context_of(settings.tls, base_dir, where)
+    elif settings.encrypted:
+        tls = ssl.create_default_context()
+    url = ",".join(server.strip() for server in settings.url.split(","))
+    return BrokerAccess(
+        url,
+        user=user,
+        password=password,
+        token=token,
+        nkey_seed=seed,
+        credentials_file=creds_file,
+        credentials=creds,
+        tls=tls,
+        outside=True,
+    )
+
+
+@asynccontextmanager
+async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
+    """A connection, which is opened again whenever it is lost. Raises Millstream errors if it cannot be opened."""
+    access = access_of(settings, base_dir, where)
+    async with AsyncExitStack() as life:
+        try:
+            opening = open_connection(access, name=name, timeout_s=settings.timeout_s)
+            connection = await life.enter_async_context(opening)
+        except InfrastructureError as error:
+            if error.code == codes.BROKER_REFUSES:
+                raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+            raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {error}") from error
+        yield connection
+
+
+@contextmanager
+def translated(connection: BrokerConnection, where: str) -> Iterator[None]:
+    """Converts every failure inside it to a Millstream error."""
+    place = f"{where}: NATS at {connection.place}"
+    try:
+        yield
+    except NotPermittedError as error:
+        raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+    except InfrastructureError as error:
+        if error.code == codes.BROKER_REFUSES:
+            raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+        raise
+    except ApiError as error:
+        if error.code in PASSING:
+            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do this now: {error}") from error
+        raise UserError(codes.TARGET_UNFIT, f"{place}: {error}") from error
+    except nats_errors.MaxPayloadError as error:
+        raise UserError(codes.TARGET_UNFIT, f"{place}: a message is larger than its max_payload") from error
+    except (AnswerLostError, TimeoutError, nats_errors.Error) as error:
+        said = str(error) or type(error).__name__
+        raise RetryLaterError(codes.TARGET_AWAY, f"{place} does not answer: {said}") from error

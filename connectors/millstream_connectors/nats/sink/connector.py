@@ -1,0 +1,57 @@
+"""The `nats` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text
+from millstream_connectors.nats.settings import NatsServer, checked_subject, server_notes
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class NatsSink(NatsServer):
+    """Publishes records to a NATS subject. NATS does not store them."""
+
+    noun = "a nats sink"
+
+    subject: Annotated[Text, After(checked_subject)]
+    """The subject."""
+
+
+class _Nats(SinkConnector[NatsSink]):
+    model = NatsSink
+    meaning = "To a NATS subject, without JetStream."
+    promise = Guarantee(
+        GuaranteeId.NO_PROMISE,
+        "none: each record is sent to the server, more than once after a failure, and the server sends it to the "
+        "subscribers that are connected and fast enough. `jetstream` stores records",
+    )
+    whole = True
+
+    def notes(self, settings: NatsSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    def online_findings(self, settings: NatsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.nats.sink.lane import look
+
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
+
+    def open(self, settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.nats.sink.lane import open_nats_sink
+
+        return open_nats_sink(settings, owner)
+
+
+NATS = _Nats()

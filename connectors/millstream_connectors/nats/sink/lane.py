@@ -1,0 +1,91 @@
+"""Publishes records to a NATS subject. The server has them when it answers the ping after them.
+
+    write ─► messages, then a ping ─► pong: written
+                                  └─► no pong, or the connection was lost: retried
+
+Above it: the delivery. Below it: one connection to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from millstream import codes
+from millstream.errors import RetryLaterError
+from millstream.nats.connection import BrokerConnection
+from millstream.record import Position
+from millstream_connectors.jetstream.sink.messages import convert
+from millstream_connectors.nats.client import linked, translated
+from millstream_connectors.nats.sink.connector import NatsSink
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
+
+_log = logging.getLogger(__name__)
+
+
+class NatsSinkLane(UnkeptLane):
+    """A lane that publishes messages."""
+
+    def __init__(self, settings: NatsSink, owner: SinkOwner) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._connection: BrokerConnection | None = None
+        self._life = AsyncExitStack()
+
+    async def open(self) -> None:
+        """Connect. Raises Millstream errors."""
+        owner = self._owner
+        name = f"millstream {owner.pipeline}/{owner.name}"
+        linking = linked(self._settings, owner.base_dir, owner.where, name)
+        self._connection = await self._life.enter_async_context(linking)
+
+    async def close(self) -> None:
+        self._connection = None
+        await self._life.aclose()
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        if self._connection is None:
+            await self.open()
+        connection = self._connection
+        assert connection is not None, "it is open"
+        settings, where = self._settings, self._owner.where
+        failures: list[Sequence[SinkFailure]] = []
+        with translated(connection, where):
+            async with asyncio.timeout(settings.timeout_s):
+                await connection.connected()
+                losses = connection.losses
+                bytes_max = int(connection.server.get("max_payload", 0))
+                for item in frames:
+                    converted = convert(item, bytes_max, None)
+                    failures.append(converted.failures)
+                    for put in converted.made:
+                        await connection.publish(settings.subject, put.data, put.headers)
+                await connection.settled(settings.timeout_s)
+        if connection.losses != losses:
+            what = f"{where}: the connection to NATS at {connection.place} was lost while records were published"
+            raise RetryLaterError(codes.TARGET_AWAY, what)
+        return WriteResult(failures if any(failures) else ())
+
+
+async def look(settings: NatsSink, base_dir: Path) -> None:
+    """Raises Millstream errors if the server is away or refuses. Publishes nothing."""
+    async with linked(settings, base_dir, "validate --online", "millstream validate"):
+        pass
+
+
+@asynccontextmanager
+async def open_nats_sink(settings: NatsSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The lane's target. If the server is away, the first write waits for it."""
+    lane = NatsSinkLane(settings, owner)
+    try:
+        try:
+            await lane.open()
+        except RetryLaterError as error:
+            _log.warning("%s", error)
+        yield lane
+    finally:
+        await lane.close()

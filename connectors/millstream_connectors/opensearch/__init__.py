@@ -1,0 +1,1 @@
+"""Indices of OpenSearch and Elasticsearch: the sink."""

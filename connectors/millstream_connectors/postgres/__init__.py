@@ -1,0 +1,1 @@
+"""PostgreSQL: a source of queries and changes, and a sink."""

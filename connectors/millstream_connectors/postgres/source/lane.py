@@ -1,0 +1,298 @@
+"""Rows of a PostgreSQL query, in the order of their cursor, after the cursor in the lane's mark.
+
+    the greatest cursor that is visible ─► wait for the transactions that were in progress ─► pages up to it ─► frames
+            ▲                                                                                  │
+            └────────────────────────── pollEvery, when there is nothing new ◄─────────────────┘
+
+A row may be committed after one with a greater cursor: its transaction took the value earlier and ended later. So new
+rows are read in rounds. A round ends at the greatest cursor that is visible when it begins, and its rows are read only
+after every transaction that was in progress then has ended: a transaction that takes its value later takes a greater
+one. This needs no locks, and the source keeps no transaction open while rows are processed.
+
+Above it: a source lane. Below it: the statements (`query`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from millstream import codes
+from millstream.errors import RetryLaterError, UserError
+from millstream.frame import build_frame
+from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S
+from millstream.pauses import Pauses
+from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of
+from millstream_connectors.postgres.source.connector import PostgresSource
+from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
+from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.query_rows import Row, Taken, take
+from millstream_connectors.shared.reaching import Reaching
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceBatch, SourceLane
+
+KIND = "postgres"
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
+"""Pause between checks of transactions that the lane waits for."""
+_ALIKE = (
+    frozenset(("smallint", "integer", "bigint", "numeric")),
+    frozenset(("text", "character varying")),
+    frozenset(("timestamp without time zone", "date")),
+)
+"""Types with the same sort order: a column may change from one to another."""
+
+_log = logging.getLogger(__name__)
+
+
+class PostgresQueryLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, spec: PostgresSource, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._where = f"lane {owner.lane}"
+        self._connection: Connection | None = None
+        self._query = Query(spec, (), owner.lane.partition, owner.partitions)
+        self._at: Cursor | None = None
+        """Cursor of the last row that was returned."""
+        self._end: Cursor | None = None
+        """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
+        self._known_types: Sequence[str] = ()
+        self._waiting: deque[Row[Cursor]] = deque()
+        self._round: Cursor | None = None
+        """Where the current round ends; None between rounds."""
+        self._open: Mapping[str, int | None] = {}
+        """Transactions that the round waits for."""
+        self._tables: Sequence[int] = ()
+        """The tables that the query reads."""
+        self._waits_since_s = 0.0
+        self._reported_s = 0.0
+        self._look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
+        self._reaching = Reaching(owner.clock, _log)
+        self._finished = False
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._waiting and not self._finished and not self._draining:
+            await self._fill(timeout_s)
+        return self._take(records_max, bytes_max)
+
+    async def committed(self, position: bytes) -> None:
+        """The server keeps nothing for a query."""
+
+    def pending(self) -> int | None:
+        """Rows of a page that wait; None if later rows were not counted."""
+        return len(self._waiting) if self._round is None or self._finished else None
+
+    def is_held_up(self) -> bool:
+        # Rows wait for transactions that may still write others before them.
+        return self._reaching.is_away or bool(self._open)
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        self._restore()
+        await self._connected()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    # The lane's position
+
+    def _restore(self) -> None:
+        owner, spec = self._owner, self._spec
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is None:
+            return
+        try:
+            known: dict[str, str] = body["cursor"]
+            self._at = None if body["at"] is None else tuple(map(str, body["at"]))
+            self._end = None if body["end"] is None else tuple(map(str, body["end"]))
+            self._known_types = tuple(known.values())
+            names = tuple(known)
+            if any(found and len(found) != len(names) for found in (self._at, self._end)):
+                raise ValueError(names)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise unreadable_position(self._where, owner.position, "a postgres source with `query`") from error
+        if names != spec.cursor:
+            raise UserError(
+                codes.SOURCE_CHANGED,
+                f"{self._where}: the cursor is now ({', '.join(spec.cursor)}), and was ({', '.join(names)}) in "
+                "earlier runs. Change it back, or start over with --fresh",
+            )
+        if not spec.stop_at_end:
+            self._end = None
+
+    def _position(self) -> bytes:
+        body = {
+            "at": self._at,
+            "end": self._end,
+            "cursor": dict(zip(self._spec.cursor, self._query.types, strict=True)),
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    def _check_types(self, types: Sequence[str]) -> None:
+        """Check the types of the columns: another type has other values, or another order."""
+        for name, now, before in zip(self._spec.cursor, types, self._known_types, strict=False):
+            if now != before and not any(now in alike and before in alike for alike in _ALIKE):
+                raise UserError(
+                    codes.SOURCE_CHANGED,
+                    f"{self._where}: the cursor's column `{name}` is now of type {now}, and was of type {before} in "
+                    "earlier runs, so the stored position does not apply to it. Change it back, or start over with "
+                    "--fresh",
+                )
+
+    async def _connected(self) -> Connection:
+        """The connection, after the query was checked on it. Raises Millstream errors; `FAILURES` come through as
+        these."""
+        if self._connection is not None and not self._connection.is_closed():
+            return self._connection
+        spec = self._spec
+        application = f"millstream {self._owner.lane}"[:60]
+        connection = await connect(spec, self._owner.base_dir, self._where, application)
+        try:
+            async with asyncio.timeout(spec.timeout_s):
+                await set_up(connection)
+                types, faults = await prepare(connection, spec)
+                if faults:
+                    what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
+                    raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+                self._check_types(types)
+                self._query = replace(self._query, types=types)
+                if await is_blind(connection, self._query):
+                    raise RetryLaterError(codes.TARGET_AWAY, f"{self._where}: PostgreSQL at {spec.host}: {BLIND}")
+                if spec.stop_at_end and self._end is None:
+                    self._end = (await self._query.last(connection, None))[0] or ()
+        except FAILURES as error:
+            connection.terminate()
+            raise error_of(error, spec, self._where) from error
+        except BaseException:
+            connection.terminate()
+            raise
+        self._finished = self._finished or self._end == () or (self._end is not None and self._end == self._at)
+        self._known_types = types
+        self._connection = connection
+        return connection
+
+    # Reading
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Wait for rows, up to the timeout."""
+        until_s = self._now_s() + timeout_s
+        if not await self._reaching.may_try(timeout_s):
+            return
+        try:
+            connection = await self._connected()
+            async with asyncio.timeout(self._spec.timeout_s):
+                await self._advance(connection, until_s)
+        except FAILURES as error:
+            self.close()
+            self._reaching.failed(error_of(error, self._spec, self._where))
+        except RetryLaterError as error:
+            self._reaching.failed(error)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _advance(self, connection: Connection, until_s: float) -> None:
+        if self._round is None:
+            await self._begin_round(connection)
+        if self._open and not await self._all_ended(connection, until_s):
+            return
+        if self._round is not None:
+            rows, is_all = await self._query.page(connection, self._at, self._round)
+            self._check_identity(rows)
+            # The last cursor is read again, to find other rows with the same cursor.
+            self._waiting.extend(rows if is_all else rows[:-1])
+            if is_all:
+                self._round = None
+                self._finished = not self._query.follows
+        self._reaching.worked()
+
+    async def _begin_round(self, connection: Connection) -> None:
+        if self._end is not None:
+            self._round = self._end
+            return
+        self._round, self._tables = await self._query.last(connection, self._at)
+        if self._round is None:
+            self._reaching.rest(self._spec.poll_every_s)
+        elif self._query.waits:
+            # Queried after the cursor: a transaction that took a smaller value is among them, or has ended and is
+            # visible.
+            self._open = await self._query.open_transactions(connection, self._tables)
+            self._waits_since_s = self._reported_s = self._now_s()
+            self._look.begin_again()
+
+    async def _all_ended(self, connection: Connection, until_s: float) -> bool:
+        """Whether all transactions that the round waits for have ended before the timeout."""
+        while True:
+            now = await self._query.open_transactions(connection, self._tables)
+            self._open = {name: pid for name, pid in self._open.items() if name in now}
+            now_s = self._now_s()
+            if not self._open or now_s >= until_s:
+                break
+            await asyncio.sleep(min(self._look.take(), until_s - now_s))
+        if self._open and now_s >= self._reported_s + POSTGRES_OPEN_REPORTED_EVERY_S:
+            self._reported_s = now_s
+            named = ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())
+            _log.warning(
+                "%s: has waited %.0f s for open transactions of %s that may still write rows before the newest "
+                "ones: %s. pg_stat_activity shows them; end any that were forgotten",
+                self._where,
+                now_s - self._waits_since_s,
+                self._spec.database,
+                named[:500],
+            )
+        return not self._open
+
+    def _check_identity(self, rows: Sequence[Row[Cursor]]) -> None:
+        """A position could not separate rows with the same cursor."""
+        before = self._at
+        for row in rows:
+            if row.cursor == before:
+                names, texts = ", ".join(self._spec.cursor), ", ".join(row.cursor)
+                raise UserError(
+                    codes.TARGET_UNFIT,
+                    f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
+                    "separate them. Name columns that together identify a row, for example with the primary key "
+                    "last",
+                )
+            before = row.cursor
+
+    def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
+        """The next batch."""
+        taken: Taken[Cursor] = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
+        values, self._at = taken.values, taken.at or self._at
+        ended = self._finished and not self._waiting
+        now_us = self._owner.clock.now_us()
+        times = array("q", [now_us]) * len(values)
+        frame = build_frame(values, times, ingest_time_us=now_us) if values else None
+        return SourceBatch(frame, self._position(), ended=ended, invalid=taken.invalid)
+
+    def _now_s(self) -> float:
+        return self._owner.clock.monotonic_s()
+
+
+@asynccontextmanager
+async def open_query(spec: PostgresSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`."""
+    lane = PostgresQueryLane(spec, owner)
+    try:
+        await lane.open()
+        yield lane
+    finally:
+        lane.close()

@@ -1,0 +1,73 @@
+"""The `pubsub` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream_connectors.pubsub.settings import PubsubProject, ResourceName, project_notes
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class PubsubSink(PubsubProject):
+    """Publishes records to a topic of Google Cloud Pub/Sub."""
+
+    noun = "a pubsub sink"
+
+    topic: ResourceName
+    """Name of a topic in the project."""
+    ordering_key_source: Literal["none", "key"] = "none"
+    """Source of a message's ordering key: none, or the record's keys. With `key`, messages with the same keys stay in
+    order, and each request has only messages with the same keys. A record without keys gets no ordering key."""
+
+    @property
+    def path(self) -> str:
+        """The topic's full name, with its project."""
+        return f"projects/{self.project}/topics/{self.topic}"
+
+
+class _Pubsub(SinkConnector[PubsubSink]):
+    encoded = True
+    model = PubsubSink
+    meaning = "To a topic of Google Cloud Pub/Sub."
+    packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
+        "which a reader can drop duplicates",
+    )
+    whole = True
+
+    def notes(self, settings: PubsubSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from project_notes(settings, path)
+
+    def online_findings(self, settings: PubsubSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.pubsub.sink.lane import look
+
+        async def findings() -> Sequence[Finding]:
+            try:
+                await look(settings, place.base_dir)
+            except UserError as error:
+                if error.code is not codes.TARGET_UNFIT:
+                    raise
+                what = f"there is no topic {settings.path}"
+                return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, "an existing topic")]
+            return []
+
+        return findings()
+
+    def open(self, settings: PubsubSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.pubsub.sink.lane import open_pubsub_sink
+
+        return open_pubsub_sink(settings, owner)
+
+
+PUBSUB = _Pubsub()

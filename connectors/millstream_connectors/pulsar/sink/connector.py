@@ -1,0 +1,104 @@
+"""The `pulsar` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.addresses import SERVER_CHECK
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import Flag, Text
+from millstream_connectors.pulsar.settings import PulsarCluster, cluster_notes, full_name, topic_check
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+def _checked_topic(written: str) -> str:
+    topic_check(written)
+    return written
+
+
+class PulsarSink(PulsarCluster):
+    """Publishes records to a Pulsar topic, with sequence ids by which the brokers drop repeated messages."""
+
+    noun = "a pulsar sink"
+
+    topic: Annotated[Text, After(_checked_topic)]
+    """The topic: a name in `public/default`, or `persistent://tenant/namespace/name`."""
+    admin_url: Annotated[Text, After(SERVER_CHECK)] | None = None
+    """Address of the cluster's web service, `http://host:8080` or `https://host:8443`. `validate --online` asks it
+    whether the brokers deduplicate messages of the topic. Default: none."""
+    deduplication: Flag = True
+    """Whether the brokers have to deduplicate messages (`brokerDeduplicationEnabled`, or `set-deduplication` of the
+    namespace or the topic). If they do not, or no partition remembers the lane any more, the lane stops. `false`: it
+    writes anyway, at least once."""
+
+    @property
+    def full_topic(self) -> str:
+        return full_name(self.topic)
+
+
+_EXACT = (
+    "exactly once: the brokers deduplicate by producer name and sequence id, which are the same on every attempt; a "
+    "lane that no partition remembers stops"
+)
+
+
+class _Pulsar(SinkConnector[PulsarSink]):
+    encoded = True
+    model = PulsarSink
+    meaning = "To a topic of Pulsar."
+    packages: ClassVar[Mapping[str, str]] = {"pulsar": "millstream[pulsar]"}
+    promise = Guarantee(
+        GuaranteeId.IDEMPOTENT,
+        f"{_EXACT}. At least once with `deduplication: false`",
+    )
+
+    def guarantee(self, settings: PulsarSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            return as_fallback("topic")
+        if not settings.deduplication:
+            what = (
+                "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once"
+            )
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
+
+    def notes(self, settings: PulsarSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from cluster_notes(settings, path)
+        admin = urlsplit(settings.admin_url or "")
+        is_open = admin.scheme == "http" and not stays_on_this_machine((admin.hostname or "").lower())
+        if settings.auth is not None and is_open:
+            yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"
+
+    def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.pulsar.looking import Looking, look
+        from millstream_connectors.pulsar.sink.web_service import deduplicates
+
+        async def findings() -> Sequence[Finding]:
+            topic, looking = settings.full_topic, Looking()
+            found = await look(settings, [topic], place.base_dir, looking)
+            findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+            if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
+                what = f"the brokers do not deduplicate messages of {topic}"
+                expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
+                findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))
+            return findings
+
+        return findings()
+
+    def open(self, settings: PulsarSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.pulsar.sink.lane import open_pulsar_sink
+
+        return open_pulsar_sink(settings, owner)
+
+
+PULSAR = _Pulsar()

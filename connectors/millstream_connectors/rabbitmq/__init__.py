@@ -1,0 +1,1 @@
+"""Queues and streams of RabbitMQ: source and sink."""

@@ -1,0 +1,212 @@
+"""A lane's connection to an external RabbitMQ server, and what its errors mean to the lane.
+
+Above it: connectors. Below it: aiormq, AMQP 0.9.1. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts or is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from aiormq import Connection, exceptions, spec
+from aiormq.channel import Channel
+from aiormq.connection import exception_by_code
+from yarl import URL
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.wire.client_tls import context_of, is_not_accepted
+from millstream_connectors.rabbitmq.decoding import accept_any_content
+from millstream_connectors.rabbitmq.settings import RabbitServer
+
+FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
+"""Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
+unexpected frames."""
+_HEARTBEAT_S = 10
+_CLOSE_S = 2.0
+_REFUSED = 403
+"""The authentication mechanisms that aiormq supports."""
+_PASSING = (
+    "down or inaccessible",
+    "' is down",
+    "replica on the local node",
+    "connection limit",
+    "timed out",
+    "in exclusive use",
+)
+"""Parts of messages about conditions that pass: the server is starting (it serves connections before it has started its
+replicas of streams), it still knows an earlier consumer, or an acknowledgement took too long."""
+
+accept_any_content()
+
+# What aiormq logs becomes a Millstream error, which is reported once.
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+
+
+class _Connection(Connection):
+    """A connection that keeps the reason why the server refuses a virtual host, which aiormq drops. Uses a private
+    method of aiormq."""
+
+    @staticmethod
+    async def _rpc(request: Any, writer: Any, frame_receiver: Any, wait_response: bool = True) -> Any:
+        receiver: Any = _Receiver(frame_receiver)
+        return await Connection._rpc(request, writer, receiver, wait_response)
+
+
+class _Receiver:
+    """Frames of a connection that is being opened."""
+
+    def __init__(self, receiver: Any) -> None:
+        self._receiver = receiver
+
+    async def get_frame(self) -> Any:
+        weight, channel, frame = await self._receiver.get_frame()
+        if isinstance(frame, spec.Connection.Close) and frame.reply_code != _REFUSED:
+            raise exception_by_code(frame)
+        return weight, channel, frame
+
+
+class RabbitLink:
+    """One connection and its channel. Opened by `open_link`, closed by `close`."""
+
+    def __init__(self, server: RabbitServer, where: str, connection: Connection, channel: Channel) -> None:
+        self.server = server
+        self.where = where
+        self.channel = channel
+        self._connection = connection
+
+    async def close(self) -> None:
+        """Has a short time limit: a silent server notices by itself."""
+        with suppress(*FAILURES):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._connection.close()
+
+    def on_loss(self, lost: Callable[[MillstreamError], object]) -> None:
+        """Call `lost` when the channel or its connection ends, or the server cancels a consumer."""
+
+        def ended(closing: asyncio.Future[Any]) -> None:
+            reason = None if closing.cancelled() else closing.exception()
+            lost(self.error_of(reason or ConnectionError("the connection was closed")))
+
+        async def cancelled(_: object) -> None:
+            lost(self.error_of(ConnectionError("the queue was removed, or has moved to another node")))
+
+        self.channel.closing.add_done_callback(ended)
+        self.channel.on_consumer_cancel_callbacks.add(cancelled)
+
+    async def error_of_publishing(self, error: BaseException) -> MillstreamError:
+        """The same for a publication. A server that is short of disk space or memory takes none, and says so."""
+        if not isinstance(error, TimeoutError) or not await self._is_blocked():
+            return self.error_of(error)
+        what = f"{self.where}: RabbitMQ at {self.server.host}:{self.server.port} accepts no messages now"
+        why = "it is low on disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low"
+        return RetryLaterError(codes.TARGET_AWAY, f"{what}: {why}")
+
+    async def _is_blocked(self) -> bool:
+        try:
+            # This does not wait unless the connection is blocked.
+            async with asyncio.timeout(0):
+                await self._connection.ready()
+        except TimeoutError:
+            return not self._connection.is_closed
+        return False
+
+    def error_of(self, error: BaseException) -> MillstreamError:
+        """The Millstream error for an error of the client."""
+        return error_of(error, self.server, self.where)
+
+
+async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str) -> RabbitLink:
+    """A connection with a channel that confirms publications.
+
+    Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
+    """
+    password = None
+    if server.password is not None:
+        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
+    connection = _Connection(_url(server, password, name), context=tls)
+    try:
+        async with asyncio.timeout(server.timeout_s):
+            await connection.connect()
+            channel = await connection.channel()
+            assert isinstance(channel, Channel), "aiormq creates its own class"
+    except FAILURES as error:
+        await _abandon(connection)
+        raise error_of(error, server, where) from error
+    except BaseException:
+        await _abandon(connection)
+        raise
+    return RabbitLink(server, where, connection, channel)
+
+
+async def _abandon(connection: Connection) -> None:
+    with suppress(*FAILURES):
+        async with asyncio.timeout(_CLOSE_S):
+            await connection.close()
+
+
+def _url(server: RabbitServer, password: str | None, name: str) -> URL:
+    return URL.build(
+        scheme="amqps" if server.encrypted else "amqp",
+        host=server.host,
+        port=server.port,
+        user=server.user,
+        password=password,
+        path=f"/{server.virtual_host}",
+        query={
+            "heartbeat": str(_HEARTBEAT_S),
+            "name": name,
+            "auth": "external" if server.by_certificate else "plain",
+        },
+    )
+
+
+@asynccontextmanager
+async def linked(server: RabbitServer, base_dir: Path, where: str) -> AsyncIterator[RabbitLink]:
+    """A short-lived connection. Raises Millstream errors."""
+    link = await open_link(server, base_dir, where, "millstream validate")
+    try:
+        yield link
+    except FAILURES as error:
+        raise link.error_of(error) from error
+    finally:
+        await link.close()
+
+
+def error_of(error: BaseException, server: RabbitServer, where: str) -> MillstreamError:
+    """The Millstream error for an error of the client."""
+    place = f"{where}: RabbitMQ at {server.host}:{server.port}"
+    said = str(error) or type(error).__name__
+    if any(part in said for part in _PASSING):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    if is_not_accepted(said):
+        return UserError(codes.TARGET_REFUSES, f"{place} does not accept the client certificate: {said}")
+    if isinstance(error, exceptions.AuthenticationError) and server.by_certificate:
+        what = f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}"
+        advice = "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`"
+        return UserError(codes.TARGET_REFUSES, f"{what}. {advice}")
+    if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
+    if isinstance(error, exceptions.ConnectionNotAllowed):
+        what = f"{place} refuses {server.shown_user} or has no virtual host {server.virtual_host}: {said}"
+        return UserError(codes.TARGET_REFUSES, what)
+    if isinstance(error, exceptions.ChannelAccessRefused):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
+    if isinstance(error, exceptions.ChannelNotFoundEntity | exceptions.ChannelPreconditionFailed):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if "NOT_IMPLEMENTED" in said:
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if isinstance(error, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if isinstance(error, TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

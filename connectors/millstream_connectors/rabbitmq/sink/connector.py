@@ -1,0 +1,72 @@
+"""The `rabbitmq` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text, problem
+from millstream_connectors.rabbitmq.settings import RabbitServer
+from millstream_connectors.shared.servers import notes_by_url
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_NAME_BYTES_MAX = 255
+
+
+def _checked_name(written: str) -> str:
+    if len(written.encode()) > _NAME_BYTES_MAX:
+        what = f"{written[:40]!r}… has {len(written.encode())} bytes"
+        raise problem(codes.VALUE_MALFORMED, what, f"at most {_NAME_BYTES_MAX}")
+    return written
+
+
+class RabbitSink(RabbitServer):
+    """Publishes records to a RabbitMQ exchange, with confirmations."""
+
+    noun = "a rabbitmq sink"
+
+    exchange: Annotated[Text, After(_checked_name)] | None = None
+    """Name of the exchange. Default: the default exchange, which delivers to the queue that `routingKey` names."""
+    routing_key: Annotated[Text, After(_checked_name)]
+    """Routing key of each message; without `exchange`, the name of a queue or a stream."""
+
+
+class _Rabbit(SinkConnector[RabbitSink]):
+    encoded = True
+    model = RabbitSink
+    meaning = "To an exchange or a queue of RabbitMQ."
+    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (`message_id`) that is the same on every attempt, by which a reader "
+        "can drop duplicates",
+    )
+    whole = True
+
+    def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from notes_by_url(settings, path)
+
+    def online_findings(self, settings: RabbitSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.rabbitmq.sink.lane import look
+
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+        return findings()
+
+    def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink
+
+        return open_rabbit_sink(settings, owner)
+
+
+RABBITMQ = _Rabbit()

@@ -1,0 +1,204 @@
+"""Publishes records as messages to a RabbitMQ exchange, each confirmed by the server.
+
+    write ─► published, a frame at a time ─► all are confirmed: written
+                                          └► returned, because no queue accepts it: refused
+                                          └► not confirmed, no answer: retried, with the same ids
+
+RabbitMQ has no transaction for a position, so a message may be duplicated after a failure; its id identifies it.
+
+Above it: the delivery. Below it: a connection to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiormq import exceptions, spec
+from aiormq.channel import Channel
+
+from millstream import codes
+from millstream.clock import MICROSECONDS
+from millstream.errors import RetryLaterError, UserError
+from millstream.limits import RABBITMQ_UNCONFIRMED_MAX
+from millstream.record import Position
+from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
+from millstream_connectors.rabbitmq.sink.connector import RabbitSink
+from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
+from millstream_connectors.shared.first_try import first_try
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
+
+UNROUTED = "no queue accepts it"
+HEADER = "header cannot be written"
+_SHORT_BYTES_MAX = 255
+"""Maximum bytes of header names and ids."""
+_DURABLE = 2
+_SECONDS_MAX = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
+
+_log = logging.getLogger(__name__)
+
+
+class RabbitSinkLane(UnkeptLane):
+    """A lane that publishes messages."""
+
+    def __init__(self, settings: RabbitSink, owner: SinkOwner) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._link: RabbitLink | None = None
+
+    async def open(self) -> None:
+        """Connect, and check that the target exists."""
+        owner, settings = self._owner, self._settings
+        name = f"millstream {owner.pipeline}/{owner.name}"
+        link = await open_link(settings, owner.base_dir, owner.where, name)
+        try:
+            await _check(link.channel, settings)
+        except FAILURES as error:
+            await link.close()
+            raise link.error_of(error) from error
+        except BaseException:
+            await link.close()
+            raise
+        self._link = link
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        if self._link is None or self._link.channel.is_closed:
+            await self.close()
+            await self.open()
+        link = self._link
+        assert link is not None, "it is open"
+        try:
+            failures = [await self._publish(link.channel, item) for item in frames]
+        except FAILURES as error:
+            found = await link.error_of_publishing(error)
+            await self.close()
+            raise found from error
+        except BaseException:
+            # Publications in progress are abandoned, so this channel's confirmations cannot be used any more.
+            await self.close()
+            raise
+        return WriteResult(failures if any(failures) else ())
+
+    async def _publish(self, channel: Channel, item: SinkFrame) -> list[SinkFailure]:
+        """Publish a frame's records, in order. Returns the failures of single records."""
+        failures: list[SinkFailure] = []
+        rows: list[int] = []
+        made: list[tuple[bytes, spec.Basic.Properties]] = []
+        ids, frame = item.record_ids(), item.frame
+        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
+        for row, (value, keys, time_us, headers) in enumerate(columns):
+            try:
+                properties = properties_of(keys, time_us, headers, message_id(self._owner.ledger_id, ids[row], 255))
+            except ValueError as error:
+                failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
+                continue
+            rows.append(row)
+            made.append((value, properties))
+        for start in range(0, len(made), RABBITMQ_UNCONFIRMED_MAX):
+            part = slice(start, start + RABBITMQ_UNCONFIRMED_MAX)
+            failures += await self._confirmed(channel, rows[part], made[part])
+        return sorted(failures, key=lambda failure: failure.index)
+
+    async def _confirmed(
+        self, channel: Channel, rows: Sequence[int], made: Sequence[tuple[bytes, spec.Basic.Properties]]
+    ) -> list[SinkFailure]:
+        settings = self._settings
+        async with asyncio.timeout(settings.timeout_s):
+            answers = await asyncio.gather(
+                *(
+                    channel.basic_publish(
+                        value,
+                        exchange=settings.exchange or "",
+                        routing_key=settings.routing_key,
+                        properties=properties,
+                        mandatory=True,
+                        wait=False,
+                    )
+                    for value, properties in made
+                ),
+                return_exceptions=True,
+            )
+        refused: list[SinkFailure] = []
+        for row, answer in zip(rows, answers, strict=True):
+            if isinstance(answer, exceptions.PublishError):
+                detail = f"{settings.exchange or 'the default exchange'}, routing key {settings.routing_key}"
+                refused.append(SinkFailure(row, UNROUTED, retryable=False, detail=detail))
+            elif isinstance(answer, exceptions.DeliveryError):
+                what = f"{self._owner.where}: RabbitMQ at {settings.host}:{settings.port} does not accept messages now"
+                raise RetryLaterError(codes.TARGET_AWAY, f"{what}: its queue is full, or cannot be written to")
+            elif isinstance(answer, BaseException):
+                raise answer
+        return refused
+
+
+def properties_of(keys: Sequence[bytes], time_us: int, given: Mapping[str, bytes], name: str) -> spec.Basic.Properties:
+    """The properties of a record's message. Raises `ValueError`."""
+    headers: dict[str, Any] = {}
+    for header, value in given.items():
+        if header.lower().startswith(OURS):
+            continue
+        if len(header.encode()) > _SHORT_BYTES_MAX:
+            raise ValueError(f"the name of {header[:80]!r} has more than {_SHORT_BYTES_MAX} bytes")
+        headers[header] = _text_or_bytes(value)
+    if keys:
+        headers[KEYS] = keys_text(keys)
+    headers[EVENT_TIME] = time_text(time_us)
+    seconds = min(max(0, time_us // MICROSECONDS), _SECONDS_MAX)
+    return spec.Basic.Properties(
+        message_id=name,
+        delivery_mode=_DURABLE,
+        timestamp=datetime.fromtimestamp(seconds, UTC),
+        headers=headers,
+    )
+
+
+def _text_or_bytes(value: bytes) -> str | bytearray:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return bytearray(value)
+
+
+async def _check(channel: Channel, settings: RabbitSink) -> None:
+    """Raises `FAILURES` if the exchange, or without one the queue, does not exist."""
+    if settings.exchange is not None:
+        await channel.exchange_declare(settings.exchange, passive=True, timeout=settings.timeout_s)
+    else:
+        await channel.queue_declare(settings.routing_key, passive=True, timeout=settings.timeout_s)
+
+
+async def look(settings: RabbitSink, base_dir: Path) -> list[tuple[str, str, str]]:
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
+    try:
+        async with linked(settings, base_dir, "validate --online") as link:
+            await _check(link.channel, settings)
+    except UserError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        loc, what = ("exchange", settings.exchange) if settings.exchange else ("routingKey", settings.routing_key)
+        kind = "exchange" if settings.exchange else "queue"
+        return [(loc, f"there is no {kind} {what} in the virtual host {settings.virtual_host}", "an existing one")]
+    return []
+
+
+@asynccontextmanager
+async def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The lane's target. If the server is away, the first write waits for it."""
+    lane = RabbitSinkLane(settings, owner)
+    try:
+        await first_try(lane.open(), _log)
+        yield lane
+    finally:
+        await lane.close()

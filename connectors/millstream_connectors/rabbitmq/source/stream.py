@@ -1,0 +1,194 @@
+"""A RabbitMQ stream, read by offset, for a lane whose mark has the offset of the last message.
+
+    mark: offset, digest ─► consumer, from that offset on ─► the message itself: is it the one that was read?
+                                                         └─► what follows: message, offset ─► inbox
+
+The server stores no position for this reader. An acknowledgement only requests another message. Offsets have gaps where
+the server writes entries of its own to the stream, so a gap alone does not mean that messages were removed. Messages
+were removed if the first message that is now in the stream comes after the beginning of the gap.
+
+Above it: `receiving`. Below it: a connection to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
+from typing import Any
+from zlib import crc32
+
+from aiormq.abc import DeliveredMessage
+
+from millstream import codes
+from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
+from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, open_link
+from millstream_connectors.rabbitmq.source.connector import RabbitSource
+from millstream_connectors.rabbitmq.source.queue import OFFSET, message_of
+from millstream_connectors.shared.acknowledged import Message
+from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
+from millstream_connectors.shared.starts import start_time
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceLane
+
+KIND = "rabbitmq stream"
+_WINDOW = 32
+"""Maximum number of messages in flight. The server limits their number, not their size."""
+
+
+class RabbitStream:
+    """See `Stream`."""
+
+    def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._where = f"lane {owner.lane}"
+        self._link: RabbitLink | None = None
+        self._arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
+        """At most `_WINDOW` messages, and one error."""
+        self._at: int | None = None
+        """Offset of the last message that was read, at first the one in the mark; None before the first message."""
+        self._digest = ""
+        """Digest of the message in the mark; empty once it has been compared."""
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    @property
+    def pause_s(self) -> float:
+        return 0.0
+
+    async def connect(self, place: str) -> None:
+        await self.close()
+        at, _, self._digest = place.partition(" ")
+        self._at = int(at) if at else None
+        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
+        try:
+            # If the queue is missing, consuming from it would only close the channel.
+            await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
+            start = start_time(self._spec.start)
+            first = "first" if start is None else start
+            await _consume(link, self._spec, first if self._at is None else self._at, _WINDOW, arrived)
+        except FAILURES as error:
+            await link.close()
+            if OFFSET in str(error):
+                # The server's message about the argument would not help the user.
+                what = f"{self._where}: {self._spec.queue} is not a stream; leave out `stream`"
+                raise UserError(codes.TARGET_UNFIT, what) from error
+            raise link.error_of(error) from error
+        except BaseException:
+            await link.close()
+            raise
+        link.on_loss(arrived.put_nowait)
+        self._link, self._arrived = link, arrived
+
+    async def receive(self, inbox: Arrivals) -> None:
+        link, arrived = self._link, self._arrived
+        if link is None:
+            raise RetryLaterError(codes.TARGET_AWAY, f"{self._where}: there is no connection")
+        while True:
+            await inbox.room()
+            item = await arrived.get()
+            if isinstance(item, MillstreamError):
+                raise item
+            await self._take(link, item, inbox)
+            if arrived.empty():
+                try:
+                    # This acknowledges all messages before it, too.
+                    await link.channel.basic_ack(item.delivery_tag or 0, multiple=True)
+                except FAILURES as error:
+                    raise link.error_of(error) from error
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _take(self, link: RabbitLink, delivered: DeliveredMessage, inbox: Arrivals) -> None:
+        offset = _offset_of(delivered)
+        message = message_of(delivered, self._owner.clock.now_us())
+        digest = digest_of(message)
+        last, expected = self._at, self._digest
+        self._digest = ""
+        if expected and offset == last:
+            if digest != expected:
+                raise self._replaced(offset)
+            return
+        if last is not None:
+            if offset <= last:
+                return
+            if offset > last + 1 and (first := await self._first(link)) > last + 1:
+                raise self._removed(last, first)
+        self._at = offset
+        inbox.put(Received(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
+
+    async def _first(self, link: RabbitLink) -> int:
+        """The offset of the first message that is now in the stream."""
+        found: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
+        beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        try:
+            await _consume(beside, self._spec, "first", 1, found)
+            async with asyncio.timeout(self._spec.timeout_s):
+                item = await found.get()
+        except FAILURES as error:
+            raise link.error_of(error) from error
+        finally:
+            await beside.close()
+        assert not isinstance(item, MillstreamError), "nothing puts one there"
+        return _offset_of(item)
+
+    def _removed(self, at: int, first: int) -> DamageError:
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {self._spec.queue}: the lane is at offset {at}, but the first message left is {first}: "
+            "messages were removed before they were read, by a limit of the stream. Nothing else was skipped. Read "
+            "the remaining messages with a source of another name, or start over with --fresh; and let the stream "
+            "keep more",
+        )
+
+    def _replaced(self, at: int) -> DamageError:
+        return DamageError(
+            codes.SOURCE_PAST_REPLACED,
+            f"{self._where}: {self._spec.queue}: the message at offset {at} is not the one that was read: the stream "
+            "was recreated, or the server lost its latest data. Read what it has now with a source of another name, "
+            "or start over with --fresh",
+        )
+
+
+def open_stream(spec: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    """The lane at `owner.position`. Only one of several lanes reads the stream."""
+    idle = crc32(spec.queue.encode()) % owner.partitions != owner.lane.partition
+    stream = RabbitStream(spec, owner)
+    return open_receiving(KIND, spec.queue, owner, stream, idle=idle)
+
+
+async def _consume(
+    link: RabbitLink,
+    spec: RabbitSource,
+    start: object,
+    window: int,
+    arrived: asyncio.Queue[DeliveredMessage | MillstreamError],
+) -> None:
+    async def put(delivered: DeliveredMessage) -> None:
+        arrived.put_nowait(delivered)
+
+    await link.channel.basic_qos(prefetch_count=window, timeout=spec.timeout_s)
+    await link.channel.basic_consume(
+        spec.queue,
+        put,
+        arguments={OFFSET: start},  # type: ignore[dict-item]
+        timeout=spec.timeout_s,
+    )
+
+
+def _offset_of(delivered: DeliveredMessage) -> int:
+    headers: Any = delivered.header.properties.headers
+    return int(headers[OFFSET])
+
+
+def digest_of(message: Message) -> str:
+    """A digest that reveals another message at the same offset. Pure."""
+    headers = b"\0".join(name.encode() + b"=" + value for name, value in sorted(message.headers.items()))
+    return blake2b(message.value + b"\0" + headers, digest_size=8).hexdigest()

@@ -1,0 +1,1 @@
+"""The sink of `redis_streams`."""

@@ -1,0 +1,1 @@
+"""What connectors of several technologies need."""

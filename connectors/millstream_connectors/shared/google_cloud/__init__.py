@@ -1,0 +1,1 @@
+"""Services of Google Cloud: the address of one, and an authenticated channel to it."""

@@ -1,0 +1,1 @@
+"""Tables of databases: their names, and rows from JSON."""

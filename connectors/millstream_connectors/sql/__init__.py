@@ -1,0 +1,1 @@
+"""Databases through SQLAlchemy: source and sink."""

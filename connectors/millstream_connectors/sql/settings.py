@@ -1,0 +1,135 @@
+"""How pipeline files name a database that is used through SQLAlchemy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+from typing import Annotated
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from millstream import codes
+from millstream.spec.addresses import without_secrets
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference, secret_in_file
+from millstream.spec.rules import After
+from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+SQLITE, MYSQL = "sqlite", ("mysql", "mariadb")
+UPSERTS = (SQLITE, "postgresql", *MYSQL)
+"""Databases with a statement that inserts a row or updates the one with the same key."""
+_SCHEME = re.compile(r"[a-z][a-z0-9]*(\+[a-z][a-z0-9_]*)?")
+_DRIVERS: Mapping[str, str] = {"mysql": "pymysql", "mariadb": "pymysql", "postgresql": "psycopg"}
+"""The driver for URLs that name none: the one whose package the documentation names."""
+_SECRETS = ("user", "username", "password", "passwd", "pwd", "uid")
+_PASSWORD = re.compile(r"(?i)[;{](token|pwd|password)\s*=")
+"""In what some drivers take as a whole, such as ODBC's."""
+_EXPECTED = (
+    "sqlite:///FILE, mariadb+pymysql://HOST/DATABASE, or another URL of SQLAlchemy; "
+    "set `user` and `password` separately"
+)
+
+
+def _checked_url(written: str) -> str:
+    try:
+        parts = urlsplit(written)
+        valid = _SCHEME.fullmatch(parts.scheme) is not None and not parts.fragment and parts.port != 0
+        valid = valid and "://" in written and _PASSWORD.search(unquote(parts.path + parts.query)) is None
+        options = {name.lower() for name, _ in parse_qsl(parts.query)}
+    except ValueError:
+        parts, valid, options = SplitResult("", "", "", "", ""), False, set()
+    if "plugin" in options:
+        what = f"{without_secrets(written)!r} names a plugin, which is code that SQLAlchemy would load"
+        raise problem(codes.VALUE_MALFORMED, what, "a URL without the option `plugin`")
+    is_file = parts.scheme.partition("+")[0] == SQLITE
+    if is_file:
+        valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path
+        valid = valid and not parts.query and parts.scheme in (SQLITE, "sqlite+pysqlite")
+    if not valid or "@" in parts.netloc or options & set(_SECRETS):
+        what = f"{without_secrets(written)!r} is not the address of a database"
+        raise problem(codes.VALUE_MALFORMED, what, _EXPECTED)
+    return written
+
+
+class SqlDatabase(SpecModel):
+    """A database, and the user that connects to it."""
+
+    noun = "a sql connection"
+
+    url: Annotated[Text, After(_checked_url)]
+    """The database, as SQLAlchemy writes it, without credentials: `sqlite:///orders.db` (relative to the pipeline file;
+    `sqlite:////var/orders.db` is not), `mariadb+pymysql://host:3306/shop`. Options of the driver follow a `?`."""
+    user: Text | None = None
+    """Name of the user that connects."""
+    password: TextOrReference | None = None
+    """Its password, as `{env: NAME}` or `{file: PATH}`."""
+    tls: ServerTls | None = None
+    """TLS to MariaDB or MySQL, with PyMySQL: which certificates are accepted; `{}` for those of the system's
+    certificate authorities. Other drivers have their own options in `url`."""
+    timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
+    """Longest time for one transaction or one read. After it, the connection is closed and a new one is tried.
+    Duration, default 1m."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects settings that have no effect on the database."""
+        yield from super().relation_problems()
+        if self.backend == SQLITE:
+            for name in ("user", "password", "tls"):
+                if getattr(self, name) is not None:
+                    what = f"`{name}` has no effect with SQLite, whose database is a file"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"no `{name}`")
+        elif self.tls is not None and (self.backend not in MYSQL or self.driver != "pymysql"):
+            what = f"`tls` cannot be given to {self.backend} with {self.driver or 'its driver'}"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "the driver's own options after a `?` in `url`")
+
+    @property
+    def backend(self) -> str:
+        """The kind of database."""
+        return urlsplit(self.url).scheme.partition("+")[0]
+
+    @property
+    def driver(self) -> str:
+        """The driver; empty for SQLAlchemy's default."""
+        return urlsplit(self.url).scheme.partition("+")[2] or _DRIVERS.get(self.backend, "")
+
+    @property
+    def file(self) -> str | None:
+        """The SQLite file, as written in the URL."""
+        return unquote(urlsplit(self.url).path.removeprefix("/")) if self.backend == SQLITE else None
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages."""
+        parts = urlsplit(self.url)
+        return self.url if self.backend == SQLITE else f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def database_notes(settings: SqlDatabase, path: Path) -> Iterator[tuple[Path, str]]:
+    """What `validate` notes about the connection to a database."""
+    if isinstance(settings.password, str):
+        yield (*path, "password"), secret_in_file("password")
+    is_open = settings.backend in MYSQL and settings.tls is None and settings.host != ""
+    if is_open and not stays_on_this_machine(settings.host.lower()):
+        yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
+
+
+def database_findings(settings: SqlDatabase, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    """What the connection to a database needs and this machine does not have."""
+    if settings.file is not None:
+        directory = (base_dir / settings.file).parent
+        if not directory.is_dir():
+            what = f"there is no directory {directory}"
+            yield Finding(codes.NO_SUCH_FILE, (*path, "url"), what, "an existing directory for the database file")
+        return
+    if find_spec("sqlalchemy") is not None:
+        from millstream_connectors.sql.client import driver_fault
+
+        fault = driver_fault(settings)
+        if fault is not None:
+            yield Finding(codes.EXTRA_NEEDED, (*path, "url"), *fault)

@@ -1,0 +1,91 @@
+"""The `sql` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import ShapeProblem
+from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.sql.settings import SQLITE, UPSERTS, SqlDatabase, database_findings, database_notes
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class SqlSink(TableSink, SqlDatabase):
+    """Writes records to a database table, each batch in one transaction with the lane's position."""
+
+    noun = "a sql sink"
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects a mode that the database does not support."""
+        yield from super().relation_problems()
+        if self.mode == "upsert" and self.backend not in UPSERTS:
+            what = f"{self.backend} has no statement for `mode: upsert` that this sink knows"
+            yield ShapeProblem(
+                codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
+            )
+
+
+class _Sql(SinkConnector[SqlSink]):
+    whole = True
+    model = SqlSink
+    meaning = "To a database table, through SQLAlchemy."
+    packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
+    )
+
+    def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            return as_fallback("table")
+        return self.promise
+
+    def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
+        yield from database_findings(settings, place.path, place.base_dir)
+        if settings.file is not None and not settings.create_table and not (place.base_dir / settings.file).exists():
+            what = f"there is no file {place.base_dir / settings.file}"
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database, or `createTable: true`")
+
+    def online_findings(self, settings: SqlSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.sql.sink.lane import look
+
+        async def findings() -> Sequence[Finding]:
+            if settings.file is not None and not (place.base_dir / settings.file).exists():
+                # A database that the sink creates does not exist yet; other missing ones were found before.
+                return ()
+            if settings.file is not None:
+                file = place.base_dir / settings.file
+                closed = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
+                if closed:
+                    # SQLite puts a journal beside the database.
+                    what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
+                    return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
+            faults = await look(settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
+
+    def notes(self, settings: SqlSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from database_notes(settings, path)
+        if settings.backend not in (SQLITE, "mysql", "mariadb"):
+            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {settings.backend}"
+
+    def place(self, settings: SqlSink) -> str:
+        return f"{settings.shown} {settings.position_table}"
+
+    def open(self, settings: SqlSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.sql.sink.lane import open_sql_sink
+
+        return open_sql_sink(settings, owner)
+
+
+SQL = _Sql()

@@ -1,0 +1,229 @@
+"""Rows of a table or a query, in the order of their cursor, after the cursor in the lane's mark.
+
+    the greatest cursor ─► pages up to it ─► frames ─► the end; or, with `follow`, the same again
+
+The end is fixed when the lane is opened for the first time, and is part of its position. Each page is a separate
+transaction, so the database holds nothing open while rows are processed. Above it: a source lane. Below it: the
+statements (`query`), in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream import codes
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.frame import build_frame
+from millstream_connectors.shared.positions import pack_position, unpack_position
+from millstream_connectors.shared.query_rows import Row, Taken, take
+from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.sql.client import FAILURES, SqlThread, error_of, open_sql_thread
+from millstream_connectors.sql.source.connector import SqlSource
+from millstream_connectors.sql.source.query import Fault, Query, RepeatedError
+from millstream_connectors.sql.source.values import Cursor, packed, unpacked
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceBatch, SourceLane
+
+KIND = "sql"
+
+_log = logging.getLogger(__name__)
+
+
+class SqlSourceLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, spec: SqlSource, owner: SourceOwner, way: SqlThread) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._way = way
+        self._where = f"lane {owner.lane}"
+        self._query = Query(spec, owner.lane.partition, owner.partitions)
+        self._at: Cursor | None = None
+        """Cursor of the last row that was returned."""
+        self._end: Cursor | None = None
+        """Cursor of the last row to read; empty if there were no rows when it was fixed."""
+        self._known: list[str] | None = None
+        """The cursor's columns, from the position."""
+        self._waiting: deque[Row[Cursor]] = deque()
+        self._read: Cursor | None = None
+        """Cursor of the last row that was read."""
+        self._reaching = Reaching(owner.clock, _log)
+        self._finished = False
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._waiting and not self._finished and not self._draining:
+            await self._fill(timeout_s)
+        values, invalid, at = self._take(records_max, bytes_max)
+        self._at = at or self._at
+        now_us = self._owner.clock.now_us()
+        times = array("q", [now_us]) * len(values)
+        frame = build_frame(values, times, ingest_time_us=now_us) if values else None
+        ended = self._finished and not self._waiting
+        return SourceBatch(frame, self._position(), ended=ended, invalid=invalid)
+
+    def _take(self, records_max: int, bytes_max: int) -> Taken[Cursor]:
+        return take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
+
+    async def committed(self, position: bytes) -> None:
+        """The database keeps nothing for a query."""
+
+    def pending(self) -> int | None:
+        """Rows of a page that wait; None if later rows were not counted."""
+        return len(self._waiting) if self._finished else None
+
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        self._restore()
+        await self._connected()
+
+    def _restore(self) -> None:
+        owner = self._owner
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is None:
+            return
+        try:
+            self._known = list(map(str, body["cursor"]))
+            self._at = None if body["at"] is None else unpacked(body["at"])
+            self._end = None if body["end"] is None else unpacked(body["end"])
+            if any(found and len(found) != len(self._known) for found in (self._at, self._end)):
+                raise ValueError(self._known)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise DamageError(
+                codes.POSITION_UNREADABLE,
+                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a query",
+            ) from error
+        self._read = self._at
+        if self._spec.follow:
+            self._end = None
+
+    def _position(self) -> bytes:
+        body = {
+            "cursor": self._query.cursor,
+            "at": None if self._at is None else packed(self._at),
+            "end": None if self._end is None else packed(self._end),
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    async def _connected(self) -> None:
+        """The connection, after the query was checked on it. Raises Millstream errors."""
+        if self._way.is_open:
+            return
+        spec, query, way = self._spec, self._query, self._way
+        await way.open()
+        try:
+            faults = await way.run(query.prepare)
+            if faults:
+                what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
+                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+            if self._known is not None and self._known != list(query.cursor):
+                raise UserError(
+                    codes.SOURCE_CHANGED,
+                    f"{self._where}: the cursor is now ({', '.join(query.cursor)}), and was "
+                    f"({', '.join(self._known)}) in earlier runs; change it back, or start over with --fresh",
+                )
+            if self._end is None and not spec.follow:
+                self._end = () if query.is_idle else await way.run(lambda c: query.last(c, None)) or ()
+                self._check_kind(self._end)
+        except FAILURES as error:
+            way.close()
+            raise error_of(error, spec, self._where) from error
+        except BaseException:
+            way.close()
+            raise
+        self._known = list(query.cursor)
+        self._finished = self._finished or self._end == () or (self._end is not None and self._end == self._at)
+
+    def _check_kind(self, cursor: Cursor) -> None:
+        try:
+            packed(cursor)
+        except TypeError as error:
+            what = f"the cursor ({', '.join(self._query.cursor)}) has a value of the type {error}"
+            raise UserError(
+                codes.TARGET_UNFIT,
+                f"{self._where}: {what}, which a position cannot store exactly; name columns of whole numbers, "
+                "decimals, times or texts",
+            ) from error
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Read the next rows, if there are any."""
+        if not await self._reaching.may_try(timeout_s):
+            return
+        try:
+            await self._connected()
+            await self._advance()
+        except FAILURES as error:
+            self._way.close()
+            self._reaching.failed(error_of(error, self._spec, self._where))
+        except RetryLaterError as error:
+            self._reaching.failed(error)
+        except BaseException:
+            self._way.close()
+            raise
+
+    async def _advance(self) -> None:
+        query, way, spec = self._query, self._way, self._spec
+        if query.is_idle or self._finished:
+            self._reaching.worked()
+            self._reaching.rest(spec.poll_every_s)
+            return
+        end = self._end
+        if end is None:
+            end = await way.run(lambda c: query.last(c, self._read))
+            if end is None:
+                self._reaching.worked()
+                self._reaching.rest(spec.poll_every_s)
+                return
+            self._check_kind(end)
+        last = end
+        try:
+            page = await way.run(lambda c: query.page(c, self._read, last))
+        except RepeatedError as error:
+            names, texts = ", ".join(query.cursor), ", ".join(map(str, error.cursor))
+            raise UserError(
+                codes.TARGET_UNFIT,
+                f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
+                "separate them. Name columns that together identify a row, for example with the primary key last",
+            ) from error
+        for row in page.rows:
+            self._check_kind(row.cursor)
+        self._waiting.extend(page.rows)
+        self._read = page.rows[-1].cursor if page.rows else self._read
+        self._finished = page.is_all and not spec.follow
+        self._reaching.worked()
+
+
+@asynccontextmanager
+async def open_sql_source(spec: SqlSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`."""
+    async with open_sql_thread(spec, owner.base_dir, f"lane {owner.lane}", "sql-source") as way:
+        lane = SqlSourceLane(spec, owner, way)
+        await lane.open()
+        yield lane
+
+
+async def look(settings: SqlSource, base_dir: Path) -> list[Fault]:
+    """What does not fit, of a database that is reached. Raises Millstream errors where it is not."""
+    where = "validate --online"
+    async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
+        await way.open()
+        query = Query(settings, 0, 1)
+        try:
+            return await way.run(query.prepare) or (await way.run(lambda c: query.last(c, None)), [])[1]
+        except FAILURES as error:
+            raise error_of(error, settings, where) from error

@@ -1,0 +1,61 @@
+"""The `sqs` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream_connectors.sqs.settings import SqsQueue, queue_notes
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_PLAIN = (
+    "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
+    "which a reader can drop duplicates"
+)
+
+
+class SqsSink(SqsQueue):
+    """Sends records to an Amazon SQS queue. In a FIFO queue, records with the same keys stay in order."""
+
+    noun = "an sqs sink"
+
+
+class _Sqs(SinkConnector[SqsSink]):
+    model = SqsSink
+    meaning = "To an Amazon SQS queue."
+    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
+    promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
+    whole = True
+
+    def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:
+        if not settings.fifo:
+            return self.promise
+        what = "at least once; the FIFO queue drops a message that is sent again within five minutes"
+        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+
+    def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from queue_notes(settings, path)
+
+    def online_findings(self, settings: SqsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_connectors.sqs.look import look
+
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+
+        return findings()
+
+    def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.sqs.sink.lane import open_sqs_sink
+
+        return open_sqs_sink(settings, owner)
+
+
+SQS = _Sqs()

@@ -1,0 +1,1 @@
+"""The source of events that a server sends over HTTP."""

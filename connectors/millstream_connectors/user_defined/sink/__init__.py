@@ -1,0 +1,1 @@
+"""The sink of `user_defined`."""

@@ -1,0 +1,66 @@
+"""The `udsink`, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.spec.connectors import Guarantee, GuaranteeId
+from millstream.spec.programs import Program
+from millstream.spec.protocols import NATIVE, FunctionKind
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class UserSink(Program):
+    """A sink written by the user."""
+
+    noun = "a udsink"
+    function = FunctionKind.SINK
+
+
+_SAME_IDS = (
+    "at least once: after a crash the function gets records again, with the same ids, by which it can recognize them"
+)
+
+
+class _Udsink(SinkConnector[UserSink]):
+    whole = True
+    model = UserSink
+    meaning = "To a user-defined function."
+    asks_for_fallback = True
+    promise = Guarantee(
+        GuaranteeId.BY_FUNCTION,
+        "exactly once if the function keeps positions, in the transactions of its records; otherwise " + _SAME_IDS,
+    )
+
+    def guarantee(self, settings: UserSink, *, fallback: bool) -> Guarantee:
+        if fallback or settings.protocol != NATIVE:
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, _SAME_IDS)
+        return self.promise
+
+    def place(self, settings: UserSink) -> str:
+        # What may say to the function where its target is. The image of a container is another one for each version.
+        box = settings.container
+        inside = None if box is None else (box.command, box.args, box.env)
+        started = (settings.command, settings.python, settings.env, settings.working_dir)
+        return repr((*started, inside, settings.address))
+
+    def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.user_defined.sink.lane import open_udf_sink
+        from millstream_connectors.user_defined.sink.position_lane import open_position_lane
+
+        if owner.client is None:
+            raise UserError(
+                codes.CONNECTOR_SETTINGS, f"{owner.where}: a user-defined sink was opened without its function"
+            )
+        if owner.client.description.keeps_positions:
+            return open_position_lane(owner.client, owner)
+        return open_udf_sink(owner.client, owner.stream_name)
+
+
+UDSINK = _Udsink()

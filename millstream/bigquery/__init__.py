@@ -1,1 +1,0 @@
-"""Tables of BigQuery outside: how pipeline files name them, and the way to them."""

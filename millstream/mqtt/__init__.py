@@ -1,1 +1,0 @@
-"""An external MQTT broker: how pipeline files name it, and the connection to it."""

@@ -1,1 +1,0 @@
-"""Google Cloud Pub/Sub: how pipeline files name it, and the connection to it."""

@@ -1,1 +1,0 @@
-"""The `nats` source: messages of NATS without JetStream."""

@@ -1,1 +1,0 @@
-"""The `sse` source: events that a server sends over HTTP."""

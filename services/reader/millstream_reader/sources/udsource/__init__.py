@@ -1,1 +1,0 @@
-"""The `udsource`: a source written by the user."""

@@ -1,1 +1,0 @@
-"""The `nats` sink: subjects without JetStream."""

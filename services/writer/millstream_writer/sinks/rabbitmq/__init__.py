@@ -1,1 +1,0 @@
-"""The `rabbitmq` sink."""

@@ -1,1 +1,0 @@
-"""The common part of sinks that write to database tables."""

@@ -1,1 +1,0 @@
-"""The `udsink`: a sink written by the user."""
