@@ -26,8 +26,8 @@ from millstream.spec.formats import SchemaRegistry
 from millstream_connectors.file.source.csv_parsing import CsvFormat
 from millstream_connectors.file.source.table_file import open_table_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat, open_text_file
-from millstream_connectors.http_poll.source.connector import HttpPollSource
-from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.http_poll.settings import HttpPollSource
+from millstream_connectors.iceberg.settings import IcebergSource
 from millstream_connectors.iceberg.source.snapshots import Snapshots
 from millstream_connectors.shared.formats.avro import parsed
 from millstream_connectors.shared.formats.registry import Schema, open_registry

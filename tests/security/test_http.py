@@ -28,8 +28,8 @@ from millstream.limits import HTTP_HEAD_TIMEOUT_S, HTTP_IDLE_TIMEOUT_S
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
+from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source import lane as http_source
-from millstream_connectors.http.source.connector import HttpSource
 from millstream_connectors.http.source.lane import HttpSourceLane, open_http
 from millstream_connectors.http.source.plan import http_plan
 from millstream_connectors.opening_sources import extraction_of

@@ -29,14 +29,14 @@ from millstream.limits import (
 from millstream.record import Position
 from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows
-from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
 from millstream_connectors.pulsar.looking import Looking
-from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
 from millstream_connectors.sqs.client import linked
-from millstream_connectors.sqs.source.connector import SqsSource
+from millstream_connectors.sqs.settings import SqsSource
 from millstream_udf import arrow_values
 from tests.contract.sinks.file_target import sink_owner
 from tests.support.errors import raises

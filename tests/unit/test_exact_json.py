@@ -25,16 +25,16 @@ from millstream_connectors.bigquery.sink.rows import RowType
 from millstream_connectors.file.sink.avro import Avro
 from millstream_connectors.file.sink.formats import Csv
 from millstream_connectors.file.sink.parquet import Parquet
+from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.http_poll.source.answers import read_answer
-from millstream_connectors.http_poll.source.connector import HttpPollSource
-from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.settings import PostgresSink
 from millstream_connectors.postgres.sink.rows import CopyFormat
-from millstream_connectors.redis_streams.sink.connector import RedisSink
+from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import convert
 from millstream_connectors.shared.columns import Column
 from millstream_connectors.shared.formats import avro, avro_writing, json_values, protobuf
 from millstream_connectors.shared.formats.registry import Schema
-from millstream_connectors.sql.sink.connector import SqlSink
+from millstream_connectors.sql.settings import SqlSink
 from millstream_connectors.sql.sink.rows import SqlFormat
 from tests.unit.writer.sink_frames import sink_frame
 

@@ -24,10 +24,10 @@ from millstream.exact_json import parse
 from millstream_connectors.file.sink.avro import Avro
 from millstream_connectors.file.sink.formats import Csv, FileFormat
 from millstream_connectors.file.sink.parquet import Parquet
+from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.columns import Column
 from millstream_connectors.shared.formats import avro, avro_writing, protobuf
 from millstream_connectors.shared.formats.registry import Schema
-from millstream_connectors.shared.lake.rows import TableRows, rows_of
 from tests.support.generated_rows import COLUMNS, DOUBLE, INSTANT, LONG, ROWS, TEXT, as_json, optional
 from tests.unit.writer.sink_frames import sink_frame
 

@@ -1,4 +1,4 @@
-"""The settings that name a dataset of BigQuery and the credentials for it."""
+"""The settings of the `bigquery` sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from millstream.spec.references import Secret
 from millstream.spec.rules import After
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
+from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 
 SERVICE = "https://bigquerystorage.googleapis.com"
 
@@ -65,3 +66,35 @@ class BigQueryDataset(SpecModel):
 def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path, str]]:
     """Notes on the connection to a dataset, for `validate`."""
     yield from endpoint_notes(settings.endpoint, path)
+
+
+class BigQuerySink(BigQueryDataset):
+    """Adds records to a BigQuery table with the Storage Write API."""
+
+    noun = "a bigquery sink"
+
+    table: BigQueryTableName
+    """Name of the table, which must exist."""
+    columns: tuple[TableColumn, ...] = ()
+    """The value of each column. Default: the whole record, in the columns `id`, `event_time`, `keys`, `headers` and
+    `value`."""
+    position_table: BigQueryTableName = "millstream_positions"
+    """Table of the same dataset in which the sink stores the position of each lane. It must exist, with the columns on
+    the sink's page."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects duplicate columns, and types, which the table defines."""
+        yield from super().relation_problems()
+        names = [column.name for column in self.columns]
+        for index, column in enumerate(self.columns):
+            if column.name in names[:index]:
+                what = f"column `{column.name}` appears twice"
+                yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
+            if column.type is not None:
+                what = "`type` has no effect: the table has types"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "type"), what, "no `type`")
+
+    @property
+    def rows(self) -> TableSink:
+        """How a record becomes a row, in the settings that sinks for tables share."""
+        return TableSink(table="rows", columns=self.columns)

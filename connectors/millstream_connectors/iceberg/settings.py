@@ -1,9 +1,9 @@
-"""How pipeline files name a table of Apache Iceberg: its catalog, and the place of its files."""
+"""The settings of the `iceberg` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -14,7 +14,8 @@ from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import ShapeProblem, SpecModel, Text
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream_connectors.lake.settings import EVENT_TIME_PARTS, TableCommits
 from millstream_connectors.shared.aws.settings import AwsService
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 
@@ -147,3 +148,70 @@ def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -
         yield (*path, "catalog", "rest"), what
     if store is not None:
         yield from store_notes(store, (*path, "store"))
+
+
+class IcebergSource(IcebergTable):
+    """Reads the rows of an Apache Iceberg table, and then the rows that each later snapshot appends."""
+
+    noun = "an iceberg source"
+
+    follow: Flag = False
+    """Continue with snapshots that appear later; the source then has no end. Default: end at the newest snapshot, once
+    everything up to it has been read."""
+    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
+    """How often it looks for new snapshots, with `follow`. Duration, default 10s."""
+    skip_changes: Flag = False
+    """Skip snapshots that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
+    Default: such a snapshot stops the lane."""
+    store: ObjectStore | None = None
+    """How to reach the object store. Default: as the catalog or the environment says."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Problems of the table's settings."""
+        yield from table_problems(self, self.store)
+
+
+_OF_COLUMN = re.compile(r"(year|month|day|hour)\((.+)\)")
+
+
+class IcebergSink(TableCommits, IcebergTable):
+    """Appends records to an Apache Iceberg table, each commit with the lane's position."""
+
+    noun = "an iceberg sink"
+
+    partition_by: tuple[Text, ...] = ()
+    """Partitions of a table that the sink creates: names of `columns`, `day(at)` (or `year`, `month`, `hour`) of a
+    column of the type `timestamp`, or `dt`, `hour`, `year`, `month` and `day`, which the sink derives from the record's
+    event time, in UTC, as text. An existing table must have the same partitions. Default: none, or those of the
+    existing table."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Also checks the catalog and the partitions."""
+        yield from super().relation_problems()
+        yield from table_problems(self, self.store)
+        if self.catalog.rest is None and self.catalog.warehouse is None:
+            what = "new tables need a warehouse"
+            yield ShapeProblem(
+                codes.FIELD_MISSING, ("catalog", "warehouse"), what, "a directory, or s3://bucket/prefix"
+            )
+
+    def _partition_problems(self, index: int, name: str) -> Iterator[ShapeProblem]:
+        of_column = _OF_COLUMN.fullmatch(name)
+        times = [column.name for column in self.columns if column.type == "timestamp"]
+        if of_column is None:
+            expected = f"one of `columns`, day(…) of a `timestamp`, or one of {', '.join(EVENT_TIME_PARTS)}"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy", index), f"there is no column `{name}`", expected)
+        elif of_column[2] not in times:
+            what = f"`{of_column[2]}` is not a column of the type `timestamp`"
+            expected = f"one of {', '.join(times)}" if times else "such a column in `columns`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy", index), what, expected)
+
+    @property
+    def partitions(self) -> Sequence[tuple[str, str]]:
+        """The column and the transform of each partition."""
+        found = [(name, _OF_COLUMN.fullmatch(name)) for name in self.partition_by]
+        named = {column.name for column in self.columns}
+        return [
+            (name, "identity") if of_column is None or name in named else (of_column[2], of_column[1])
+            for name, of_column in found
+        ]

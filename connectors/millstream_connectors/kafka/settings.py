@@ -1,9 +1,9 @@
-"""The common settings of Kafka sources and sinks: the address of a cluster, and credentials. Pure."""
+"""The settings of the `kafka` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -13,7 +13,8 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream_connectors.shared.starts import EARLIEST, Start
 
 PATTERN = "^"
 """First character of a regular expression in place of a topic."""
@@ -176,3 +177,51 @@ def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, st
         if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
             place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
             yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
+
+
+def _checked_topics(written: str) -> str:
+    for name in written.split(","):
+        try:
+            re.compile(name.strip() if name.strip().startswith(PATTERN) else "")
+        except re.error as error:
+            what = f"{name.strip()!r} is not a regular expression: {error}"
+            raise problem(codes.VALUE_MALFORMED, what, "a name, or an expression such as `^orders-`") from None
+    return written
+
+
+class KafkaSource(KafkaCluster):
+    """Reads Kafka topics; each of their partitions is read by one lane, in order."""
+
+    noun = "a kafka source"
+
+    topic: Annotated[Text, After(_checked_topics)]
+    """The topic, or several separated by commas. A name that begins with `^` is a regular expression, matched from the
+    first character of a topic: `^orders-`. Matching topics that are created later are found within half a minute."""
+    start: Start = EARLIEST
+    """Where the first run starts: `earliest`, `latest`, or at the first record since a time (RFC 3339, with an offset).
+    Later runs continue where the last commit ended. Partitions that are added later are read from their beginning."""
+    stop_at_end: Flag = False
+    """End at the record that is the last one when the first run starts."""
+    consumer_group: Text | None = None
+    """A group for which positions are committed, for tools that show lags. The source never reads them. Default:
+    none."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Rejects duplicates."""
+        return tuple(dict.fromkeys(name.strip() for name in self.topic.split(",") if name.strip()))
+
+
+class KafkaSink(KafkaCluster):
+    """Writes records to a Kafka topic, in transactions that also hold the lane's position."""
+
+    noun = "a kafka sink"
+
+    topic: Text
+    """The topic, which must exist."""
+    transactions: Flag = True
+    """Write in transactions, exactly once. `false`: at least once; readers of uncommitted data see records sooner."""
+    set_key: Flag = True
+    """Use the keys of each record as Kafka's key: a single key as it is, several as a JSON array."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How batches are compressed."""

@@ -1,4 +1,4 @@
-"""How pipeline files name an MQTT broker."""
+"""The settings of the `mqtt` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from millstream import codes
+from millstream.limits import IDS_MAX
 from millstream.spec.addresses import address_check
-from millstream.spec.rules import After
-from millstream.spec.values import ShapeProblem, Text
+from millstream.spec.connectors import IdsCount
+from millstream.spec.rules import After, Strict
+from millstream.spec.values import PositiveDuration, ShapeProblem, Text, field, problem
 from millstream_connectors.shared.servers import ServerByUrl
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -35,3 +37,59 @@ class MqttBroker(ServerByUrl):
         yield from super().relation_problems()
         if self.password is not None and self.user is None:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("password",), "`password` has no user", "`user` with it")
+
+
+SHARED = "$share/"
+
+
+_TEXT_BYTES_MAX = 65_535
+
+
+def _checked_filter(written: str) -> str:
+    share, _, rest = written.removeprefix(SHARED).partition("/") if written.startswith(SHARED) else ("-", "", written)
+    levels = rest.split("/")
+    valid = bool(rest) and bool(share) and not any(sign in share for sign in "+#")
+    valid = valid and "#" not in "".join(levels[:-1]) and "\0" not in written
+    valid = valid and all(level in ("+", "#") or not ("+" in level or "#" in level) for level in levels)
+    if not valid or len(written.encode()) > _TEXT_BYTES_MAX:
+        expected = "a topic, with `+` for one level and a final `#` for all levels below; or `$share/group/filter`"
+        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a topic filter", expected)
+    return written
+
+
+class MqttSource(MqttBroker):
+    """Receives messages of topics from an MQTT broker, and acknowledges them once they are committed."""
+
+    noun = "an mqtt source"
+
+    topic: Annotated[Text, After(_checked_filter)]
+    """Topic, or a filter with `+` and `#` (`sensors/+/temperature`), or a shared subscription
+    (`$share/group/filter`)."""
+    session: Text
+    """Name of the session, which is the client id. The broker keeps messages for it while the pipeline is stopped. Only
+    this source may use it."""
+    id_property: Text = field(default="Millstream-Id", alias="idProperty")
+    """User property that contains the id of a message."""
+    prefetch: Annotated[int, Strict(ge=1, le=65_535)] = 100
+    """Maximum number of unacknowledged messages (MQTT's receive maximum)."""
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
+    default 24h."""
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
+    """Maximum number of ids that are remembered; beyond it the source waits. The pipeline's broker reserves 48 bytes
+    for each id; a remembered id takes 30 bytes of memory."""
+
+
+def _checked_topic(written: str) -> str:
+    if any(character in written for character in "+#\0") or len(written.encode()) > 65_535:
+        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a topic", "a topic without `+` and `#`")
+    return written
+
+
+class MqttSink(MqttBroker):
+    """Publishes records to a topic of an MQTT broker, with QoS 1."""
+
+    noun = "an mqtt sink"
+
+    topic: Annotated[Text, After(_checked_topic)]
+    """The topic."""

@@ -1,4 +1,4 @@
-"""How pipeline files name an external NATS server."""
+"""The settings of the `nats` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -148,3 +148,35 @@ def server_notes(settings: NatsServer, path: Path) -> Iterator[tuple[Path, str]]
     hosts = [urlsplit(server.strip()).hostname or "" for server in settings.url.split(",")]
     if settings.auth is not None and not settings.encrypted and not all(map(stays_on_this_machine, hosts)):
         yield (*path, "url"), "credentials and records are sent to the server unencrypted; `tls: {}` encrypts them"
+
+
+class NatsSource(NatsServer):
+    """Receives messages of NATS subjects. NATS does not store them."""
+
+    noun = "a nats source"
+
+    subject: Annotated[Text, After(checked_filter)]
+    """The subject, or a pattern such as `orders.*`. Several are separated by commas; without `queue`, one lane receives
+    each."""
+    queue: Text | None = None
+    """Name of a queue group: the server gives each message to one of its members, and every lane is a member. Default:
+    none; each lane has its own subjects."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects patterns that would deliver a message twice."""
+        yield from super().relation_problems()
+        yield from overlaps(self.subjects, ("subject",))
+
+    @property
+    def subjects(self) -> Sequence[str]:
+        """Patterns of the subjects."""
+        return filters_of(self.subject)
+
+
+class NatsSink(NatsServer):
+    """Publishes records to a NATS subject. NATS does not store them."""
+
+    noun = "a nats sink"
+
+    subject: Annotated[Text, After(checked_subject)]
+    """The subject."""

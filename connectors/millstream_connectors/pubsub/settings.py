@@ -1,15 +1,17 @@
-"""How pipeline files name a Google Cloud project and its topics and subscriptions."""
+"""The settings of the `pubsub` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from millstream import codes
+from millstream.limits import IDS_MAX
+from millstream.spec.connectors import IdsCount
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After
+from millstream.spec.rules import After, Strict
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 
@@ -63,3 +65,49 @@ class PubsubProject(SpecModel):
 def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
     """Notes about the connection to a project."""
     yield from endpoint_notes(settings.endpoint, path)
+
+
+class PubsubSource(PubsubProject):
+    """Takes messages from a subscription of Google Cloud Pub/Sub, and acknowledges them once they are committed."""
+
+    noun = "a pubsub source"
+
+    subscription: ResourceName
+    """Name of a pull subscription in the project."""
+    ack_deadline_s: Annotated[PositiveDuration, Strict(ge=3, le=600)] = field(default=60.0, alias="ackDeadline")
+    """How long the service waits for the acknowledgement of a message before it delivers it again. The source
+    extends this time while it holds the message. Duration of 3s to 10m, in whole seconds, default 60s."""
+    prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
+    """Approximate maximum number of messages that are held without an acknowledgement."""
+    id_attribute: Text | None = None
+    """Attribute with a unique id that the publisher gave the message, such as `Millstream-Id`. A message that was
+    published twice then counts once. Default: the id that the service gave the message; it is also used if a message
+    lacks the attribute."""
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
+    default 24h."""
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
+    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
+    a remembered id takes 30 bytes of memory."""
+
+    @property
+    def path(self) -> str:
+        """The subscription's full name, with its project."""
+        return f"projects/{self.project}/subscriptions/{self.subscription}"
+
+
+class PubsubSink(PubsubProject):
+    """Publishes records to a topic of Google Cloud Pub/Sub."""
+
+    noun = "a pubsub sink"
+
+    topic: ResourceName
+    """Name of a topic in the project."""
+    ordering_key_source: Literal["none", "key"] = "none"
+    """Source of a message's ordering key: none, or the record's keys. With `key`, messages with the same keys stay in
+    order, and each request has only messages with the same keys. A record without keys gets no ordering key."""
+
+    @property
+    def path(self) -> str:
+        """The topic's full name, with its project."""
+        return f"projects/{self.project}/topics/{self.topic}"

@@ -1,4 +1,4 @@
-"""How pipeline files name a Pulsar cluster and its topics."""
+"""The settings of the `pulsar` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import address_check
+from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.rules import After
+from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.starts import EARLIEST, Start
 
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 PERSISTENT = "persistent://"
@@ -139,3 +140,58 @@ def cluster_notes(settings: PulsarCluster, path: Path) -> Iterator[tuple[Path, s
     oauth2 = None if settings.auth is None else settings.auth.oauth2
     if oauth2 is not None:
         yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))
+
+
+def _checked_topics(written: str) -> str:
+    for name in written.split(","):
+        topic_check(name.strip())
+    return written
+
+
+class PulsarSource(PulsarCluster):
+    """Reads Pulsar topics by message id; each of their partitions is read by one lane, in order."""
+
+    noun = "a pulsar source"
+
+    topic: Annotated[Text, After(_checked_topics)]
+    """The topic, or several separated by commas: a name in `public/default`, or `persistent://tenant/namespace/name`."""
+    subscription_name: Text
+    """A subscription that follows the last commit, so that Pulsar keeps the messages after it. The source never reads
+    its position. It is created when it is needed."""
+    start: Start = EARLIEST
+    """Where the first run starts: `earliest`, `latest`, or at the first message published since a time (RFC 3339, with
+    an offset). Later runs continue after the message of the last commit."""
+    stop_at_end: Flag = False
+    """End at the message that is the last one when the first run starts."""
+    receiver_queue_size: Annotated[int, Strict(ge=1, le=100_000)] = 500
+    """Maximum number of messages of a partition that are received and not read yet."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Their full names, without duplicates."""
+        return tuple(dict.fromkeys(full_name(name.strip()) for name in self.topic.split(",")))
+
+
+def _checked_topic(written: str) -> str:
+    topic_check(written)
+    return written
+
+
+class PulsarSink(PulsarCluster):
+    """Publishes records to a Pulsar topic, with sequence ids by which the brokers drop repeated messages."""
+
+    noun = "a pulsar sink"
+
+    topic: Annotated[Text, After(_checked_topic)]
+    """The topic: a name in `public/default`, or `persistent://tenant/namespace/name`."""
+    admin_url: Annotated[Text, After(SERVER_CHECK)] | None = None
+    """Address of the cluster's web service, `http://host:8080` or `https://host:8443`. `validate --online` asks it
+    whether the brokers deduplicate messages of the topic. Default: none."""
+    deduplication: Flag = True
+    """Whether the brokers have to deduplicate messages (`brokerDeduplicationEnabled`, or `set-deduplication` of the
+    namespace or the topic). If they do not, or no partition remembers the lane any more, the lane stops. `false`: it
+    writes anyway, at least once."""
+
+    @property
+    def full_topic(self) -> str:
+        return full_name(self.topic)

@@ -1,4 +1,4 @@
-"""How pipeline files name a database that is used through SQLAlchemy."""
+"""The settings of the `sql` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from millstream import codes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After
+from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
+from millstream_connectors.shared.tables.settings import TableSink
 
 SQLITE, MYSQL = "sqlite", ("mysql", "mariadb")
 UPSERTS = (SQLITE, "postgresql", *MYSQL)
@@ -133,3 +135,84 @@ def database_findings(settings: SqlDatabase, path: Path, base_dir: FilePath) -> 
         fault = driver_fault(settings)
         if fault is not None:
             yield Finding(codes.EXTRA_NEEDED, (*path, "url"), *fault)
+
+
+class SqlSplit(SpecModel):
+    """How the lanes of several partitions share the rows."""
+
+    noun = "`split`"
+
+    column: ColumnName
+    """A column of whole numbers. A row in which it is null is in the first range."""
+    first: Annotated[int, Strict()] = field(alias="from")
+    """About the smallest number; smaller ones are in the first range."""
+    last: Annotated[int, Strict()] = field(alias="to")
+    """About the largest number; larger ones are in the last range."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Requires a range that is not empty."""
+        if self.last <= self.first:
+            what = f"`to` is {self.last}, and `from` is {self.first}"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("to",), what, "a larger number than `from`")
+
+    def bounds(self, partition: int, partitions: int) -> tuple[int | None, int | None]:
+        """The range of a partition: its first number, and the first one after it; None for no bound."""
+        size = self.last - self.first + 1
+        low, high = (self.first + size * number // partitions for number in (partition, partition + 1))
+        return (low if partition else None), (high if partition + 1 < partitions else None)
+
+
+class SqlSource(SqlDatabase):
+    """Reads the rows of a table, or of a query, in the order of a cursor."""
+
+    noun = "a sql source"
+
+    table: TableName | None = None
+    """The table to read, `table` or `schema.table`."""
+    query: Query | None = None
+    """A SELECT instead of a table. Each row becomes a record: a JSON object with a member for each column."""
+    cursor: tuple[ColumnName, ...] = ()
+    """Columns that together identify a row and define the reading order, the most significant one first: whole numbers,
+    decimals, times or texts. An index on them keeps each read short. Rows in which one of them is null are left out.
+    Default, for a table: its primary key."""
+    split: SqlSplit | None = None
+    """How several `partitions` share the rows, by ranges of a column. Default: the first lane reads all rows."""
+    follow: Flag = False
+    """Keep looking for rows with a greater cursor; the source then has no end. Only for SQLite: other databases may
+    commit a row after one with a greater cursor, and it would be missed."""
+    poll_every_s: PositiveDuration = field(default=1.0, alias="pollEvery")
+    """With `follow`: how often it looks for new rows. Duration, default 1s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Requires one thing to read, and rejects what the database cannot do."""
+        yield from super().relation_problems()
+        if (self.query is None) == (self.table is None):
+            what = "a sql source reads either a table or a query"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
+        elif self.query is not None and not self.cursor:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
+        for index, name in enumerate(self.cursor):
+            if name in self.cursor[:index]:
+                what = f"column `{name}` appears twice"
+                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        if self.follow and self.backend != SQLITE:
+            what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")
+        if not self.follow and "poll_every_s" in self.model_fields_set:
+            what = "`pollEvery` has no effect without `follow`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("pollEvery",), what, "`follow: true`")
+
+
+class SqlSink(TableSink, SqlDatabase):
+    """Writes records to a database table, each batch in one transaction with the lane's position."""
+
+    noun = "a sql sink"
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects a mode that the database does not support."""
+        yield from super().relation_problems()
+        if self.mode == "upsert" and self.backend not in UPSERTS:
+            what = f"{self.backend} has no statement for `mode: upsert` that this sink knows"
+            yield ShapeProblem(
+                codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
+            )

@@ -1,4 +1,4 @@
-"""How pipeline files name an SQS queue."""
+"""The settings of the `sqs` source and sink, as pipeline files have them. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from millstream.limits import IDS_MAX
 from millstream.spec.addresses import SERVER_CHECK, address_check
+from millstream.spec.connectors import IdsCount
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After
+from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_connectors.shared.access_keys import access_key_problems
@@ -78,3 +80,32 @@ def queue_notes(settings: SqsQueue, path: Path) -> Iterator[tuple[Path, str]]:
     parts = urlsplit(settings.address)
     if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
         yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
+
+
+_HOURS_12 = 12 * 3600
+
+
+class SqsSource(SqsQueue):
+    """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
+
+    noun = "an sqs source"
+
+    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=_HOURS_12)] = field(
+        default=60.0, alias="visibilityTimeout"
+    )
+    """How long the queue hides a delivered message. It is extended as long as the source holds the message; after a
+    crash the message is delivered again when the time is over. Duration of 3s to 12h, in whole seconds, default 60s."""
+    prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
+    """Approximate maximum number of messages that are held without being deleted."""
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
+    default 24h."""
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
+    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
+    a remembered id takes 30 bytes of memory."""
+
+
+class SqsSink(SqsQueue):
+    """Sends records to an Amazon SQS queue. In a FIFO queue, records with the same keys stay in order."""
+
+    noun = "an sqs sink"

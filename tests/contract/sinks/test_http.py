@@ -17,7 +17,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
-from millstream_connectors.http.sink.connector import HttpSink
+from millstream_connectors.http.settings import HttpSink
 from millstream_connectors.http.sink.lane import open_http_sink
 from millstream_connectors.shared.web.client import retry_after_s
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane

@@ -14,7 +14,7 @@ from millstream.errors import RetryLaterError
 from millstream.nats.client import Msg
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_connectors.jetstream.sink.messages import HEADER, TOO_LARGE
+from millstream_connectors.nats.messages import HEADER, TOO_LARGE
 from millstream_connectors.opening_sinks import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.validating import validate_sink

@@ -24,7 +24,6 @@ from millstream.errors import RetryLaterError
 from millstream.limits import OPENSEARCH_OWNER_KNOWN_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_connectors.file.sink.formats import NOT_AN_OBJECT, NOT_JSON
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.opensearch.sink.documents import (
     ID_TOO_LONG,
@@ -33,6 +32,7 @@ from millstream_connectors.opensearch.sink.documents import (
     Owned,
     convert,
 )
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
 from millstream_writer.sink import SinkFrame
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import opensearch_spec

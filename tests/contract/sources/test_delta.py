@@ -18,7 +18,7 @@ from millstream.clock import SystemClock
 from millstream.extract import Extraction
 from millstream.spec.models import Source
 from millstream_connectors.delta.client import options_of
-from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.delta.source.lane import DeltaSourceLane
 from millstream_connectors.file.source.disk import open_worker
 from millstream_connectors.shared.objects.settings import ObjectStore

@@ -15,7 +15,8 @@ import pytest
 from millstream import codes
 from millstream.errors import DamageError, InfrastructureError
 from millstream.spec.connectors import Place
-from millstream_connectors.file.source.connector import FILE, FileSource
+from millstream_connectors.file.settings import FileSource
+from millstream_connectors.file.source.connector import FILE
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of, values
 from tests.support.errors import raises

@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.extract import Extraction
 from millstream_connectors.file.source.disk import open_worker
-from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.iceberg.settings import IcebergSource
 from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 from millstream_reader.connector import SourceOwner
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values

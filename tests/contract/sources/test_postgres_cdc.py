@@ -17,9 +17,9 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.extract import microseconds_of
 from millstream.record import Record
+from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source import catalog
 from millstream_connectors.postgres.source import cdc as cdc_module
-from millstream_connectors.postgres.source.connector import PostgresSource
 from millstream_reader.source import SourceBatch, SourceLane, pending_bytes
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, records_of

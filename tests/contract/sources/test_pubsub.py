@@ -20,7 +20,7 @@ from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_connectors.pubsub.client import open_subscriber
-from millstream_connectors.pubsub.source.connector import PubsubSource
+from millstream_connectors.pubsub.settings import PubsubSource
 from millstream_connectors.pubsub.source.subscription import PulledMessages
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, SourceLane

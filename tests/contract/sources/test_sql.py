@@ -21,8 +21,8 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_connectors.shared import query_rows as rows_module
+from millstream_connectors.sql.settings import SqlSplit
 from millstream_connectors.sql.source import query as query_module
-from millstream_connectors.sql.source.connector import SqlSplit
 from millstream_reader.source import SourceBatch
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values

@@ -29,8 +29,7 @@ from millstream.wire.certificates import make_certificate
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pulsar.client import open_link
 from millstream_connectors.pulsar.looking import Looking, look
-from millstream_connectors.pulsar.settings import PulsarCluster
-from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.settings import PulsarCluster, PulsarSink
 from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.pulsar.source.connector import PULSAR
 from millstream_connectors.pulsar.source.lane import PulsarSourceLane

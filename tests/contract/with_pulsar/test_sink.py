@@ -23,7 +23,7 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pulsar.looking import Looking
-from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.lane import TOO_LARGE
 from millstream_connectors.pulsar.sink.messages import PROPERTY, java_hash
 from millstream_connectors.pulsar.sink.web_service import deduplicates

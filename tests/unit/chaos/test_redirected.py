@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millstream.spec.loading import load_text
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 from millstream_runner.chaos.runner import redirected
 
 PIPELINE = """\

@@ -8,7 +8,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.loading import FILE_BYTES_MAX, load, load_text
 from millstream.spec.problems import PROBLEMS_SHOWN_MAX, SpecError
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 
 PIPELINES = Path(__file__).parent / "pipelines"
 

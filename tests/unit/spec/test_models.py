@@ -16,11 +16,9 @@ from millstream.spec.models import Pipeline, Source
 from millstream.spec.schema import schema
 from millstream.spec.validation import validate
 from millstream.spec.values import SpecModel
-from millstream_connectors.delta.sink.connector import DeltaSink
-from millstream_connectors.delta.source.connector import DeltaSource
-from millstream_connectors.file.sink.connector import FileSink
-from millstream_connectors.file.source.connector import FileSource
-from millstream_connectors.generator.source.connector import GeneratorSource
+from millstream_connectors.delta.settings import DeltaSink, DeltaSource
+from millstream_connectors.file.settings import FileSink, FileSource
+from millstream_connectors.generator.settings import GeneratorSource
 from tests.unit.spec.strategies import pipelines
 
 

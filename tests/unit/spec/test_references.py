@@ -18,7 +18,7 @@ from millstream.spec.references import (
     referenced_files,
     resolve,
 )
-from millstream_connectors.http.sink.connector import HttpSink
+from millstream_connectors.http.settings import HttpSink
 from tests.support.errors import raises
 
 PIPELINE = """

@@ -19,18 +19,10 @@ from hypothesis import strategies as st
 
 from millstream_connectors.file.sink import formats as file_formats
 from millstream_connectors.file.sink import parquet as file_parquet
-from millstream_connectors.file.sink.formats import (
-    NOT_A_LINE,
-    NOT_AN_OBJECT,
-    NOT_JSON,
-    WRONG_TYPE,
-    Csv,
-    FileFormat,
-    JsonLines,
-    Lines,
-)
+from millstream_connectors.file.sink.formats import NOT_A_LINE, WRONG_TYPE, Csv, FileFormat, JsonLines, Lines
 from millstream_connectors.file.sink.parquet import Parquet
 from millstream_connectors.shared.columns import Column
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 

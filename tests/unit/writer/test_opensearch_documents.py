@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.documents import Owned, convert
 from tests.unit.writer.sink_frames import sink_frame
 

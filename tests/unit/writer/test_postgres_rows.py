@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.settings import PostgresSink
 from millstream_connectors.postgres.sink.rows import CopyFormat
 from millstream_connectors.postgres.sink.typed import typed_rows
 from millstream_connectors.shared.tables.settings import TableColumn

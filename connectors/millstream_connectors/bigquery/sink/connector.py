@@ -6,48 +6,13 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import ShapeProblem
-from millstream_connectors.bigquery.settings import BigQueryDataset, BigQueryTableName, dataset_notes
-from millstream_connectors.shared.tables.settings import TableColumn, TableSink
+from millstream_connectors.bigquery.settings import BigQuerySink, dataset_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class BigQuerySink(BigQueryDataset):
-    """Adds records to a BigQuery table with the Storage Write API."""
-
-    noun = "a bigquery sink"
-
-    table: BigQueryTableName
-    """Name of the table, which must exist."""
-    columns: tuple[TableColumn, ...] = ()
-    """The value of each column. Default: the whole record, in the columns `id`, `event_time`, `keys`, `headers` and
-    `value`."""
-    position_table: BigQueryTableName = "millstream_positions"
-    """Table of the same dataset in which the sink stores the position of each lane. It must exist, with the columns on
-    the sink's page."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects duplicate columns, and types, which the table defines."""
-        yield from super().relation_problems()
-        names = [column.name for column in self.columns]
-        for index, column in enumerate(self.columns):
-            if column.name in names[:index]:
-                what = f"column `{column.name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
-            if column.type is not None:
-                what = "`type` has no effect: the table has types"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "type"), what, "no `type`")
-
-    @property
-    def rows(self) -> TableSink:
-        """How a record becomes a row, in the settings that sinks for tables share."""
-        return TableSink(table="rows", columns=self.columns)
 
 
 class _BigQuery(SinkConnector[BigQuerySink]):

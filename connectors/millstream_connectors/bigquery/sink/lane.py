@@ -33,8 +33,8 @@ from millstream.limits import BIGQUERY_NOTE_PAUSE_S, BIGQUERY_NOTED_AGAIN_S
 from millstream.plurals import counted
 from millstream.record import Position
 from millstream_connectors.bigquery.client import FAILURES, BigQueryLink, linked
+from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.bigquery.sink.appending import Appending, NotAppendedError, RefusedRowsError, Request
-from millstream_connectors.bigquery.sink.connector import BigQuerySink
 from millstream_connectors.bigquery.sink.positions import (
     COLUMNS,
     Claim,

@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from millstream.exact_json import double_of, text_of
 from millstream.record import Position
-from millstream_connectors.bigquery.sink.connector import BigQuerySink
+from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.shared.kept import Converted
 from millstream_connectors.shared.tables.rows import Absent, RowFormat
 from millstream_writer.sink import SinkFailure, SinkFrame, exact_position

@@ -6,15 +6,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.values import SpecModel
+from millstream_connectors.blackhole.settings import BlackholeSink
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class BlackholeSink(SpecModel):
-    """Counts records and discards them."""
 
 
 class _Blackhole(SinkConnector[BlackholeSink]):

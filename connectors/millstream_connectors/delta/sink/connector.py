@@ -7,49 +7,21 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import ShapeProblem, SpecModel, Text
 from millstream_connectors.delta.azurite import azurite_note
-from millstream_connectors.shared.lake.settings import TableCommits, TableConnector
+from millstream_connectors.delta.settings import DeltaSink
+from millstream_connectors.lake.settings import TableConnector
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,
     store_findings,
     store_notes,
-    unused_problems,
-    url_problem,
 )
 from millstream_writer.connector import SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class _DeltaTable(SpecModel):
-    """The table to write to."""
-
-    noun = "a delta table"
-
-    path: Text
-    """Directory of the table, relative to the pipeline file, or its place in an object store: `s3://bucket/table`,
-    `gs://…`, `az://container/…`. The table is created if it does not exist."""
-
-
-class DeltaSink(TableCommits, _DeltaTable):
-    """Appends records to a Delta Lake table, each commit with the lane's position."""
-
-    noun = "a delta sink"
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Also rejects a path in an unsupported store, and a `store` that has no effect."""
-        yield from super().relation_problems()
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect when `path` is a directory"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
 
 
 class _Delta(TableConnector[DeltaSink]):
@@ -87,8 +59,8 @@ class _Delta(TableConnector[DeltaSink]):
 
     def open(self, settings: DeltaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.delta.sink.table import DeltaLaneTable
-        from millstream_connectors.shared.lake.opening import open_table_sink
-        from millstream_connectors.shared.lake.rows import TableRows
+        from millstream_connectors.lake.opening import open_table_sink
+        from millstream_connectors.lake.rows import TableRows
 
         settings = self.with_envelope(settings, owner)
         rows = TableRows(settings.columns, settings.of_time)

@@ -43,10 +43,10 @@ from millstream_connectors.delta.client import (
     listed_whole,
     options_of,
 )
-from millstream_connectors.delta.sink.connector import DeltaSink
+from millstream_connectors.delta.settings import DeltaSink
+from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
+from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import Kept
-from millstream_connectors.shared.lake.lane_table import ConflictError, Fault, LaneTable
-from millstream_connectors.shared.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url
 from millstream_writer.connector import SinkOwner
 

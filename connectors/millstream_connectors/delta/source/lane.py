@@ -16,10 +16,10 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.delta.source.log import Added, TableLog
 from millstream_connectors.file.source.disk import Worker, open_worker
-from millstream_connectors.shared.lake.source_lane import TableSourceLane
+from millstream_connectors.lake.source_lane import TableSourceLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane

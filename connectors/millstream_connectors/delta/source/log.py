@@ -24,7 +24,7 @@ from millstream.extract import shown
 from millstream.json_parser import parse_json
 from millstream.limits import BLOCK_BYTES_MAX, TABLE_METADATA_BYTES_MAX
 from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, error_of, options_of
-from millstream_connectors.delta.source.connector import DeltaSource
+from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
 from millstream_connectors.shared.objects.settings import ObjectStore
 

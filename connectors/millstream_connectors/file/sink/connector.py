@@ -7,7 +7,7 @@ import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from millstream import codes
 from millstream.dead_letter import MEMBERS
@@ -15,107 +15,18 @@ from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import (
-    Needed,
-    PositiveCount,
-    PositiveDuration,
-    Quantity,
     ShapeProblem,
-    SpecModel,
-    Text,
-    field,
 )
-from millstream_connectors.shared.columns import Column, repeated_columns
+from millstream_connectors.file.settings import FileSink
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
-    is_url,
     store_findings,
     store_notes,
-    unused_problems,
-    url_problem,
 )
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class Rolling(SpecModel):
-    """When to finish a file and begin the next one: at the limit that is reached first."""
-
-    noun = "rolling"
-
-    max_bytes: Quantity = 64 << 20
-    """Bytes of records in a file. Default 64 MiB."""
-    max_records: PositiveCount | None = None
-    """Records in a file. Records of an unfinished file stay in the buffer, so this is at most the
-    number at which the buffer's writers wait. Default: half of that number."""
-    max_age_s: PositiveDuration = field(default=10.0, alias="maxAge")
-    """Age of a file since its first record; also the longest time until a record is visible. Duration, default 10s."""
-
-
-PartitionName = Literal["dt", "hour", "year", "month", "day"]
-_OBJECT_BYTES_MAX = 1 << 30
-"""Size limit of a file, which is in memory until it is put."""
-
-
-class FileSink(SpecModel):
-    """Writes finished files into a directory; a visible file is complete and final."""
-
-    noun = "a file sink"
-
-    path: Text
-    """Directory, relative to the pipeline file; created if it does not exist. Or a prefix in an object store:
-    `s3://bucket/prefix`, `gs://…`, `az://container/…`."""
-    format: Literal["jsonl", "lines", "csv", "parquet", "avro"] = "jsonl"
-    """`jsonl` (the record's JSON value per line), `lines` (the record's bytes per line; a value with a line break is
-    refused), `csv`, `parquet` or `avro`."""
-    columns: tuple[Column, ...] = ()
-    """Columns taken from the record's JSON value. CSV needs them; without them, Parquet and Avro have one binary column
-    `value`."""
-    partition_by: tuple[PartitionName, ...] = ()
-    """Directories by the event time of records, in UTC, outermost first: of `dt` (`dt=2024-01-31`), `hour` (`hour=08`),
-    `year`, `month` and `day`. In an object store only."""
-    store: ObjectStore | None = None
-    """How to reach the object store. Default: as the environment says."""
-    rolling: Rolling = Rolling()
-    """When to finish a file."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Requires columns for CSV, and rejects settings that have no effect."""
-        yield from repeated_columns(self.columns)
-        if self.format == "csv" and not self.columns:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "a CSV file needs columns", "`columns: [{name, type}]`")
-        if self.format in ("jsonl", "lines") and self.columns:
-            what = f"`columns` has no effect with `format: {self.format}`"
-            expected = "`format: csv`, `parquet` or `avro`, or no `columns`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, expected)
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        for index, name in enumerate(self.partition_by):
-            if name in self.partition_by[:index]:
-                yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
-        if self.objects:
-            if self.rolling.max_bytes > _OBJECT_BYTES_MAX:
-                what = "an object is kept in memory until it is finished"
-                yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
-            return
-        for given, field_name in ((self.partition_by, "partitionBy"), (self.store, "store")):
-            if given:
-                what = f"`{field_name}` has no effect when `path` is a directory"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (field_name,), what, "`path: s3://bucket/prefix`")
-
-    @property
-    def objects(self) -> bool:
-        """Whether it writes into an object store."""
-        return is_url(self.path)
-
-    def needs(self) -> Iterator[Needed]:
-        if self.objects:
-            yield Needed("obstore", "millstream[objects]", ("path",))
-        if self.format == "parquet":
-            yield Needed("pyarrow", "millstream[arrow]", ("format",))
-        if self.format == "avro":
-            yield Needed("fastavro", "millstream[objects]", ("format",))
 
 
 class _File(SinkConnector[FileSink]):

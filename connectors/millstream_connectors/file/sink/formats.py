@@ -18,11 +18,10 @@ from millstream.exact_json import double_of, number_of, parse, parse_all, text_o
 from millstream.frame import Frame
 from millstream.json_text import all_json, members_reader
 from millstream_connectors.shared.columns import Column
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON, one_line
 from millstream_writer.sink import SinkFailure
 
-NOT_JSON = "value is not JSON"
 NOT_A_LINE = "value has a line break"
-NOT_AN_OBJECT = "value is not a JSON object"
 WRONG_TYPE = "column has another type"
 
 _RowsT = TypeVar("_RowsT")
@@ -64,17 +63,6 @@ class FileFormat(Protocol[_RowsT]):
     def convert(self, frame: Frame) -> Converted[_RowsT]: ...
 
     def begin(self) -> Body[_RowsT]: ...
-
-
-_SPACES = bytes.maketrans(b"\r\n", b"  ")
-
-
-def one_line(json_value: bytes) -> bytes:
-    """The same JSON without line breaks.
-
-    They can only occur between tokens, where a space has the same meaning. Encoding again would change numbers.
-    """
-    return json_value.translate(_SPACES)
 
 
 class TextBody:

@@ -30,7 +30,7 @@ from millstream.clock import Clock
 from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import MIB
 from millstream.record import Position
-from millstream_connectors.file.sink.connector import FileSink, Rolling
+from millstream_connectors.file.settings import FileSink, Rolling
 from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory
 from millstream_connectors.file.sink.formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
 from millstream_connectors.file.sink.target import Target

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from millstream_connectors.file.settings import FileSink
 from millstream_connectors.file.sink.bucket import LaneBucket
-from millstream_connectors.file.sink.connector import FileSink
 from millstream_connectors.file.sink.lane import FileSinkLane, format_of
 from millstream_connectors.file.sink.partitions import partitions
 from millstream_connectors.shared.kept import check_kept

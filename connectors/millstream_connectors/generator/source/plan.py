@@ -6,7 +6,7 @@ import base64
 from datetime import UTC, datetime
 
 from millstream.clock import MICROSECONDS
-from millstream_connectors.generator.source.connector import GeneratorSource
+from millstream_connectors.generator.settings import GeneratorSource
 from millstream_connectors.generator.source.lane import GeneratorPlan
 
 

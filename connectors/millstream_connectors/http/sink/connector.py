@@ -4,45 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import PositiveCount, Quantity, SpecModel, Text
-from millstream_connectors.shared.web.settings import HTTP as SCHEMES
-from millstream_connectors.shared.web.settings import WebServer, server_notes, url_check
+from millstream_connectors.http.settings import HttpSink
+from millstream_connectors.shared.web.settings import server_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class HttpBatch(SpecModel):
-    """How many records go into one request."""
-
-    noun = "a batch"
-
-    max_records: PositiveCount = 1
-    """Records in one request. 1 sends the value as the body; more send one value per line."""
-    max_bytes: Quantity = 1 << 20
-    """Bytes of one request's body; a larger record is sent alone. Default 1 MiB."""
-
-
-class HttpSink(WebServer):
-    """Sends records by HTTP, with a key that is the same on every retry."""
-
-    noun = "an http sink"
-
-    url: Annotated[TextOrReference, After(url_check(SCHEMES))]
-    """URL to send to, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
-    method: Literal["POST", "PUT", "PATCH"] = "POST"
-    """HTTP method."""
-    batch: HttpBatch = HttpBatch()
-    """How many records go into one request."""
-    idempotency_header: Text = "Idempotency-Key"
-    """Header that carries the key."""
 
 
 class _Http(SinkConnector[HttpSink]):

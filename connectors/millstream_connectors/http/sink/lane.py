@@ -25,8 +25,8 @@ import aiohttp
 from millstream.exact_json import parse
 from millstream.limits import KIB
 from millstream.record import Position
-from millstream_connectors.file.sink.formats import one_line
-from millstream_connectors.http.sink.connector import HttpBatch, HttpSink
+from millstream_connectors.http.settings import HttpBatch, HttpSink
+from millstream_connectors.shared.json_rows import one_line
 from millstream_connectors.shared.web.client import (
     CONTROL,
     NOT_A_HEADER_NAME,

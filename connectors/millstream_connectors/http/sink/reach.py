@@ -16,7 +16,7 @@ from millstream.codes.code import Code
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
-from millstream_connectors.http.sink.connector import HttpSink
+from millstream_connectors.http.settings import HttpSink
 
 
 async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, str] | None:

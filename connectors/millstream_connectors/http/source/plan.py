@@ -8,7 +8,7 @@ from millstream.clock import Clock
 from millstream.record import LaneId
 from millstream.spec.references import resolve
 from millstream.wire.connections import ConnectionLimits
-from millstream_connectors.http.source.connector import HttpSource
+from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.lane import HttpPlan
 from millstream_connectors.http.source.replaced import Replaced, Tokens, server_context
 

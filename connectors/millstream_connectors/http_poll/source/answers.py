@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.exact_json import parse, text_of
-from millstream_connectors.http_poll.source.connector import HttpPollSource
+from millstream_connectors.http_poll.settings import HttpPollSource
 
 _SHOWN = 80
 

@@ -31,8 +31,8 @@ from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.frame import build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.references import resolve
+from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.http_poll.source.answers import Answer, read_answer
-from millstream_connectors.http_poll.source.connector import HttpPollSource
 from millstream_connectors.shared.messages import size_of, too_large
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching

@@ -51,10 +51,10 @@ from millstream.errors import DamageError
 from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.iceberg.client import ABSENT, CONFLICT, EXISTS, FAILURES, error_of, open_catalog
-from millstream_connectors.iceberg.sink.connector import IcebergSink
+from millstream_connectors.iceberg.settings import IcebergSink
+from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
+from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import Kept
-from millstream_connectors.shared.lake.lane_table import ConflictError, Fault, LaneTable
-from millstream_connectors.shared.lake.rows import TableRows, rows_of
 from millstream_writer.connector import SinkOwner
 
 _TYPES: dict[str, IcebergType] = {

@@ -9,34 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, field
-from millstream_connectors.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
-from millstream_connectors.shared.objects.settings import ObjectStore
+from millstream_connectors.iceberg.settings import IcebergSource, table_findings, table_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-
-class IcebergSource(IcebergTable):
-    """Reads the rows of an Apache Iceberg table, and then the rows that each later snapshot appends."""
-
-    noun = "an iceberg source"
-
-    follow: Flag = False
-    """Continue with snapshots that appear later; the source then has no end. Default: end at the newest snapshot, once
-    everything up to it has been read."""
-    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
-    """How often it looks for new snapshots, with `follow`. Duration, default 10s."""
-    skip_changes: Flag = False
-    """Skip snapshots that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
-    Default: such a snapshot stops the lane."""
-    store: ObjectStore | None = None
-    """How to reach the object store. Default: as the catalog or the environment says."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Problems of the table's settings."""
-        yield from table_problems(self, self.store)
 
 
 class _Iceberg(SourceConnector[IcebergSource]):

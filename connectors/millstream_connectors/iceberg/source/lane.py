@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from millstream_connectors.file.source.disk import Worker, open_worker
-from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.iceberg.settings import IcebergSource
 from millstream_connectors.iceberg.source.snapshots import Added, Snapshots
-from millstream_connectors.shared.lake.source_lane import TableSourceLane
+from millstream_connectors.lake.source_lane import TableSourceLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane

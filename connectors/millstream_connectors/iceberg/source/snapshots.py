@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.iceberg.client import ABSENT, FAILURES, error_of, open_catalog
-from millstream_connectors.iceberg.source.connector import IcebergSource
+from millstream_connectors.iceberg.settings import IcebergSource
 
 
 class Added(NamedTuple):

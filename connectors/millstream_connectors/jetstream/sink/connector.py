@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import Text
-from millstream_connectors.nats.settings import NatsServer, checked_subject, server_notes
+from millstream_connectors.jetstream.settings import JetStreamSink
+from millstream_connectors.nats.settings import server_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -21,19 +20,6 @@ _WITH_IDS = (
     "at least once; each message has an id, by which the stream drops duplicates within its duplicate window. "
     "`positions` makes it exactly once"
 )
-
-
-class JetStreamSink(NatsServer):
-    """Publishes records to a subject of a JetStream stream."""
-
-    noun = "a jetstream sink"
-
-    subject: Annotated[Text, After(checked_subject)]
-    """The subject. A stream has to include it."""
-    positions: Annotated[Text, After(checked_subject)] | None = None
-    """A subject under which the same stream keeps the positions of lanes, such as `orders-positions`. Records and
-    position are then one atomic batch, and each record is stored exactly once. The stream needs `allow_atomic`, and
-    `<positions>.>` among its subjects. Default: none, which is at least once."""
 
 
 class _JetStream(SinkConnector[JetStreamSink]):

@@ -29,10 +29,10 @@ from millstream.json_parser import parse_json
 from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, NATS_UNANSWERED_MAX
 from millstream.nats.connection import ApiError, BrokerConnection, answered
 from millstream.record import Position
-from millstream_connectors.jetstream.sink.connector import JetStreamSink
-from millstream_connectors.jetstream.sink.messages import Put, convert
+from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.jetstream.sink.target import Fault, Target, find_target
 from millstream_connectors.nats.client import NO_MESSAGE, PASSING, linked, translated
+from millstream_connectors.nats.messages import Put, convert
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced
 from millstream_writer.connector import SinkOwner

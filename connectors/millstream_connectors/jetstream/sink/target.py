@@ -8,7 +8,7 @@ from typing import NamedTuple
 from millstream.limits import NATS_POSITION_REFRESH_S
 from millstream.nats.connection import BrokerConnection
 from millstream.nats.versions import VERSION_MIN, is_too_old
-from millstream_connectors.jetstream.sink.connector import JetStreamSink
+from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.nats.client import linked, translated
 
 _NANOSECONDS = 1_000_000_000

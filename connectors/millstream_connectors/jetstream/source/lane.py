@@ -35,7 +35,7 @@ from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
 from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.deliveries import origin_of
-from millstream_connectors.jetstream.source.connector import JetStreamSource
+from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
 from millstream_connectors.shared.messages import event_time, invalid
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import Flag, Text
-from millstream_connectors.kafka.settings import KafkaCluster, clear_password
+from millstream_connectors.kafka.settings import KafkaSink, clear_password
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class KafkaSink(KafkaCluster):
-    """Writes records to a Kafka topic, in transactions that also hold the lane's position."""
-
-    noun = "a kafka sink"
-
-    topic: Text
-    """The topic, which must exist."""
-    transactions: Flag = True
-    """Write in transactions, exactly once. `false`: at least once; readers of uncommitted data see records sooner."""
-    set_key: Flag = True
-    """Use the keys of each record as Kafka's key: a single key as it is, several as a JSON array."""
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    """How batches are compressed."""
 
 
 class _Kafka(SinkConnector[KafkaSink]):

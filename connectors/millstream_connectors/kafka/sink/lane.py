@@ -25,7 +25,7 @@ from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.limits import KAFKA_MARKER_REFRESH_S
 from millstream.record import Position
-from millstream_connectors.kafka.sink.connector import KafkaSink
+from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.kafka.sink.records import Message, convert
 from millstream_connectors.kafka.sink.session import BrokenError, Session, refusal
 from millstream_connectors.shared.kept import Converted, KeptLane

@@ -45,7 +45,7 @@ from millstream_connectors.kafka.client import (
     topic_partitions,
     user_error,
 )
-from millstream_connectors.kafka.sink.connector import KafkaSink
+from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.kafka.sink.records import Message
 from millstream_writer.connector import SinkOwner
 

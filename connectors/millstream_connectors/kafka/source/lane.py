@@ -42,7 +42,7 @@ from millstream_connectors.kafka.client import (
     topics_like,
     user_error,
 )
-from millstream_connectors.kafka.source.connector import KafkaSource
+from millstream_connectors.kafka.settings import KafkaSource
 from millstream_connectors.kafka.source.identity import TopicIds
 from millstream_connectors.kafka.source.runs import Run, Split, Taken, runs_of
 from millstream_connectors.shared.messages import SHOWN_BYTES

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import Text, problem
-from millstream_connectors.mqtt.settings import MqttBroker
+from millstream_connectors.mqtt.settings import MqttSink
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-def _checked_topic(written: str) -> str:
-    if any(character in written for character in "+#\0") or len(written.encode()) > 65_535:
-        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a topic", "a topic without `+` and `#`")
-    return written
-
-
-class MqttSink(MqttBroker):
-    """Publishes records to a topic of an MQTT broker, with QoS 1."""
-
-    noun = "an mqtt sink"
-
-    topic: Annotated[Text, After(_checked_topic)]
-    """The topic."""
 
 
 class _Mqtt(SinkConnector[MqttSink]):

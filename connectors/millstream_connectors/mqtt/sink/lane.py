@@ -22,7 +22,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream_connectors.mqtt.client import PASSING, MqttLink, open_link
-from millstream_connectors.mqtt.sink.connector import MqttSink
+from millstream_connectors.mqtt.settings import MqttSink
 from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
 from millstream_connectors.shared.first_try import first_try
 from millstream_writer.connector import SinkOwner

@@ -20,7 +20,7 @@ from paho.mqtt.client import MQTTMessage
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream_connectors.mqtt.client import MqttLink, Session, linked, open_link
-from millstream_connectors.mqtt.source.connector import SHARED, MqttSource
+from millstream_connectors.mqtt.settings import SHARED, MqttSource
 from millstream_connectors.shared.acknowledged import Inbox, Message
 from millstream_reader.connector import SourceOwner
 

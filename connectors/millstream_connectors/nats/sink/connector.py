@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import Text
-from millstream_connectors.nats.settings import NatsServer, checked_subject, server_notes
+from millstream_connectors.nats.settings import NatsSink, server_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class NatsSink(NatsServer):
-    """Publishes records to a NATS subject. NATS does not store them."""
-
-    noun = "a nats sink"
-
-    subject: Annotated[Text, After(checked_subject)]
-    """The subject."""
 
 
 class _Nats(SinkConnector[NatsSink]):

@@ -18,9 +18,9 @@ from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.nats.connection import BrokerConnection
 from millstream.record import Position
-from millstream_connectors.jetstream.sink.messages import convert
 from millstream_connectors.nats.client import linked, translated
-from millstream_connectors.nats.sink.connector import NatsSink
+from millstream_connectors.nats.messages import convert
+from millstream_connectors.nats.settings import NatsSink
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import ShapeProblem, Text
-from millstream_connectors.nats.settings import NatsServer, checked_filter, filters_of, overlaps, server_notes
+from millstream_connectors.nats.settings import NatsSource, server_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-
-class NatsSource(NatsServer):
-    """Receives messages of NATS subjects. NATS does not store them."""
-
-    noun = "a nats source"
-
-    subject: Annotated[Text, After(checked_filter)]
-    """The subject, or a pattern such as `orders.*`. Several are separated by commas; without `queue`, one lane receives
-    each."""
-    queue: Text | None = None
-    """Name of a queue group: the server gives each message to one of its members, and every lane is a member. Default:
-    none; each lane has its own subjects."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects patterns that would deliver a message twice."""
-        yield from super().relation_problems()
-        yield from overlaps(self.subjects, ("subject",))
-
-    @property
-    def subjects(self) -> Sequence[str]:
-        """Patterns of the subjects."""
-        return filters_of(self.subject)
 
 
 class _Nats(SourceConnector[NatsSource]):

@@ -19,7 +19,7 @@ from millstream.limits import REFUSALS_REPORTED_EVERY_S
 from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import BrokerConnection
 from millstream_connectors.nats.client import linked, translated
-from millstream_connectors.nats.source.connector import NatsSource
+from millstream_connectors.nats.settings import NatsSource
 from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from millstream.exact_json import parse
 from millstream.json_text import all_json
 from millstream.limits import FRAME_INDEX_BITS
-from millstream_connectors.file.sink.formats import NOT_AN_OBJECT, NOT_JSON, one_line
-from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.shared.carried import keys_text, message_id
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON, one_line
 from millstream_connectors.shared.tables.rows import deletes_of, members_of
 from millstream_writer.sink import SinkFailure, SinkFrame
 

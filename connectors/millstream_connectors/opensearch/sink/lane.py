@@ -27,7 +27,7 @@ from millstream.json_parser import parse_json
 from millstream.limits import OPENSEARCH_OWNER_KNOWN_S
 from millstream.plurals import counted
 from millstream.record import Position
-from millstream_connectors.opensearch.sink.connector import OpenSearchSink
+from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.documents import (
     CONFLICT,
     FRAMES_MAX,

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.postgres.settings import PostgresServer, server_findings, server_notes
-from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.postgres.settings import PostgresSink, server_findings, server_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class PostgresSink(TableSink, PostgresServer):
-    """Writes records to a PostgreSQL table, each batch in one transaction with the lane's position."""
-
-    noun = "a postgres sink"
 
 
 class _Postgres(SinkConnector[PostgresSink]):

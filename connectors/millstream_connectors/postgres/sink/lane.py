@@ -40,7 +40,7 @@ from millstream_connectors.postgres.client import (
     reason_of,
     sqlstate_of,
 )
-from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.settings import PostgresSink
 from millstream_connectors.postgres.sink.rows import CopyFormat
 from millstream_connectors.postgres.sink.target import Target
 from millstream_connectors.postgres.sink.typed import Row, typed_rows

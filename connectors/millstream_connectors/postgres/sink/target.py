@@ -19,8 +19,7 @@ from msgspec.structs import astuple
 from millstream.durable import step
 from millstream.record import Position
 from millstream_connectors.postgres.client import Connection, connected
-from millstream_connectors.postgres.settings import quoted, quoted_table
-from millstream_connectors.postgres.sink.connector import PostgresSink
+from millstream_connectors.postgres.settings import PostgresSink, quoted, quoted_table
 from millstream_connectors.postgres.sink.rows import ArrayColumn, Part
 from millstream_connectors.postgres.sink.typed import Row
 from millstream_connectors.shared.kept import Kept

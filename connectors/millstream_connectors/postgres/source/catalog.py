@@ -16,10 +16,9 @@ from millstream.json_parser import parse_json
 from millstream.limits import POSTGRES_PAGE_BYTES
 from millstream_connectors.postgres.client import Connection, connected
 from millstream_connectors.postgres.replication import lsn_of
-from millstream_connectors.postgres.settings import quoted, quoted_table
+from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource, quoted, quoted_table
 from millstream_connectors.postgres.source import publication
 from millstream_connectors.postgres.source.changes import Table
-from millstream_connectors.postgres.source.connector import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source.pgoutput import Column, Relation, Texts
 from millstream_connectors.postgres.source.query import Fault
 from millstream_connectors.postgres.source.snapshot import Bound, Key, Snapshot, SnapshotTable

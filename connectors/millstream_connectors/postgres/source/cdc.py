@@ -35,6 +35,7 @@ from millstream.limits import (
 from millstream.pauses import Pauses
 from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of, sqlstate_of
 from millstream_connectors.postgres.replication import Passed, Replication, lsn_of, lsn_text, open_replication
+from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source import catalog, publication
 from millstream_connectors.postgres.source.changes import (
     Batch,
@@ -46,7 +47,6 @@ from millstream_connectors.postgres.source.changes import (
     TruncatedError,
     tail_of,
 )
-from millstream_connectors.postgres.source.connector import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source.pgoutput import (
     Begin,
     Change,

@@ -28,7 +28,7 @@ from millstream.frame import build_frame
 from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
 from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of
-from millstream_connectors.postgres.source.connector import PostgresSource
+from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.query_rows import Row, Taken, take

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from millstream.durable import step
 from millstream_connectors.postgres.client import Connection
-from millstream_connectors.postgres.settings import quoted, quoted_table
-from millstream_connectors.postgres.source.connector import PostgresCdc, PostgresSource
+from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource, quoted, quoted_table
 from millstream_connectors.postgres.source.query import Fault
 
 _TABLE, _PARTITIONED = "r", "p"

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from millstream.limits import POSTGRES_PAGE_BYTES, POSTGRES_PAGE_ROWS, RECORD_BYTES_MAX
 from millstream_connectors.postgres.client import Connection, connected
-from millstream_connectors.postgres.settings import quoted
-from millstream_connectors.postgres.source.connector import PostgresSource
+from millstream_connectors.postgres.settings import PostgresSource, quoted
 from millstream_connectors.shared.query_rows import Row
 
 Cursor = tuple[str, ...]

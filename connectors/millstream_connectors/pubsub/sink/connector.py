@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.pubsub.settings import PubsubProject, ResourceName, project_notes
+from millstream_connectors.pubsub.settings import PubsubSink, project_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class PubsubSink(PubsubProject):
-    """Publishes records to a topic of Google Cloud Pub/Sub."""
-
-    noun = "a pubsub sink"
-
-    topic: ResourceName
-    """Name of a topic in the project."""
-    ordering_key_source: Literal["none", "key"] = "none"
-    """Source of a message's ordering key: none, or the record's keys. With `key`, messages with the same keys stay in
-    order, and each request has only messages with the same keys. A record without keys gets no ordering key."""
-
-    @property
-    def path(self) -> str:
-        """The topic's full name, with its project."""
-        return f"projects/{self.project}/topics/{self.topic}"
 
 
 class _Pubsub(SinkConnector[PubsubSink]):

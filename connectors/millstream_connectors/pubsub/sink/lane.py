@@ -25,7 +25,7 @@ from millstream.background import all_of
 from millstream.errors import UserError
 from millstream.record import Position
 from millstream_connectors.pubsub.client import PubsubLink, linked_publisher
-from millstream_connectors.pubsub.sink.connector import PubsubSink
+from millstream_connectors.pubsub.settings import PubsubSink
 from millstream_connectors.pubsub.sink.messages import BYTES_MAX, MESSAGES_MAX, Put, convert, requests_of
 from millstream_connectors.shared.first_try import first_try
 from millstream_writer.connector import SinkOwner

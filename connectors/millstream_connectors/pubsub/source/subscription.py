@@ -25,7 +25,7 @@ from google.pubsub_v1.types import (
 from millstream.errors import MillstreamError, UserError
 from millstream.extract import EPOCH_US
 from millstream_connectors.pubsub.client import PubsubLink, open_subscriber
-from millstream_connectors.pubsub.source.connector import PubsubSource
+from millstream_connectors.pubsub.settings import PubsubSource
 from millstream_connectors.shared.acknowledged import Message
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
 from millstream_connectors.shared.messages import event_time

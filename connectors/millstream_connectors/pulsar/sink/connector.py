@@ -4,47 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, Text
-from millstream_connectors.pulsar.settings import PulsarCluster, cluster_notes, full_name, topic_check
+from millstream_connectors.pulsar.settings import PulsarSink, cluster_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-def _checked_topic(written: str) -> str:
-    topic_check(written)
-    return written
-
-
-class PulsarSink(PulsarCluster):
-    """Publishes records to a Pulsar topic, with sequence ids by which the brokers drop repeated messages."""
-
-    noun = "a pulsar sink"
-
-    topic: Annotated[Text, After(_checked_topic)]
-    """The topic: a name in `public/default`, or `persistent://tenant/namespace/name`."""
-    admin_url: Annotated[Text, After(SERVER_CHECK)] | None = None
-    """Address of the cluster's web service, `http://host:8080` or `https://host:8443`. `validate --online` asks it
-    whether the brokers deduplicate messages of the topic. Default: none."""
-    deduplication: Flag = True
-    """Whether the brokers have to deduplicate messages (`brokerDeduplicationEnabled`, or `set-deduplication` of the
-    namespace or the topic). If they do not, or no partition remembers the lane any more, the lane stops. `false`: it
-    writes anyway, at least once."""
-
-    @property
-    def full_topic(self) -> str:
-        return full_name(self.topic)
-
 
 _EXACT = (
     "exactly once: the brokers deduplicate by producer name and sequence id, which are the same on every attempt; a "

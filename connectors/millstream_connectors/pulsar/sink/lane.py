@@ -32,7 +32,7 @@ from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import PULSAR_UNCONFIRMED_MAX
 from millstream.record import Position
 from millstream_connectors.pulsar.client import FAILURES, PulsarLink, open_link
-from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.messages import Put, convert
 from millstream_connectors.shared.first_try import first_try
 from millstream_writer.connector import SinkOwner

@@ -17,8 +17,7 @@ from millstream.wire.bodies import BoundedResponse
 from millstream.wire.client_tls import context_of
 from millstream_connectors.pulsar.credentials import credentials_now, identity_of
 from millstream_connectors.pulsar.looking import Looking
-from millstream_connectors.pulsar.settings import PERSISTENT
-from millstream_connectors.pulsar.sink.connector import PulsarSink
+from millstream_connectors.pulsar.settings import PERSISTENT, PulsarSink
 
 _WHERE = "validate --online"
 

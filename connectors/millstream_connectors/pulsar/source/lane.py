@@ -35,7 +35,7 @@ from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream_connectors.pulsar.client import FAILURES, PulsarLink, open_link
-from millstream_connectors.pulsar.source.connector import PulsarSource
+from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.pulsar.source.losses import Losses
 from millstream_connectors.pulsar.source.messages import BEGINNING, Arrived, MessagePlace, arrived, place_of
 from millstream_connectors.shared.messages import invalid

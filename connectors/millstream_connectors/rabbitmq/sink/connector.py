@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import Text, problem
-from millstream_connectors.rabbitmq.settings import RabbitServer
+from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-_NAME_BYTES_MAX = 255
-
-
-def _checked_name(written: str) -> str:
-    if len(written.encode()) > _NAME_BYTES_MAX:
-        what = f"{written[:40]!r}… has {len(written.encode())} bytes"
-        raise problem(codes.VALUE_MALFORMED, what, f"at most {_NAME_BYTES_MAX}")
-    return written
-
-
-class RabbitSink(RabbitServer):
-    """Publishes records to a RabbitMQ exchange, with confirmations."""
-
-    noun = "a rabbitmq sink"
-
-    exchange: Annotated[Text, After(_checked_name)] | None = None
-    """Name of the exchange. Default: the default exchange, which delivers to the queue that `routingKey` names."""
-    routing_key: Annotated[Text, After(_checked_name)]
-    """Routing key of each message; without `exchange`, the name of a queue or a stream."""
 
 
 class _Rabbit(SinkConnector[RabbitSink]):

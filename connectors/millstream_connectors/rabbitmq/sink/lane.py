@@ -28,7 +28,7 @@ from millstream.errors import RetryLaterError, UserError
 from millstream.limits import RABBITMQ_UNCONFIRMED_MAX
 from millstream.record import Position
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
-from millstream_connectors.rabbitmq.sink.connector import RabbitSink
+from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
 from millstream_connectors.shared.first_try import first_try
 from millstream_writer.connector import SinkOwner

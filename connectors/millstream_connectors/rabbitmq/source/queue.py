@@ -26,7 +26,7 @@ from millstream.errors import UserError
 from millstream.extract import EPOCH_S
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
-from millstream_connectors.rabbitmq.source.connector import RabbitSource
+from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.shared.acknowledged import Inbox, Message
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner

@@ -23,7 +23,7 @@ from aiormq.abc import DeliveredMessage
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, open_link
-from millstream_connectors.rabbitmq.source.connector import RabbitSource
+from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.rabbitmq.source.queue import OFFSET, message_of
 from millstream_connectors.shared.acknowledged import Message
 from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving

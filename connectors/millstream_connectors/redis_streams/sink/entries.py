@@ -8,8 +8,8 @@ from typing import NamedTuple
 from millstream.exact_json import parse, text_of
 from millstream.keys import key_of_text
 from millstream.limits import REDIS_FIELDS_MAX
-from millstream_connectors.file.sink.formats import NOT_AN_OBJECT, NOT_JSON
-from millstream_connectors.redis_streams.sink.connector import RedisSink
+from millstream_connectors.redis_streams.settings import RedisSink
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
 from millstream_connectors.shared.kept import Converted
 from millstream_writer.sink import SinkFailure, SinkFrame
 

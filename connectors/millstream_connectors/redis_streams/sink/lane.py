@@ -36,7 +36,7 @@ from millstream_connectors.redis_streams.client import (
     pairs,
     warn_unless_durable,
 )
-from millstream_connectors.redis_streams.sink.connector import RedisSink
+from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import Put, convert
 from millstream_connectors.redis_streams.sink.script import COMMIT, OWN
 from millstream_connectors.shared.first_try import first_try

@@ -41,7 +41,7 @@ from millstream_connectors.redis_streams.client import (
     open_link,
     warn_unless_durable,
 )
-from millstream_connectors.redis_streams.source.connector import RedisSource
+from millstream_connectors.redis_streams.settings import RedisSource
 from millstream_connectors.redis_streams.source.entries import (
     BEGINNING,
     Entry,

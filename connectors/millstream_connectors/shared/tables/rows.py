@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 from millstream.exact_json import parse, parse_all, text_of
-from millstream_connectors.file.sink.formats import NOT_AN_OBJECT, NOT_JSON
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
 from millstream_connectors.shared.kept import Converted
 from millstream_connectors.shared.tables.settings import DeleteWhen, TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame

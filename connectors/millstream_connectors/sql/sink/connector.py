@@ -10,28 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import ShapeProblem
-from millstream_connectors.shared.tables.settings import TableSink
-from millstream_connectors.sql.settings import SQLITE, UPSERTS, SqlDatabase, database_findings, database_notes
+from millstream_connectors.sql.settings import SQLITE, SqlSink, database_findings, database_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class SqlSink(TableSink, SqlDatabase):
-    """Writes records to a database table, each batch in one transaction with the lane's position."""
-
-    noun = "a sql sink"
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects a mode that the database does not support."""
-        yield from super().relation_problems()
-        if self.mode == "upsert" and self.backend not in UPSERTS:
-            what = f"{self.backend} has no statement for `mode: upsert` that this sink knows"
-            yield ShapeProblem(
-                codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
-            )
 
 
 class _Sql(SinkConnector[SqlSink]):

@@ -45,8 +45,7 @@ from millstream_connectors.sql.client import (
     reason_of,
     said,
 )
-from millstream_connectors.sql.settings import MYSQL, SQLITE
-from millstream_connectors.sql.sink.connector import SqlSink
+from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
 from millstream_connectors.sql.sink.rows import Change, SqlFormat
 from millstream_connectors.sql.sink.target import Fault, Target
 from millstream_writer.connector import SinkOwner

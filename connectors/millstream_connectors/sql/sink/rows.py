@@ -18,8 +18,7 @@ from sqlalchemy import types
 
 from millstream.exact_json import double_of, text_of
 from millstream_connectors.shared.tables.rows import NOT_TEXT, Absent, RowFormat
-from millstream_connectors.sql.settings import MYSQL, SQLITE
-from millstream_connectors.sql.sink.connector import SqlSink
+from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
 from millstream_writer.sink import SinkFailure
 
 NOT_A_TIME = "value is not a time"

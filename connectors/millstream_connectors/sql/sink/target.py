@@ -26,8 +26,7 @@ from millstream_connectors.shared.kept import Kept
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.shared.tables.settings import TableColumn
 from millstream_connectors.sql.client import error_of, said
-from millstream_connectors.sql.settings import MYSQL, SQLITE
-from millstream_connectors.sql.sink.connector import SqlSink
+from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
 from millstream_connectors.sql.sink.rows import Change
 
 _NAME = sa.String(190).with_variant(mysql.VARCHAR(190, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)

@@ -23,7 +23,7 @@ from millstream_connectors.shared.positions import pack_position, unpack_positio
 from millstream_connectors.shared.query_rows import Row, Taken, take
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.sql.client import FAILURES, SqlThread, error_of, open_sql_thread
-from millstream_connectors.sql.source.connector import SqlSource
+from millstream_connectors.sql.settings import SqlSource
 from millstream_connectors.sql.source.query import Fault, Query, RepeatedError
 from millstream_connectors.sql.source.values import Cursor, packed, unpacked
 from millstream_reader.connector import SourceOwner

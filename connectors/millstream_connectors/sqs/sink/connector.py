@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.sqs.settings import SqsQueue, queue_notes
+from millstream_connectors.sqs.settings import SqsSink, queue_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -19,12 +19,6 @@ _PLAIN = (
     "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
     "which a reader can drop duplicates"
 )
-
-
-class SqsSink(SqsQueue):
-    """Sends records to an Amazon SQS queue. In a FIFO queue, records with the same keys stay in order."""
-
-    noun = "an sqs sink"
 
 
 class _Sqs(SinkConnector[SqsSink]):

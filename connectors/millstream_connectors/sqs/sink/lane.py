@@ -21,7 +21,7 @@ from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.sqs.client import BATCH, SqsLink, linked
-from millstream_connectors.sqs.sink.connector import SqsSink
+from millstream_connectors.sqs.settings import SqsSink
 from millstream_connectors.sqs.sink.messages import Put, convert, requests_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult

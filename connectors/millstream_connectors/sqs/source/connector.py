@@ -4,41 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
-from millstream.limits import IDS_MAX
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import Strict
-from millstream.spec.values import PositiveDuration, as_duration, field
-from millstream_connectors.sqs.settings import SqsQueue, queue_notes
+from millstream.spec.values import as_duration
+from millstream_connectors.sqs.settings import SqsSource, queue_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-_HOURS_12 = 12 * 3600
-
-
-class SqsSource(SqsQueue):
-    """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
-
-    noun = "an sqs source"
-
-    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=_HOURS_12)] = field(
-        default=60.0, alias="visibilityTimeout"
-    )
-    """How long the queue hides a delivered message. It is extended as long as the source holds the message; after a
-    crash the message is delivered again when the time is over. Duration of 3s to 12h, in whole seconds, default 60s."""
-    prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
-    """Approximate maximum number of messages that are held without being deleted."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
-    a remembered id takes 30 bytes of memory."""
 
 
 class _Sqs(SourceConnector[SqsSource]):

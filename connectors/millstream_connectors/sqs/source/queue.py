@@ -15,7 +15,7 @@ from millstream_connectors.shared.acknowledged import Message
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
 from millstream_connectors.shared.messages import event_time
 from millstream_connectors.sqs.client import BATCH, SqsLink, open_link
-from millstream_connectors.sqs.source.connector import SqsSource
+from millstream_connectors.sqs.settings import SqsSource
 from millstream_reader.connector import SourceOwner
 
 KIND = "sqs"

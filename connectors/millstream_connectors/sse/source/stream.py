@@ -25,7 +25,7 @@ from millstream.limits import SSE_ID_BYTES_MAX
 from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
-from millstream_connectors.sse.source.connector import SseSource
+from millstream_connectors.sse.settings import SseSource
 from millstream_connectors.sse.source.events import Event, EventParser
 from millstream_connectors.sse.source.known import KnownIds, last_of
 from millstream_reader.connector import SourceOwner

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.programs import Program
-from millstream.spec.protocols import NATIVE, FunctionKind
+from millstream.spec.protocols import NATIVE
+from millstream_connectors.user_defined.settings import UserSink
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
-
-
-class UserSink(Program):
-    """A sink written by the user."""
-
-    noun = "a udsink"
-    function = FunctionKind.SINK
-
 
 _SAME_IDS = (
     "at least once: after a crash the function gets records again, with the same ids, by which it can recognize them"

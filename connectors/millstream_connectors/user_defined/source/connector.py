@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import MillstreamError
-from millstream.limits import IDS_MAX
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount
-from millstream.spec.programs import Program
-from millstream.spec.protocols import FunctionKind
-from millstream.spec.rules import Strict
-from millstream.spec.values import PositiveDuration, field
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds
+from millstream_connectors.user_defined.settings import UserSource
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-
-class UserSource(Program):
-    """A source written by the user."""
-
-    noun = "a udsource"
-    function = FunctionKind.SOURCE
-
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a record is remembered, if the source gives ids. Duration of at least 1s, default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of record ids that are remembered, over all partitions; beyond it a lane waits until its oldest
-    ids expire."""
 
 
 class _Udsource(SourceConnector[UserSource]):

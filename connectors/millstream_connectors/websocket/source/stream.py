@@ -24,7 +24,7 @@ from millstream.spec.references import resolve
 from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import WEBSOCKET as SCHEMES
-from millstream_connectors.websocket.source.connector import WebSocketSource
+from millstream_connectors.websocket.settings import WebSocketSource
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 

@@ -21,7 +21,7 @@ from millstream.printable import printable_output
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load
 from millstream.spec.models import Pipeline
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.run import RunOptions, run
 from millstream_runner.local.screen import choose_screen

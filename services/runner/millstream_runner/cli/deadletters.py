@@ -31,7 +31,7 @@ from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 from millstream_runner.cli.envelopes import Found, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.cli.records import check_buffered

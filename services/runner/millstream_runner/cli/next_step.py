@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.spec.loading import Loaded
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 from millstream_runner.local.formatting import folded
 
 _SHOWN_MAX = 3

@@ -18,7 +18,7 @@ from millstream.durable import step
 from millstream.errors import InfrastructureError, UserError
 from millstream.plurals import counted
 from millstream.spec.graph import Graph
-from millstream_connectors.file.sink.connector import FileSink
+from millstream_connectors.file.settings import FileSink
 from millstream_connectors.file.sink.directory import HIDDEN, is_free, runs_of
 from millstream_connectors.file.sink.names import FinishedName
 

@@ -29,7 +29,7 @@ from millstream.spec.placement import place
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
 from millstream.udf.sources import OnChange
-from millstream_connectors.log.sink.connector import LogSink
+from millstream_connectors.log.settings import LogSink
 from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
 from millstream_runner.local.replica import Failure, Reports, Supervisor

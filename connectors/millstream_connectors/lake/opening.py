@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from millstream_connectors.file.sink.connector import Rolling
+from millstream_connectors.file.settings import Rolling
 from millstream_connectors.file.sink.lane import FileSinkLane
+from millstream_connectors.lake.lane_table import LaneTable
+from millstream_connectors.lake.rows import TableRows
+from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.kept import check_kept
-from millstream_connectors.shared.lake.lane_table import LaneTable
-from millstream_connectors.shared.lake.rows import TableRows
-from millstream_connectors.shared.lake.settings import TableCommits
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkLane
 

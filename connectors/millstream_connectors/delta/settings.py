@@ -1,0 +1,68 @@
+"""The settings of the `delta` source and sink, as pipeline files have them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millstream import codes
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream_connectors.lake.settings import TableCommits
+from millstream_connectors.shared.objects.settings import (
+    ObjectStore,
+    is_url,
+    unused_problems,
+    url_problem,
+)
+
+
+class DeltaSource(SpecModel):
+    """Reads the rows of a Delta Lake table, and then the rows that each later version adds."""
+
+    noun = "a delta source"
+
+    path: Text
+    """Directory of the table, relative to the pipeline file, or its place in an object store: `s3://bucket/table`,
+    `gs://…`, `az://container/…`."""
+    follow: Flag = False
+    """Continue with versions that appear later; the source then has no end. Default: end at the newest version, once
+    everything up to it has been read."""
+    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
+    """How often it looks for new versions, with `follow`. Duration, default 10s."""
+    skip_changes: Flag = False
+    """Skip versions that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
+    Default: such a version stops the lane."""
+    store: ObjectStore | None = None
+    """How to reach the object store. Default: as the environment says."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects a `store` that has no effect."""
+        yield from url_problem(self.path, ("path",))
+        yield from unused_problems(self.store, (self.path,))
+        if self.store is not None and not is_url(self.path):
+            what = "`store` has no effect when `path` is a directory"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
+
+
+class _DeltaTable(SpecModel):
+    """The table to write to."""
+
+    noun = "a delta table"
+
+    path: Text
+    """Directory of the table, relative to the pipeline file, or its place in an object store: `s3://bucket/table`,
+    `gs://…`, `az://container/…`. The table is created if it does not exist."""
+
+
+class DeltaSink(TableCommits, _DeltaTable):
+    """Appends records to a Delta Lake table, each commit with the lane's position."""
+
+    noun = "a delta sink"
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Also rejects a path in an unsupported store, and a `store` that has no effect."""
+        yield from super().relation_problems()
+        yield from url_problem(self.path, ("path",))
+        yield from unused_problems(self.store, (self.path,))
+        if self.store is not None and not is_url(self.path):
+            what = "`store` has no effect when `path` is a directory"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
