@@ -27,7 +27,8 @@ import pydantic
 from millstream_udf import typed_values
 from millstream_udf.answering import answer_map
 from millstream_udf.context import Context
-from millstream_udf.definition import MAP, define
+from millstream_udf.defining import define
+from millstream_udf.definition import MAP
 from millstream_udf.execution import open_function
 from millstream_udf.sources import frame_of
 from millstream_udf.values import Record

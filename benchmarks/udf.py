@@ -34,7 +34,7 @@ from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import freed_memory
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.calls_socket import SUFFIX
-from millstream_udf.definition import define
+from millstream_udf.defining import define
 from millstream_udf.execution import open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
 

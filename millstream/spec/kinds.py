@@ -192,7 +192,7 @@ KINDS: Registry[VertexKind[SpecModel]] = Registry(
     VertexKind,
     {
         "source": "millstream_worker.kinds.source:SOURCE",
-        "udf": "millstream_worker.kinds.map:MAP",
+        "udf": "millstream_worker.kinds.udf:UDF",
         "sink": "millstream_worker.kinds.sink:SINK",
     },
 )

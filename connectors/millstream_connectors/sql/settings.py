@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path as FilePath
 from typing import Annotated
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import without_secrets
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
@@ -119,22 +117,6 @@ def database_notes(settings: SqlDatabase, path: Path) -> Iterator[tuple[Path, st
     is_open = settings.backend in MYSQL and settings.tls is None and settings.host != ""
     if is_open and not stays_on_this_machine(settings.host.lower()):
         yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
-
-
-def database_findings(settings: SqlDatabase, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """What the connection to a database needs and this machine does not have."""
-    if settings.file is not None:
-        directory = (base_dir / settings.file).parent
-        if not directory.is_dir():
-            what = f"there is no directory {directory}"
-            yield Finding(codes.NO_SUCH_FILE, (*path, "url"), what, "an existing directory for the database file")
-        return
-    if find_spec("sqlalchemy") is not None:
-        from millstream_connectors.sql.client import driver_fault
-
-        fault = driver_fault(settings)
-        if fault is not None:
-            yield Finding(codes.EXTRA_NEEDED, (*path, "url"), *fault)
 
 
 class SqlSplit(SpecModel):

@@ -277,3 +277,19 @@ def is_bytes(kind: Any) -> bool:
 def _chunk(column: Any) -> Any:
     chunked = column.combine_chunks()
     return chunked.chunk(0) if hasattr(chunked, "num_chunks") else chunked
+
+
+def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
+    """See `Rows.batch`. The values share the frame's memory."""
+    import pyarrow as pa
+
+    count = inputs.count
+    texts, pairs = pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())
+    keys: Any = pa.array(inputs.keys, texts) if inputs.keys_column else pa.nulls(count, texts)
+    headers: Any = (
+        pa.array([list(some.items()) for some in inputs.headers], pairs)
+        if inputs.headers_column
+        else pa.nulls(count, pairs)
+    )
+    columns: list[Any] = [value_column(inputs), time_column(inputs), keys, headers]
+    return pa.RecordBatch.from_arrays(columns, names=["value", "event_time", "keys", "headers"])

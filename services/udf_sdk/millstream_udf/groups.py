@@ -96,7 +96,7 @@ class FrameRows:
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        from millstream_udf.reduce_arrow import batch_of_frame
+        from millstream_udf.arrow import batch_of_frame
 
         return batch_of_frame(self._inputs)
 

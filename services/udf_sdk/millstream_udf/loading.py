@@ -14,7 +14,8 @@ import sysconfig
 from types import ModuleType
 from typing import Any
 
-from millstream_udf.definition import ATTRIBUTE, Definition, define
+from millstream_udf.defining import define
+from millstream_udf.definition import ATTRIBUTE, Definition
 
 _NO_PACKAGE = "attempted relative import"
 """Python's words."""

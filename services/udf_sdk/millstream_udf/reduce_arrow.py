@@ -102,22 +102,6 @@ def arrow_part(groups: Sequence[Group], counts: Sequence[int], batch: pa.RecordB
     return Part(groups, counts, ArrowRows(batch), unfinished)
 
 
-def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
-    """See `Rows.batch`. The values share the frame's memory."""
-    import pyarrow as pa
-
-    count = inputs.count
-    texts, pairs = pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())
-    keys: Any = pa.array(inputs.keys, texts) if inputs.keys_column else pa.nulls(count, texts)
-    headers: Any = (
-        pa.array([list(some.items()) for some in inputs.headers], pairs)
-        if inputs.headers_column
-        else pa.nulls(count, pairs)
-    )
-    columns: list[Any] = [arrow.value_column(inputs), arrow.time_column(inputs), keys, headers]
-    return pa.RecordBatch.from_arrays(columns, names=["value", "event_time", "keys", "headers"])
-
-
 class Tables:
     """Slices the tables of groups from batches, with the value decoded if the function has a schema."""
 
@@ -146,7 +130,7 @@ class Tables:
 
         if batches:
             return pa.Table.from_batches(batches)
-        empty = batch_of_frame(Inputs(b""))
+        empty = arrow.batch_of_frame(Inputs(b""))
         return pa.Table.from_batches([empty if self._schema is None else decoded(empty, self._schema)])
 
 

@@ -44,6 +44,7 @@ from millstream_udf.answering import (
 from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
 from millstream_udf.cancellation import result_at_once, result_of
 from millstream_udf.context import Context
+from millstream_udf.defining import define
 from millstream_udf.definition import (
     CONCURRENCY_VARIABLE,
     DECORATORS,
@@ -54,7 +55,6 @@ from millstream_udf.definition import (
     SOURCE,
     SOURCE_TRANSFORM,
     Definition,
-    define,
     with_concurrency,
 )
 from millstream_udf.failures import FAILURES, Gone, failure, summary

@@ -23,7 +23,8 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.answering import answer_map, answer_sink, context_of
 from millstream_udf.context import Context
-from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
+from millstream_udf.defining import define
+from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFORM, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import Inputs

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any
 
 from millstream_udf.context import Context
-from millstream_udf.definition import REDUCE, Definition, define
+from millstream_udf.defining import define
+from millstream_udf.definition import REDUCE, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
 from millstream_udf.groups import Cursor, Group, Part, decode_part

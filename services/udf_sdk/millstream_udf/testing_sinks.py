@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from millstream_udf.definition import SINK, Definition, define
+from millstream_udf.defining import define
+from millstream_udf.definition import SINK, Definition
 from millstream_udf.position_sinks import PositionSink
 from millstream_udf.sources import frame_of
 from millstream_udf.testing_objects import record_of

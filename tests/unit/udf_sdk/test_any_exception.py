@@ -13,7 +13,7 @@ import pytest
 
 import millstream_udf as udf
 from millstream_udf.context import Context
-from millstream_udf.definition import define
+from millstream_udf.defining import define
 from millstream_udf.failures import Gone, failure
 from millstream_udf.sources import SourceLane
 from millstream_udf.testing import OpenSink, arun, read_source, run, run_reduce

@@ -16,7 +16,8 @@ from millstream_udf import arrow_values
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.arrow import to_fields
 from millstream_udf.columns import pack_bytes, pack_times
-from millstream_udf.definition import MAP, define
+from millstream_udf.defining import define
+from millstream_udf.definition import MAP
 from millstream_udf.execution import open_function
 from millstream_udf.inputs import Inputs
 from millstream_udf.json_rows import rows_as_json

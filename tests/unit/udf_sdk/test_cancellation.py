@@ -16,7 +16,8 @@ import pytest
 import millstream_udf as udf
 from millstream_udf.answering import answer_map
 from millstream_udf.context import Context
-from millstream_udf.definition import MAP, define
+from millstream_udf.defining import define
+from millstream_udf.definition import MAP
 from millstream_udf.execution import _TURN_S, open_function
 from millstream_udf.groups import Cursor, FrameRows, Group, Part
 from millstream_udf.reducing import ANSWER_BYTES, ReduceFunction

@@ -12,7 +12,8 @@ import millstream_udf as udf
 from millstream_udf import testing
 from millstream_udf.answering import answer_map
 from millstream_udf.context import Context
-from millstream_udf.definition import MAP, define
+from millstream_udf.defining import define
+from millstream_udf.definition import MAP
 from millstream_udf.groups import decode_part
 from millstream_udf.outside_loop import outside_loop, stepped_outside
 from millstream_udf.reducing import load

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import define, with_concurrency
+from millstream_udf.defining import define
+from millstream_udf.definition import with_concurrency
 from millstream_udf.testing import OpenSink, check_sink, run
 from tests.unit.udf_sdk import position_orders as orders
 

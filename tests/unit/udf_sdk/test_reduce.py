@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import REDUCE, define
+from millstream_udf.defining import define
+from millstream_udf.definition import REDUCE
 from millstream_udf.testing import run, run_reduce, run_windows
 
 RECORDS = [udf.Record(b"%d" % n, event_time=n * 1_000_000, headers={"n": b"3"} if n == 3 else {}) for n in range(5)]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import Flavour, Takes, define, with_concurrency
+from millstream_udf.defining import define
+from millstream_udf.definition import Flavour, Takes, with_concurrency
 from millstream_udf.testing import Outcome, run
 
 

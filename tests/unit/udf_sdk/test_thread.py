@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 import pytest
 
 from millstream_udf.context import Context
-from millstream_udf.definition import define
+from millstream_udf.defining import define
 from millstream_udf.thread import FunctionThread, open_thread
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import define
+from millstream_udf.defining import define
 from millstream_udf.testing import Outcome, Results, read_source, run, run_reduce, run_windows
 
 if TYPE_CHECKING:

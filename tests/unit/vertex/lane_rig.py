@@ -32,7 +32,7 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracker
 from millstream_udf.answering import answer_map, context_of, encode_map
-from millstream_udf.definition import define
+from millstream_udf.defining import define
 from millstream_udf.execution import Lane, open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_lane import BufferLane

@@ -25,7 +25,8 @@ from millstream.json_parser import parse_json
 from millstream.limits import BLOCK_BYTES_MAX, TABLE_METADATA_BYTES_MAX
 from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, error_of, options_of
 from millstream_connectors.delta.settings import DeltaSource
-from millstream_connectors.file.source.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
+from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
+from millstream_connectors.file.source.value_as_json import as_json
 from millstream_connectors.shared.objects.settings import ObjectStore
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.limits import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
+from millstream_connectors.file.source.value_as_json import as_json
 
 _ESCAPED = r'[\x00-\x1f"\\]'
 _NO_NANOS = r"(\.\d{6})000(Z?)$"
@@ -112,8 +113,6 @@ def _members(column: _Array, kind: pa.DataType) -> _Array:
     if types.is_time64(kind) and kind.unit == "ns":
         texts = pc.replace_substring_regex(column.cast(pa.string()).cast(pa.large_string()), _NO_NANOS, r"\1\2")
         return _between_quotes(pc.replace_substring_regex(texts, r"\.0+$", ""))
-    from millstream_connectors.file.source.table_file import as_json
-
     made = [None if value is None else as_json(value).decode() for value in column.to_pylist()]
     return pa.array(made, pa.large_string())
 

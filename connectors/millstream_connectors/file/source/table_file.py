@@ -6,8 +6,6 @@ Arrow converts a column to JSON as a whole, if its type has one form in JSON; th
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import struct
 import tempfile
@@ -15,11 +13,8 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from itertools import islice
 from typing import IO, Any
-from uuid import UUID
 
 from millstream import codes
 from millstream.errors import DamageError
@@ -27,6 +22,7 @@ from millstream.extract import Extraction
 from millstream.frame import build_frame
 from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX, RECORD_BYTES_MAX
 from millstream_connectors.file.source.text_file import FileMark, Taken
+from millstream_connectors.file.source.value_as_json import as_json
 from millstream_connectors.shared.extracting_lane import extract
 from millstream_reader.source import InvalidRecord
 
@@ -229,34 +225,3 @@ def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
         raise ValueError(f"a row cannot be read: {TOO_DEEP}") from None
     if block:
         yield block
-
-
-def as_json(value: object) -> bytes:
-    """One value, in the forms of `rows_as_json` for types that JSON lacks."""
-    return json.dumps(_finite(value), default=_plain, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "replace"
-    )
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, dict):
-        return {str(name): _finite(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(member) for member in value]
-    return value
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, datetime):
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return moment.isoformat().replace("+00:00", "Z")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal | UUID):
-        return str(value)
-    return str(value)

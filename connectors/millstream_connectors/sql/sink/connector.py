@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.sql.settings import SQLITE, SqlSink, database_findings, database_notes
+from millstream_connectors.sql.checks import database_findings
+from millstream_connectors.sql.settings import SQLITE, SqlSink, database_notes
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:

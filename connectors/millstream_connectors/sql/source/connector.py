@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.sql.settings import SqlSource, database_findings, database_notes
+from millstream_connectors.sql.checks import database_findings
+from millstream_connectors.sql.settings import SqlSource, database_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:

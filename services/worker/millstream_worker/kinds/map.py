@@ -10,7 +10,7 @@ from millstream.spec.problems import Path
 from millstream.spec.programs import Udf
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import LaneReport
-from millstream_worker.kinds.udf import UdfKind
+from millstream_worker.kinds.function import UdfKind
 
 if TYPE_CHECKING:
     from millstream_vertex.map_step import MapStep, Outlet

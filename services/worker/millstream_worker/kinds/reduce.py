@@ -14,7 +14,7 @@ from millstream.spec.programs import Sql, Udf
 from millstream.spec.values import ShapeProblem
 from millstream.spec.windows import GroupBy
 from millstream.statistics import LaneReport
-from millstream_worker.kinds.udf import UdfKind
+from millstream_worker.kinds.function import UdfKind
 
 if TYPE_CHECKING:
     from millstream_worker.lanes import LaneOpening, VertexLane

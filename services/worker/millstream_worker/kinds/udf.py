@@ -1,41 +1,22 @@
-"""What maps and reduces have in common: vertices with a function written by the user."""
+"""The member `udf` of a vertex, which makes it a map or a reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
-from millstream.spec.kinds import VertexKind, on_failure_of, program_text
-from millstream.spec.problems import Path
-from millstream.spec.programs import RetryStrategy, Udf
-from millstream_worker.kind import RunnableKind
+from millstream.spec.kinds import VertexKind
+from millstream_worker.kinds.map import MAP, Map
 
 
-class UdfKind(RunnableKind[Udf]):
+class _MapOrReduce(Map):
     """A vertex with `groupBy` is a reduce; one without it is a map."""
 
-    model = Udf
-    meaning = "Makes it a map vertex, or a reduce vertex where it has `groupBy`."
-
     def of(self, given: Collection[str]) -> VertexKind[Any]:
-        from millstream_worker.kinds.map import MAP
+        # Not above: workers that run no reduce do not import it.
         from millstream_worker.kinds.reduce import REDUCE
 
         return REDUCE if "groupBy" in given else MAP
 
-    def contents(self, settings: Udf) -> str:
-        if settings.builtin is not None:
-            return settings.builtin.name
-        if settings.container is None and settings.sql is not None:
-            return "SQL"
-        return program_text(settings)
 
-    def retry(self, settings: Udf) -> RetryStrategy:
-        return settings.retry_strategy
-
-    def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
-        return written.get("builtin") is None and on_failure_of(written) in ("", "deadLetter")
-
-    def dead_letters_asked(self, written: Mapping[str, Any]) -> Iterator[Path]:
-        if on_failure_of(written) == "deadLetter":
-            yield ("retryStrategy", "onFailure")
+UDF = _MapOrReduce()

@@ -1,0 +1,203 @@
+"""How a user's function is defined: inspected once, when it is loaded, so that nothing is decided per record.
+
+Above it: the loader, and tests of functions. Below it: `definition` (what is found out) and the definition of
+reduce functions, which have parameters of their own. It does not run anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from millstream_udf.definition import (
+    ATTRIBUTE,
+    COLUMNS,
+    MAP,
+    REDUCE,
+    SINK,
+    SOURCE,
+    SOURCE_TRANSFORM,
+    Definition,
+    Flavour,
+    Options,
+    Takes,
+    check_schema,
+    flavour_of,
+    gives_of,
+    takes_of,
+)
+from millstream_udf.function_types import hints_of
+from millstream_udf.typed_values import encoder
+
+
+def define(target: Any, name: str) -> Definition:
+    """Inspect `target` once. Raises `TypeError` with what to change."""
+    options: Options | None = getattr(target, ATTRIBUTE, None)
+    decorated = options is not None
+    if options is None:
+        kinds = (REDUCE,) if _reduces(target) else (SINK,) if _keeps(target) else (MAP, SOURCE_TRANSFORM, SINK)
+        options = Options(kinds=kinds)
+    definition = Definition(name, options.kinds, target, options, encode=encoder(options.encode))
+    _check_installed(definition)
+    if SOURCE in options.kinds:
+        _check_source(target, name)
+        return definition
+    if REDUCE in options.kinds:
+        from millstream_udf.reduce_definition import shaped
+
+        return shaped(definition)
+    if SINK in options.kinds and _keeps(target):
+        return _position_sink(definition)
+    function, skip = target, 0
+    if inspect.isclass(target):
+        function, skip = getattr(target, "process", None), 1
+        if function is None:
+            raise TypeError(f"class {name} needs a method process(self, record)")
+        if isinstance(inspect.getattr_static(target, "process"), (staticmethod, classmethod)):
+            raise TypeError(f"{name}.process must be an ordinary method: process(self, record)")
+    if not callable(function):
+        raise TypeError(f"{name} is not a function but {type(target).__name__}")
+    return _shaped(definition, function, skip, decorated=decorated)
+
+
+def _reduces(target: Any) -> bool:
+    """Whether an undecorated function can only be a reduce function: other functions take the value and the context."""
+    if inspect.isclass(target):
+        return all(callable(getattr(target, name, None)) for name in ("add", "result"))
+    if not inspect.isfunction(target):
+        return False
+    required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
+    return len(required) > 2 or any(p.name in ("keys", "records", "window") for p in required)
+
+
+def _keeps(target: Any) -> bool:
+    """Whether it is a class of a sink that keeps positions, or is meant to be one."""
+    return inspect.isclass(target) and not hasattr(target, "process") and any(hasattr(target, m) for m in _KEEPING)
+
+
+_KEEPING = ("open", "write", "flush")
+"""The methods of a sink that keeps positions."""
+
+
+def _position_sink(definition: Definition) -> Definition:
+    target, name = definition.target, definition.name
+    for method, meant in zip(_KEEPING, ("lane", "record", "position"), strict=True):
+        function = inspect.getattr_static(target, method, None)
+        if function is None:
+            raise TypeError(f"{name} is a sink that keeps positions, and needs a method {method}(self, {meant})")
+        if not inspect.isfunction(function):
+            raise TypeError(f"{name}.{method} must be an ordinary method: {method}(self, {meant})")
+    if definition.options.concurrency is not None or definition.options.threads:
+        raise TypeError(f"{name} keeps positions, so it writes one record after another: no concurrency, no threads")
+    for method in (*_KEEPING, "check"):
+        function = getattr(target, method, None)
+        if function is None:
+            continue
+        parameters = _parameters(function, f"{name}.{method}")[1:]
+        if len(parameters) != 1:
+            raise TypeError(f"{name}.{method} takes {len(parameters)} arguments beside self, and gets one")
+        if flavour_of(function) in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+            raise TypeError(f"{name}.{method} must not yield")
+    shaped = _shaped(definition, target.write, 1, decorated=True)
+    if (check := getattr(target, "check", None)) is not None:
+        one = replace(definition, options=replace(definition.options, batch=False))
+        alone = _shaped(one, check, 1, decorated=True)
+        if (alone.takes, alone.decode and alone.decode.name) != (
+            {Takes.VALUES: Takes.VALUE, Takes.RECORDS: Takes.RECORD}.get(shaped.takes, shaped.takes),
+            shaped.decode and shaped.decode.name,
+        ):
+            raise TypeError(
+                f"{name}.check must take what {name}.write takes, one at a time: annotate both parameters alike, or "
+                "neither"
+            )
+    return replace(shaped, keeps_positions=True)
+
+
+_TAKES = {
+    (False, False): Takes.VALUE,
+    (False, True): Takes.RECORD,
+    (True, False): Takes.VALUES,
+    (True, True): Takes.RECORDS,
+}
+"""The kind of parameter, by whether it is a batch function and whether it takes whole records."""
+
+
+def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:
+    options = definition.options
+    flavour = flavour_of(function)
+    parameters = _parameters(function, definition.name)[skip:]
+    if len(parameters) not in (1, 2):
+        raise TypeError(
+            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or the record, and "
+            "optionally the context"
+        )
+    hints = hints_of(function)
+    if options.arrow:
+        takes = Takes.ARROW
+        check_schema(definition, (*COLUMNS, "parent"))
+    else:
+        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch)
+        if whole is None:
+            whole = decorated and parameters[0].name not in ("value", "values")
+        definition = replace(definition, decode=decode)
+        takes = _TAKES[bool(options.batch), bool(whole)]
+    if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+        raise TypeError(
+            f"{definition.name} takes whole batches, so it must return its outputs instead of yielding them"
+        )
+    if options.threads and flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR):
+        raise TypeError(f"{definition.name} is async: use concurrency=n; threads=n is for functions that block")
+    if options.concurrency is not None and flavour in (Flavour.SYNC, Flavour.GENERATOR):
+        raise TypeError(
+            f"{definition.name} is not async: use threads=n, if it blocks; concurrency=n is for async functions"
+        )
+    gives = gives_of(definition, hints)
+    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour, gives=gives)
+
+
+def _check_installed(definition: Definition) -> None:
+    for package, asked in (("pyarrow", definition.options.arrow), ("pandas", definition.options.pandas)):
+        if asked and find_spec(package) is None:
+            option = "arrow=True" if package == "pyarrow" else "pandas=True"
+            raise TypeError(
+                f"{definition.name} has {option}, but {package} is not installed where it runs: pip install "
+                f"{'millstream-udf[arrow]' if package == 'pyarrow' else package}"
+            )
+
+
+def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # A function written in C may not have a signature; it then takes one argument.
+        return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            continue
+        # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or
+        # annotated as the context.
+        optional = parameter.default is not parameter.empty
+        if parameters and optional and not (parameter.name == "context" or "Context" in str(parameter.annotation)):
+            continue
+        parameters.append(parameter)
+    if not parameters and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
+    return parameters
+
+
+def _check_source(target: Any, name: str) -> None:
+    if not inspect.isclass(target):
+        raise TypeError(
+            f"a source must be a class with async def read(self, context, records_max, timeout), which {name} is not"
+        )
+    if not callable(getattr(target, "read", None)):
+        raise TypeError(f"source {name} needs a method read(self, context, records_max, timeout)")
+    for method in ("open", "read", "committed", "close"):
+        function = getattr(target, method, None)
+        if function is not None and not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{name}.{method} must be async: async def {method}(...)")
