@@ -57,6 +57,7 @@ SLOW_STARTS = {
     "rabbit": "RabbitServer",
     "pulsar": "PulsarServer",
     "opensearch": "OpenSearchServer",
+    "spark_session": "SparkSession",
     "spark": "SparkDriver",
 }
 """Fixtures of what takes seconds of a processor to start, and their types."""
@@ -80,10 +81,27 @@ class _ByServer(LoadFileScheduling):  # type: ignore[misc]  # it has no types
     """One process runs all tests of a file; of what takes seconds to start, one process runs all tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = super()._split_scope(nodeid)
-        # Unit tests start none, whatever they are called.
-        parameters = "" if path.startswith("tests/unit/") else nodeid.partition("[")[2]
-        return next((name for name in SLOW_STARTS if name in parameters), None) or _server_of(path) or path
+        return _group_of(nodeid)
+
+
+def _group_of(nodeid: str) -> str:
+    """The tests that one process runs one after the other: those of a slow server, or of a file."""
+    path, _, parameters = nodeid.partition("[")
+    path = path.partition("::")[0]
+    # Other unit tests start no server, whatever they are called.
+    named = None if path.startswith("tests/unit/") else next((name for name in SLOW_STARTS if name in parameters), None)
+    return named or _server_of(path) or path
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends a server that no later test of this process asks for. One that waits takes 5 % of a processor."""
+    group = _group_of(item.nodeid)
+    if group not in SLOW_STARTS or (nextitem is not None and _group_of(nextitem.nodeid) == group):
+        return
+    assert isinstance(item, pytest.Function)
+    for fixture in item.session._fixturemanager.getfixturedefs(group, item) or ():
+        fixture.finish(item._request)
 
 
 @cache

@@ -101,6 +101,7 @@ async def test_systems_that_are_away_when_vertices_start_are_tried_until_they_ar
         assert outside.numbers() == [*range(RECORDS)]
 
 
+@pytest.mark.sweep
 async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tmp_path: Path) -> None:
     with prepared(tmp_path) as outside:
         async with start(tmp_path, "run", "pipeline.yaml") as run:

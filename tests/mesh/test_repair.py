@@ -65,6 +65,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
 
 
 @pytest.mark.guarantee("I10")
+@pytest.mark.sweep
 async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on_without(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

@@ -23,8 +23,9 @@ def is_good(number: int) -> bool:
     return number % 10 not in (1, 2, 3) and number % 3 != 0
 
 
-@pytest.mark.parametrize("ledger", ["jetstream", pytest.param("redis", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
 @pytest.mark.guarantee("I1", "I2", "I6")
+@pytest.mark.sweep
 async def test_vertices_that_leave_their_chain_one_by_one_between_kills_go_on_where_they_were(
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:

@@ -36,6 +36,8 @@ POINTS = [
     for side in ("before", "after")
     for time in times
 ]
+SOME = ("claim:after#1", "note:before#4", "append:after#1")
+"""Where rows and position differ; a kill at any other step is tried by `make test-all`."""
 
 
 @pytest.fixture
@@ -61,7 +63,9 @@ async def test_each_record_is_there_once_though_everything_is_killed(server: Big
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=() if point.endswith(SOME) else pytest.mark.sweep) for point in POINTS]
+)
 async def test_killed_at_a_step_each_record_is_there_once(server: BigQueryServer, point: str) -> None:
     table = server.create(NUMBERS)
     await kill_at(bigquery_spec(server, table).as_written(given_only=True), point)

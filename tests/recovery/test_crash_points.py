@@ -265,6 +265,7 @@ APART = (
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.sweep
 async def test_killed_around_references_the_outputs_are_the_same(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     async with open_crash_runs(tmp_path, spark=None) as runs:
@@ -286,6 +287,7 @@ SECURED = sized(1, 6)
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3", "I8", "I9")
+@pytest.mark.sweep
 async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_same(
     tmp_path: Path, spark: SparkDriver
 ) -> None:

@@ -43,6 +43,7 @@ POINTS = [
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_each_record_is_there_once_though_sink_and_broker_are_killed(
     objects: ObjectServer, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_each_record_is_there_once_though_everything_is_killed(server: PostgresServer, tmp_path: Path) -> None:
     database = await server.database()
     await database.execute("CREATE TABLE numbers (lane int, number int, place bigserial)")

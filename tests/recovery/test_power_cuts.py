@@ -176,6 +176,7 @@ async def read_before_a_cut(disk: PowerDisk, name: str, frames: int, level: Dura
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I6")
+@pytest.mark.sweep
 async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:

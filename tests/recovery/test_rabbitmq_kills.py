@@ -36,7 +36,8 @@ _EACH = 500
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["queue", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["queue", "stream"])
+@pytest.mark.sweep
 async def test_each_message_counts_once_though_everything_is_killed(
     rabbit: RabbitServer, tmp_path: Path, stream: bool
 ) -> None:

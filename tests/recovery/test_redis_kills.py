@@ -44,6 +44,7 @@ POINTS = [
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_each_record_is_there_once_though_everything_is_killed(tmp_path: Path) -> None:
     with open_redis() as server:
         settings = {**server.settings, "stream": "numbers"}

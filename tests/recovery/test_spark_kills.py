@@ -82,6 +82,7 @@ async def jvm_of(driver: SparkDriver) -> psutil.Process:
 
 
 @pytest.mark.guarantee("I9")
+@pytest.mark.sweep
 async def test_a_request_is_answered_although_driver_and_jvm_hang_and_are_killed_under_its_job(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(FUNCTION)
     program = engine_pb2.Program(python=engine_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))

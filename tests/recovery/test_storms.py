@@ -12,7 +12,20 @@ from tests.recovery.storm_places import IN_ORDER, PLACES, why_missing
 from tests.recovery.storms import storm
 
 RECORDS = 2_000
-SWEPT = ("kafka", "pulsar", "postgres", "postgresCdc", "opensearch", "bigquery", "file", "delta", "iceberg", "objects")
+SWEPT = (
+    "kafka",
+    "pulsar",
+    "postgres",
+    "postgresCdc",
+    "opensearch",
+    "bigquery",
+    "file",
+    "delta",
+    "iceberg",
+    "objects",
+    "sql",
+    "redisStreams",
+)
 """Left to `make test-all`: others like them are killed in every run."""
 
 

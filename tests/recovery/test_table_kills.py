@@ -60,7 +60,7 @@ SQL_POINTS = points("sql_sink", ("create", "take_over"), ("put", "commit"))
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("point", SQL_POINTS)
+@pytest.mark.parametrize("point", some(SQL_POINTS))
 async def test_killed_at_a_step_of_sqlite_each_record_is_there_once(tmp_path: Path, point: str) -> None:
     file = tmp_path / "shop.db"
     sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")

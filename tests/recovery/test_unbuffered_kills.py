@@ -128,7 +128,7 @@ def kill_function(run: Running) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "kind",
-    ["file", "postgres", "udsink", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("kafka", "redis"))],
+    ["postgres", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("file", "kafka", "redis", "udsink"))],
 )
 def test_one_answer_counts_though_everything_is_killed(tmp_path: Path, kind: str) -> None:
     if missing(kind):

@@ -75,7 +75,8 @@ def source(kind: str, address: str) -> dict[str, Any]:
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["sse", "httpPoll"] if sizes.ALL else ["sse"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["sse", "httpPoll"])
 async def test_each_record_is_there_once_though_everything_is_killed(
     tmp_path: Path, server: WebProcess, kind: str
 ) -> None:

@@ -150,7 +150,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 def test_every_part_of_the_library_has_its_layer() -> None:
     """The import rules hold for what they name, so they must name everything."""
     contracts = CONFIGURATION["tool"]["importlinter"]["contracts"]
-    (contract,) = [one for one in contracts if one["type"] == "layers"]
+    (contract,) = [one for one in contracts if one["id"] == "layers"]
     named = {name.strip() for line in contract["layers"] for name in line.replace("|", ":").split(":")}
     package = style.REPOSITORY / "millstream"
     parts = {f"millstream.{path.stem}" for path in package.glob("*.py") if path.stem != "__init__"}

@@ -48,7 +48,7 @@ async def write(opened: SinkLane, sequences: Sequence[int]) -> None:
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("time", ["", "#2", "#13"])
+@pytest.mark.parametrize("time", [*(pytest.param(time, marks=pytest.mark.sweep) for time in ("", "#2")), "#13"])
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_function_that_is_killed_at_a_step_writes_each_record_once(
     tmp_path: Path, step: str, time: str

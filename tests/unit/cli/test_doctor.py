@@ -19,6 +19,7 @@ from millstream_runner.cli.main import main
 from millstream_runner.doctor import machine, parts
 from millstream_runner.doctor.checks import Finding, Needs, State
 from millstream_runner.doctor.needs import needs_of
+from tests.support.widths import fits
 
 pytestmark = pytest.mark.process
 PIPELINE = """\
@@ -66,6 +67,7 @@ def test_a_machine_with_everything_is_ready(tmp_path: Path, capsys: pytest.Captu
     assert "ok         Python: 3." in text
     assert "           for everything" in text
     assert text.splitlines()[-1].startswith("ready")
+    assert [line for line in text.splitlines() if not fits(line)] == []
     named = {line[11:].partition(":")[0] for line in text.splitlines() if line[:1] not in ("", " ")}
     assert {"Python", "Data disk", "Disk space", "Memory", "Open files", "Ports", "Broker", "Terminal"} <= named
     assert {"millstream[arrow]", "millstream[redis]", "millstream[nkeys]", "millstream[reduce]", "Go"} <= named

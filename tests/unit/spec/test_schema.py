@@ -72,7 +72,7 @@ def problems(text: str) -> set[Code]:
 
 
 def test_there_are_files_of_every_sort() -> None:
-    for folder in ("README", "docs/how-to", "docs/tutorial", "examples", "services", "connectors", "tests"):
+    for folder in ("README", "docs/how-to", "docs/tutorial", "examples", "services", "tests"):
         assert [name for name in FILES if name.startswith(folder)], folder
 
 

@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="session")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two tasks at a time, each tried twice."""
     settings = SparkSettings(
         directory=tmp_path_factory.mktemp("spark"),

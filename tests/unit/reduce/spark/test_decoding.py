@@ -133,9 +133,9 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-def test_json_is_what_sparks_own_permissive_reader_makes_of_it(session: SparkSession) -> None:
+def test_json_is_what_sparks_own_permissive_reader_makes_of_it(spark_session: SparkSession) -> None:
     texts = [value.decode() for value in MALFORMED]
-    table = session.createDataFrame([(text,) for text in texts], "text STRING")
+    table = spark_session.createDataFrame([(text,) for text in texts], "text STRING")
     parsed = table.selectExpr(f"from_json(text, '{DDL}') AS value").select("value.*").toArrow().to_pylist()
     ours = alone(JSON, MALFORMED)
     for text, our, their in zip(texts, ours, parsed, strict=True):

@@ -17,18 +17,18 @@ _EXAMPLE = re.compile(r"> (SELECT .*?);\s*$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def functions(session: SparkSession) -> dict[str, Any]:
+def functions(spark_session: SparkSession) -> dict[str, Any]:
     """Every function of Spark's, with what Spark tells about it."""
-    jvm: Any = session._jvm  # there is no other way to Spark's own descriptions
+    jvm: Any = spark_session._jvm  # there is no other way to Spark's own descriptions
     registry = jvm.org.apache.spark.sql.catalyst.analysis.FunctionRegistry.builtin()
     identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
-    names = [row[0] for row in session.sql("SHOW FUNCTIONS").collect()]
+    names = [row[0] for row in spark_session.sql("SHOW FUNCTIONS").collect()]
     found = {name: registry.lookupFunction(identifier(name)) for name in names}
     return {name: option.get() for name, option in found.items() if option.isDefined()}
 
 
-def test_queries_are_written_as_spark_understood_them(session: SparkSession, functions: dict[str, Any]) -> None:
-    parser: Any = session._jsparkSession.sessionState().sqlParser()  # only parses
+def test_queries_are_written_as_spark_understood_them(spark_session: SparkSession, functions: dict[str, Any]) -> None:
+    parser: Any = spark_session._jsparkSession.sessionState().sqlParser()  # only parses
     written = 0
     for description in functions.values():
         # One example of each: they differ in values, not in form.

@@ -17,10 +17,10 @@ def registered(spark: SparkSession, registry: str) -> set[str]:
     return set(module.builtin().listFunction().mkString("\n").replace("`", "").splitlines())
 
 
-def test_each_function_of_this_spark_is_allowed_or_refused(session: SparkSession) -> None:
+def test_each_function_of_this_spark_is_allowed_or_refused(spark_session: SparkSession) -> None:
     """Read what a new function does, and add it to one of the lists: what it may reach decides."""
-    found = {name.rpartition(".")[2] or name for name in registered(session, "FunctionRegistry")}
+    found = {name.rpartition(".")[2] or name for name in registered(spark_session, "FunctionRegistry")}
     assert found == ALLOWED_FUNCTIONS | UNSAFE_FUNCTIONS.keys()
     assert not ALLOWED_FUNCTIONS & UNSAFE_FUNCTIONS.keys()
-    tables = {name.rpartition(".")[2] for name in registered(session, "TableFunctionRegistry")}
+    tables = {name.rpartition(".")[2] for name in registered(spark_session, "TableFunctionRegistry")}
     assert tables == ALLOWED_TABLE_FUNCTIONS | REFUSED_TABLE_FUNCTIONS

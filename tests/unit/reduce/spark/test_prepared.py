@@ -57,12 +57,12 @@ def nothing_prepared() -> Iterator[None]:
     prepared._jobs.clear()
 
 
-def computed(session: SparkSession, query: str, window: JobWindows) -> list[str]:
+def computed(spark_session: SparkSession, query: str, window: JobWindows) -> list[str]:
     value = engine_pb2.ValueSchema(format="json", fields="n INT")
-    plan = plan_sql(session, engine_pb2.SqlProgram(query=query, value=value))
+    plan = plan_sql(spark_session, engine_pb2.SqlProgram(query=query, value=value))
     # The plan is another object each time; its job is to be the same.
     plan = _plans.setdefault(query, plan)
-    table: pa.Table = compute_sql(session, plan, window, parallelism=1)
+    table: pa.Table = compute_sql(spark_session, plan, window, parallelism=1)
     return sorted(map(str, table.to_pylist()))
 
 
@@ -76,18 +76,18 @@ def operators(plan: Any) -> set[str]:
 
 @pytest.mark.guarantee("I3")
 def test_the_second_window_of_a_job_has_its_own_results_whatever_operators_are_in_it(
-    session: SparkSession, windows: JobWindows
+    spark_session: SparkSession, windows: JobWindows
 ) -> None:
     seen: set[str] = set()
     for query in QUERIES:
         alone = {}
         for index, window in enumerate(windows.each()):
             prepared._jobs.clear()
-            alone[index] = computed(session, query, window)
+            alone[index] = computed(spark_session, query, window)
         assert alone[0] != alone[1], query
         # The job of the second window is there now, and serves the first one.
-        assert computed(session, query, windows[:1]) == alone[0], query
-        assert computed(session, query, windows[1:]) == alone[1], query
+        assert computed(spark_session, query, windows[:1]) == alone[0], query
+        assert computed(spark_session, query, windows[1:]) == alone[1], query
         (job,) = prepared._jobs.values()
         if job.repeatable:
             seen |= operators(job._frame._jdf.queryExecution().executedPlan())
@@ -98,33 +98,35 @@ RARE = ("SortMergeJoinExec", "SortAggregateExec")
 """Spark seldom chooses them for rows this few."""
 
 
-def test_what_is_not_known_is_planned_anew(session: SparkSession) -> None:
+def test_what_is_not_known_is_planned_anew(spark_session: SparkSession) -> None:
     def plan_of(frame: Any) -> Any:
         return frame._jdf.queryExecution().executedPlan()
 
-    kept = session.range(3).cache()
+    kept = spark_session.range(3).cache()
     try:
         for frame in (
             kept,
-            session.range(4).repartition(2),
-            session.range(4).coalesce(1),
-            session.range(4).sample(0.5),
-            session.range(4).filter("id = (SELECT max(id) FROM range(3))"),
-            session.range(4).join(session.range(4), "id"),
+            spark_session.range(4).repartition(2),
+            spark_session.range(4).coalesce(1),
+            spark_session.range(4).sample(0.5),
+            spark_session.range(4).filter("id = (SELECT max(id) FROM range(3))"),
+            spark_session.range(4).join(spark_session.range(4), "id"),
         ):
             assert not is_repeatable(plan_of(frame)), plan_of(frame).toString()
     finally:
         kept.unpersist()
-    assert is_repeatable(plan_of(session.range(4).filter("id > 1")))
+    assert is_repeatable(plan_of(spark_session.range(4).filter("id > 1")))
 
 
 @pytest.mark.parametrize("function", ["uuid()", "rand()", "current_timestamp()", "now()"])
-def test_the_clock_and_chance_are_asked_at_each_run(session: SparkSession, windows: JobWindows, function: str) -> None:
+def test_the_clock_and_chance_are_asked_at_each_run(
+    spark_session: SparkSession, windows: JobWindows, function: str
+) -> None:
     query = f"SELECT {function} AS n FROM window"
-    first, second = computed(session, query, windows[:1]), computed(session, query, windows[:1])
+    first, second = computed(spark_session, query, windows[:1]), computed(spark_session, query, windows[:1])
     assert set(first).isdisjoint(second)
     assert not next(iter(prepared._jobs.values())).settled
 
 
-def test_a_query_like_any_other_is_analysed_once(session: SparkSession) -> None:
-    assert PreparedJob(session.range(3).selectExpr("id + 1 AS n")).settled
+def test_a_query_like_any_other_is_analysed_once(spark_session: SparkSession) -> None:
+    assert PreparedJob(spark_session.range(3).selectExpr("id + 1 AS n")).settled

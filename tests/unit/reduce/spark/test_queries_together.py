@@ -29,14 +29,14 @@ WINDOWS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def interpreted(session: SparkSession) -> Iterator[None]:
+def interpreted(spark_session: SparkSession) -> Iterator[None]:
     """Each query runs once, over some rows: its expressions are not compiled for that."""
     names = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     for name, value in names.items():
-        session.conf.set(name, value)
+        spark_session.conf.set(name, value)
     yield
     for name in names:
-        session.conf.unset(name)
+        spark_session.conf.unset(name)
 
 
 @pytest.fixture(scope="module")
@@ -161,30 +161,30 @@ ONE_BY_ONE = [
 
 
 @pytest.fixture(scope="module")
-def views(session: SparkSession, windows: JobWindows) -> Iterator[list[str]]:
+def views(spark_session: SparkSession, windows: JobWindows) -> Iterator[list[str]]:
     """Tables of the rows of all windows, and of each: what the tasks would read, without tasks."""
-    plan = plan_sql(session, program("SELECT * FROM window"))
+    plan = plan_sql(spark_session, program("SELECT * FROM window"))
     reader = RowReader(manifest_of(windows, whole_windows=True), plan.columns)
     rows = pa.Table.from_batches(list(reader([pa.record_batch({"id": [0]})])))
     names = []
     for index in (None, *range(len(windows))):
         some = rows if index is None else rows.filter(pc.equal(rows[WINDOW], index))
         name = f"rows_{index}"
-        session.createDataFrame(some).selectExpr(*plan.window).createOrReplaceTempView(name)
+        spark_session.createDataFrame(some).selectExpr(*plan.window).createOrReplaceTempView(name)
         names.append(name)
     yield names
     for name in names:
-        session.catalog.dropTempView(name)
+        spark_session.catalog.dropTempView(name)
 
 
 @pytest.mark.parametrize("query", TOGETHER)
-def test_together_as_alone(session: SparkSession, views: list[str], query: str) -> None:
-    plan = plan_sql(session, program(query))
+def test_together_as_alone(spark_session: SparkSession, views: list[str], query: str) -> None:
+    plan = plan_sql(spark_session, program(query))
     assert plan.one_by_one == ""
     everything, *singles = views
     queries = [alone(query, view, index=index) for index, view in enumerate(singles)]
-    expected = session.sql("\nUNION ALL\n".join(as_results(plan.results, one) for one in queries))
-    together = results(session.sql(as_results(plan.results, batched(query, everything))).toArrow())
+    expected = spark_session.sql("\nUNION ALL\n".join(as_results(plan.results, one) for one in queries))
+    together = results(spark_session.sql(as_results(plan.results, batched(query, everything))).toArrow())
     assert len(together) > 0
     assert Counter(together) == Counter(results(expected.toArrow()))
     if " LIMIT " in query or "ORDER BY n DESC" in query:
@@ -192,14 +192,14 @@ def test_together_as_alone(session: SparkSession, views: list[str], query: str) 
 
 
 @pytest.mark.parametrize("query", [*ONE_BY_ONE, *TOGETHER[:3]])
-def test_jobs_give_what_single_windows_give(session: SparkSession, windows: JobWindows, query: str) -> None:
-    plan = plan_sql(session, program(query))
+def test_jobs_give_what_single_windows_give(spark_session: SparkSession, windows: JobWindows, query: str) -> None:
+    plan = plan_sql(spark_session, program(query))
     assert bool(plan.one_by_one) == (query in ONE_BY_ONE)
-    table = compute_sql(session, plan, windows, parallelism=2)
+    table = compute_sql(spark_session, plan, windows, parallelism=2)
     singles = [
         (index, row[1])
         for index, window in enumerate(windows.each())
-        for row in results(compute_sql(session, plan, window, parallelism=2))
+        for row in results(compute_sql(spark_session, plan, window, parallelism=2))
     ]
     assert Counter(row[:2] for row in results(table)) == Counter(singles)
 
@@ -222,30 +222,30 @@ PREAGGREGATED = [
 
 @pytest.mark.parametrize("query", PREAGGREGATED)
 def test_what_the_tasks_aggregate_before_spark_changes_no_result(
-    session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, query: str
+    spark_session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    plan = plan_sql(session, program(query))
+    plan = plan_sql(spark_session, program(query))
     assert plan.partials is not None
     monkeypatch.setattr("millstream_reduce.spark.sql.preaggregated", lambda *_: None)
-    plain = plan_sql(session, program(query))
+    plain = plan_sql(spark_session, program(query))
     assert plain.partials is None
     monkeypatch.setattr("millstream_reduce.spark.sql.SMALL_JOB_ROWS", 0)
     for some in (windows, windows[3:]):
-        expected = Counter(results(compute_sql(session, plain, some, parallelism=1)))
+        expected = Counter(results(compute_sql(spark_session, plain, some, parallelism=1)))
         assert len(expected) > 0
         for tasks in (1, 3):
-            assert Counter(results(compute_sql(session, plan, some, parallelism=tasks))) == expected
+            assert Counter(results(compute_sql(spark_session, plan, some, parallelism=tasks))) == expected
 
 
 @pytest.mark.parametrize("chosen", [slice(None), slice(3, 4)], ids=["many windows", "one window"])
 def test_several_tasks_give_what_one_gives(
-    session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, chosen: slice
+    spark_session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, chosen: slice
 ) -> None:
-    plan = plan_sql(session, program(TOGETHER[0]))
+    plan = plan_sql(spark_session, program(TOGETHER[0]))
     some = windows[chosen]
-    expected = Counter(results(compute_sql(session, plan, some, parallelism=1)))
+    expected = Counter(results(compute_sql(spark_session, plan, some, parallelism=1)))
     monkeypatch.setattr("millstream_reduce.spark.sql.SMALL_JOB_ROWS", 0)
-    assert Counter(results(compute_sql(session, plan, some, parallelism=3))) == expected
+    assert Counter(results(compute_sql(spark_session, plan, some, parallelism=3))) == expected
 
 
 def results(table: pa.Table) -> list[tuple[object, ...]]:
@@ -262,9 +262,9 @@ def program(query: str) -> engine_pb2.SqlProgram:
 
 
 @pytest.mark.guarantee("I3")
-def test_runs_of_one_job_at_the_same_time_do_not_meet(session: SparkSession, windows: JobWindows) -> None:
-    plan = plan_sql(session, program(TOGETHER[0]))
-    alone_ = [Counter(results(compute_sql(session, plan, window, parallelism=2))) for window in windows.each()]
+def test_runs_of_one_job_at_the_same_time_do_not_meet(spark_session: SparkSession, windows: JobWindows) -> None:
+    plan = plan_sql(spark_session, program(TOGETHER[0]))
+    alone_ = [Counter(results(compute_sql(spark_session, plan, window, parallelism=2))) for window in windows.each()]
     with ThreadPoolExecutor(4) as threads:
-        at_once = list(threads.map(lambda window: compute_sql(session, plan, window, 2), windows.each() * 10))
+        at_once = list(threads.map(lambda window: compute_sql(spark_session, plan, window, 2), windows.each() * 10))
     assert [Counter(results(table)) for table in at_once] == alone_ * 10

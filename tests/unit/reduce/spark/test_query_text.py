@@ -131,7 +131,7 @@ def test_the_place_is_that_of_the_query() -> None:
         check_query_text("SELECT key,\n  reflect('a', 'b') AS x FROM window", "window")
 
 
-def test_whatever_the_plan_shows_the_text_shows_as_well(session: SparkSession) -> None:
+def test_whatever_the_plan_shows_the_text_shows_as_well(spark_session: SparkSession) -> None:
     """Texts are put together at random from pieces of these; what Spark can read and its plan refuses is refused."""
     from millstream_reduce.spark.safety import UnsafeQueryError, check_text
 
@@ -139,7 +139,7 @@ def test_whatever_the_plan_shows_the_text_shows_as_well(session: SparkSession) -
     overlooked = []
     for query in (*TRICKS, *LEXING, *PLACING, *HARMLESS, *READ_WELL, *_mixed(4_000 if ALL else 60)):
         try:
-            check_text(session, query, "window")
+            check_text(spark_session, query, "window")
         except ParseException:
             continue
         except UnsafeQueryError:

@@ -24,12 +24,12 @@ NESTED = types.StructType([
 @pytest.mark.parametrize(
     "columns", [NESTED, types.StructType(), "delay DOUBLE, `an origin` STRING NOT NULL", "a STRUCT<b: INT>"]
 )
-def test_a_table_without_rows_has_its_columns(session: SparkSession, columns: types.StructType | str) -> None:
-    table = empty_table(session, columns)
-    assert table.schema == session.createDataFrame([], columns).schema
+def test_a_table_without_rows_has_its_columns(spark_session: SparkSession, columns: types.StructType | str) -> None:
+    table = empty_table(spark_session, columns)
+    assert table.schema == spark_session.createDataFrame([], columns).schema
     assert table.collect() == []
 
 
-def test_columns_that_are_none_are_a_syntax_error(session: SparkSession) -> None:
+def test_columns_that_are_none_are_a_syntax_error(spark_session: SparkSession) -> None:
     with pytest.raises(ParseException):
-        empty_table(session, "delay NUMBER OF, origin")
+        empty_table(spark_session, "delay NUMBER OF, origin")
