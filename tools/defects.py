@@ -42,7 +42,7 @@ import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -207,6 +207,12 @@ def changed_files() -> frozenset[str]:
     return frozenset(git("diff", "--name-only", base[0]) or git("diff", "--name-only", "HEAD~1"))
 
 
+def _copy_if_there(source: str, target: str) -> None:
+    """Copies a file, unless it is one that another test had there for a moment."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+
+
 class Copy:
     """A copy of the code in which tests are run."""
 
@@ -225,7 +231,8 @@ class Copy:
         for name in COPIED:
             source, target = REPOSITORY / name, self.root / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+                unneeded = shutil.ignore_patterns("__pycache__", "node_modules")
+                shutil.copytree(source, target, ignore=unneeded, copy_function=_copy_if_there)
             else:
                 shutil.copy(source, target)
         code = f"import {', '.join(PACKAGES)}\nfor m in ({', '.join(PACKAGES)}): print(m.__file__)"
