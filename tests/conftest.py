@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -100,8 +100,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if group not in SLOW_STARTS or (nextitem is not None and _group_of(nextitem.nodeid) == group):
         return
     assert isinstance(item, pytest.Function)
+    # Pytest has no public way to end a fixture before its scope does.
+    request: Any = item._request
     for fixture in item.session._fixturemanager.getfixturedefs(group, item) or ():
-        fixture.finish(item._request)
+        fixture.finish(request)
 
 
 @cache
