@@ -205,7 +205,7 @@ async def test_a_registry_that_is_away_is_waited_for_and_nothing_is_lost(
         assert not is_held_up(lane)
         assert (await lane.read(100, 1 << 20, 0.01)).ended
     assert len(records) == 10
-    (said,) = [entry.getMessage() for entry in caplog.records if entry.name.endswith("decoding")]
+    (said,) = [entry.getMessage() for entry in caplog.records if entry.name.endswith("decoding_lane")]
     assert "503" in said
     assert registry.url in said
 
