@@ -1,4 +1,4 @@
-"""The base class of what users write: typed fields, read from plain values, and never changed.
+"""What users write, as typed fields that are read from plain values and never changed.
 
     class Pause(SpecModel):
         length_s: Duration = field(alias="length")
@@ -9,7 +9,7 @@ rules, and does not explain anything else. `model_validate` passes input that `r
 every problem (`millstream.spec.validation`). So pydantic, whose import takes longer than everything else that a process
 does with a pipeline, is imported only if something is wrong.
 
-Above it: the types of fields, and the models. Below it: the rules of types.
+Above it: `SpecModel`, which adds pydantic's explanations. Below it: the rules of types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from millstream.codes.code import Code
 from millstream.spec.rules import Rule
 
 if TYPE_CHECKING:
-    from pydantic_core import CoreSchema, InitErrorDetails
+    from pydantic_core import InitErrorDetails, PydanticCustomError
 
 SPEC_PROBLEM = "spec_problem"
 """The pydantic error type of problems that already carry `what` and `expected`."""
@@ -79,6 +79,13 @@ class Needed(NamedTuple):
     @property
     def remedy(self) -> str:
         return f"`pip install '{self.package}'`"
+
+
+def problem(code: Code, what: str, expected: str, type_: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
+    """The error a field validator raises; both texts reach the user unchanged."""
+    from pydantic_core import PydanticCustomError
+
+    return PydanticCustomError(type_, "{what}", {"what": what, "expected": expected, "code": code.number})
 
 
 class NotReadError(ValueError):
@@ -123,8 +130,8 @@ def to_camel(name: str) -> str:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-class SpecModel:
-    """Base class of everything that users write: frozen, strict about unknown fields, in camelCase as in YAML.
+class PlainModel:
+    """A model without its explanations: frozen, strict about unknown fields, in camelCase as in YAML.
 
     A subclass reports problems that its fields cannot: `shape_problems` on the raw mapping (always run, so that they
     are reported together with faulty fields) and `relation_problems` on the valid model. The constructor does not
@@ -210,16 +217,6 @@ class SpecModel:
         return data
 
     @classmethod
-    def model_validate(cls, written: Any) -> Self:
-        """The model from the written value. Raises pydantic's `ValidationError`, a `ValueError`, with every problem."""
-        try:
-            return cls.read(written)
-        except NotReadError:
-            from millstream.spec.validation import validate
-
-            return validate(cls, written)
-
-    @classmethod
     def read(cls, written: Any) -> Self:
         """The model from the written value. Raises `NotReadError` if the value is not certainly valid."""
         if isinstance(written, cls):
@@ -248,14 +245,14 @@ class SpecModel:
         return cls.of_values(values)
 
     @classmethod
-    def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
+    def validated(
+        cls, data: Any, handler: Callable[[Any], Self | None], details: list[InitErrorDetails]
+    ) -> Self | None:
         """The model with valid fields, for pydantic. None if fields are invalid; `details` then have the reasons."""
-        from millstream.spec.validation import validated
-
-        return validated(data, handler, details)
+        return handler(data)
 
     @classmethod
-    def more_members(cls) -> Mapping[str, tuple[type[SpecModel], str]]:
+    def more_members(cls) -> Mapping[str, tuple[type[PlainModel], str]]:
         """Members that may be written beside its fields: names with their models and meanings."""
         return {}
 
@@ -280,19 +277,6 @@ class SpecModel:
         object.__setattr__(copy, "model_fields_set", self.model_fields_set | set(update))
         return copy
 
-    @classmethod
-    def model_json_schema(cls) -> dict[str, Any]:
-        """The allowed contents, as JSON Schema."""
-        from millstream.spec.validation import json_schema
-
-        return json_schema(cls)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        from millstream.spec.validation import validating
-
-        return handler(validating(cls))
-
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} cannot be changed")
 
@@ -313,7 +297,7 @@ class SpecModel:
 _TYPES: dict[type, Mapping[str, Any]] = {}
 
 
-def _types_of(model: type[SpecModel]) -> Mapping[str, Any]:
+def _types_of(model: type[PlainModel]) -> Mapping[str, Any]:
     """The types of fields, by attribute. They are resolved when the first model is read, because they may refer to
     later definitions."""
     if model not in _TYPES:
@@ -372,13 +356,13 @@ def _scalar_of(kind: Any, written: Any) -> Any:
         return float(written)
     if kind in (int, bool) and type(written) is kind:
         return written
-    if isinstance(kind, type) and issubclass(kind, SpecModel):
+    if isinstance(kind, type) and issubclass(kind, PlainModel):
         return kind.read(written)
     raise NotReadError
 
 
 def _plain(value: Any, *, given_only: bool) -> Any:
-    if isinstance(value, SpecModel):
+    if isinstance(value, PlainModel):
         return value.as_written(given_only=given_only)
     if isinstance(value, Mapping):
         return {key: _plain(entry, given_only=given_only) for key, entry in value.items()}

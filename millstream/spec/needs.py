@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from millstream import codes
 from millstream.errors import UserError
 from millstream.missing_packages import naming_missing_packages
-from millstream.spec.model import Needed, SpecModel
+from millstream.spec.model import Needed, PlainModel
 from millstream.spec.registry import Choice
 
 
@@ -21,7 +21,7 @@ def needed_by(value: object, loc: tuple[str | int, ...] = ()) -> Iterator[Needed
     if isinstance(value, Choice) and loc:
         # A source or sink within another, such as a fallback, is opened by itself.
         return
-    if isinstance(value, SpecModel):
+    if isinstance(value, PlainModel):
         yield from (one._replace(loc=(*loc, *one.loc)) for one in value.needs())
         members: Iterable[tuple[str | int, object]] = value.members()
     elif isinstance(value, Mapping):

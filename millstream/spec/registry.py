@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.model import NotReadError, ShapeProblem, SpecModel, field
+from millstream.spec.explained import SpecModel
+from millstream.spec.model import NotReadError, ShapeProblem, field
 from millstream.spec.values import exactly_one
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ class Choice(SpecModel):
         return super().taken({name: written[name] for name in written if name != key}).with_settings(key, settings)
 
     @classmethod
-    def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
+    def validated(
+        cls, data: Any, handler: Callable[[Any], Self | None], details: list[InitErrorDetails]
+    ) -> Self | None:
         """Handles the settings of each named kind; the rest are fields."""
         from pydantic import ValidationError
 

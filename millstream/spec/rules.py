@@ -45,11 +45,7 @@ class Before(Rule):
     def pydantic(self) -> object:
         from pydantic import BeforeValidator
 
-        from millstream.spec.validation import translated
-
-        if self.written is None:
-            return BeforeValidator(self.read)
-        return BeforeValidator(self.read, json_schema_input_type=translated(self.written))
+        return BeforeValidator(self.read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ nothing else does. Below it: pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -26,15 +27,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from millstream.spec.field_docs import field_docs_of
-from millstream.spec.model import ShapeProblem, SpecModel
-from millstream.spec.rules import Rule
-from millstream.spec.values import problem
+from millstream.spec.model import PlainModel, ShapeProblem, problem
+from millstream.spec.rules import Before, Rule
 
-ModelT = TypeVar("ModelT", bound=SpecModel)
+ModelT = TypeVar("ModelT", bound=PlainModel)
 
 
 class Validating(BaseModel):
-    """The pydantic counterpart of a `SpecModel`, which it returns."""
+    """The pydantic counterpart of a `PlainModel`, which it returns."""
 
     model_config = ConfigDict(
         # Only the pipeline as a whole is validated: its parts need not be complete by themselves.
@@ -46,7 +46,7 @@ class Validating(BaseModel):
         protected_namespaces=(),
     )
 
-    of_model: ClassVar[type[SpecModel]]
+    of_model: ClassVar[type[PlainModel]]
 
     @model_validator(mode="wrap")
     @classmethod
@@ -54,8 +54,12 @@ class Validating(BaseModel):
         if isinstance(data, cls.of_model):
             return data
 
-        def with_fields(written: Any) -> SpecModel:
-            held = handler(cls.of_model.completed(written))
+        def with_fields(written: Any) -> PlainModel | None:
+            try:
+                held = handler(cls.of_model.completed(written))
+            except ValidationError as failure:
+                details.extend(field_detail(dict(error)) for error in failure.errors())
+                return None
             return cls.of_model.of_values({name: getattr(held, name) for name in held.model_fields_set})
 
         problems = list(cls.of_model.shape_problems(data)) if isinstance(data, Mapping) else []
@@ -76,7 +80,7 @@ class Validating(BaseModel):
         for name, field in cls.of_model.model_fields.items():
             if name in meanings:
                 properties[field.alias].setdefault("description", meanings[name])
-            if isinstance(field.default, SpecModel):
+            if isinstance(field.default, PlainModel):
                 properties[field.alias].setdefault("default", field.default.as_written())
         more = cls.of_model.more_members()
         if more:
@@ -85,7 +89,7 @@ class Validating(BaseModel):
 
 
 def _schemas_of(
-    name: str, members: Mapping[str, tuple[type[SpecModel], str]], handler: GetJsonSchemaHandler
+    name: str, members: Mapping[str, tuple[type[PlainModel], str]], handler: GetJsonSchemaHandler
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
         key: (validating(model) | None, Field(default=None, description=meaning))
@@ -97,7 +101,7 @@ def _schemas_of(
     return found
 
 
-def _insert(properties: dict[str, Any], more: Mapping[str, Any], model: type[SpecModel]) -> None:
+def _insert(properties: dict[str, Any], more: Mapping[str, Any], model: type[PlainModel]) -> None:
     """Insert members among those of the fields, after the one that the model names."""
     own = dict(properties)
     after: str = getattr(model, "kinds_after", "")
@@ -108,24 +112,24 @@ def _insert(properties: dict[str, Any], more: Mapping[str, Any], model: type[Spe
     properties.update(list(own.items())[first:])
 
 
-_MADE: dict[type[SpecModel], type[Validating]] = {}
+_MADE: dict[type[PlainModel], type[Validating]] = {}
 
 
-def validating(model: type[SpecModel]) -> type[Validating]:
+def validating(model: type[PlainModel]) -> type[Validating]:
     """The pydantic model with the fields of one of ours."""
     if model not in _MADE:
         _MADE[model] = _made(model)
     return _MADE[model]
 
 
-def _made(model: type[SpecModel]) -> type[Validating]:
+def _made(model: type[PlainModel]) -> type[Validating]:
     types = get_type_hints(model, include_extras=True)
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = translated(types[name])
         if field.is_required:
             fields[name] = (kind, Field(alias=field.alias))
-        elif field.factory is not None or isinstance(field.default, SpecModel):
+        elif field.factory is not None or isinstance(field.default, PlainModel):
             fields[name] = (kind, Field(default_factory=field.absent, alias=field.alias))
         else:
             fields[name] = (kind, Field(default=field.default, alias=field.alias))
@@ -142,17 +146,22 @@ def translated(kind: Any) -> Any:
     origin: Any = get_origin(kind)
     inner = get_args(kind)
     if origin is Annotated:
-        rules = (rule.pydantic() if isinstance(rule, Rule) else rule for rule in kind.__metadata__)
-        return Annotated[(translated(kind.__origin__), *rules)]
+        return Annotated[(translated(kind.__origin__), *(_translated_rule(rule) for rule in kind.__metadata__))]
     if origin in (Union, UnionType):
         return Union[tuple(translated(one) for one in inner)]  # noqa: UP007  # made of a tuple
     if origin is tuple:
         return GenericAlias(tuple, (translated(inner[0]), ...))
     if origin in (dict, Mapping):
         return GenericAlias(origin, tuple(translated(one) for one in inner))
-    if isinstance(kind, type) and issubclass(kind, SpecModel):
+    if isinstance(kind, type) and issubclass(kind, PlainModel):
         return validating(kind)
     return kind
+
+
+def _translated_rule(rule: object) -> object:
+    if isinstance(rule, Before) and rule.written is not None:
+        return BeforeValidator(rule.read, json_schema_input_type=translated(rule.written))
+    return rule.pydantic() if isinstance(rule, Rule) else rule
 
 
 def validate(model: type[ModelT], written: Any) -> ModelT:
@@ -162,16 +171,7 @@ def validate(model: type[ModelT], written: Any) -> ModelT:
     return found
 
 
-def validated(data: Any, handler: Callable[[Any], ModelT], details: list[InitErrorDetails]) -> ModelT | None:
-    """The handler's result; None if fields are invalid, and `details` then have the reasons."""
-    try:
-        return handler(data)
-    except ValidationError as failure:
-        details.extend(field_detail(dict(error)) for error in failure.errors())
-        return None
-
-
-def json_schema(model: type[SpecModel]) -> dict[str, Any]:
+def json_schema(model: type[PlainModel]) -> dict[str, Any]:
     """The allowed contents, as JSON Schema."""
     return validating(model).model_json_schema(by_alias=True)
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, LiteralString
+from typing import Annotated, Any
 
 from millstream import codes
-from millstream.codes.code import Code
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
-from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, Needed, ShapeProblem, SpecModel, field
+from millstream.spec.explained import SpecModel
+from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, Needed, ShapeProblem, field, problem
 from millstream.spec.rules import After, Before, Schema, Strict
-
-if TYPE_CHECKING:
-    from pydantic_core import PydanticCustomError
 
 NAME_LENGTH_MAX = 63
 """Maximum length of a vertex, edge or pipeline name, in characters (a DNS label)."""
@@ -49,13 +46,6 @@ _NAME_EXPECTED = (
 _EDGE_NAME_EXPECTED = (
     f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', starting and ending with a letter or digit"
 )
-
-
-def problem(code: Code, what: str, expected: str, type_: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
-    """The error a field validator raises; both texts reach the user unchanged."""
-    from pydantic_core import PydanticCustomError
-
-    return PydanticCustomError(type_, "{what}", {"what": what, "expected": expected, "code": code.number})
 
 
 def parse_duration(written: object) -> float:

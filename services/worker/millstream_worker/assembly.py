@@ -17,7 +17,8 @@ from millstream.telemetry.logging import log_lane
 from millstream_vertex.cycle import wait_until_empty
 from millstream_vertex.lane_log import log_finished
 from millstream_worker.environment import OpenEnvironment, VertexConfig, open_outside
-from millstream_worker.lanes import VertexLane, open_lane
+from millstream_worker.lanes import open_lane
+from millstream_worker.opening import VertexLane
 from millstream_worker.readiness import Readiness
 from millstream_worker.shared import Shared
 

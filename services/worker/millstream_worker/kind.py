@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from millstream_vertex.lane import LaneCore
     from millstream_vertex.map_step import MapStep, Outlet
     from millstream_vertex.to_sink import Target
-    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, StepOpening, VertexLane
 
 S = TypeVar("S", bound=SpecModel)
 

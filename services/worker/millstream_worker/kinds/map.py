@@ -14,7 +14,7 @@ from millstream_worker.kinds.function import UdfKind
 
 if TYPE_CHECKING:
     from millstream_vertex.map_step import MapStep, Outlet
-    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, StepOpening, VertexLane
 
 
 class Map(UdfKind):

@@ -17,7 +17,7 @@ from millstream.statistics import LaneReport
 from millstream_worker.kinds.function import UdfKind
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, VertexLane
 
 
 class Reduce(UdfKind):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream.wire.ledger.v1.mark_pb2 import Mark
     from millstream_vertex.lane import LaneCore
     from millstream_vertex.to_sink import Target
-    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, StepOpening, VertexLane
     from millstream_writer.committer import Committer
     from millstream_writer.connector import HeldInstead, SinkOwner
     from millstream_writer.delivery import Delivery, DeliveryLimits

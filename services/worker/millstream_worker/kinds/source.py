@@ -16,7 +16,7 @@ from millstream.statistics import LaneReport
 from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, VertexLane
 
 
 class SourceVertex(RunnableKind[Source]):

@@ -10,7 +10,7 @@ from millstream.spec.values import PositiveDuration, SpecModel, as_duration, fie
 from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, VertexLane
 
 
 class Dedup(SpecModel):

@@ -1,0 +1,265 @@
+"""What a kind of vertex gets to open a lane, or its part of one.
+
+    the lane that was taken over ─► the vertices of its chain, last one first ─► outlet, input, mappers
+
+Above it: the kinds of vertex, and `lanes`. Below it: the parts of lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol, TypeVar, cast
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError
+from millstream.importing import started
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.witness import from_messages, given_up_of
+from millstream.pauses import Pauses, RepeatedFailure
+from millstream.record import LaneId, Position
+from millstream.retry import RetryPolicy
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import inputs_of, upstream_lanes
+from millstream.spec.models import Edge
+from millstream.spec.protocols import FunctionKind
+from millstream.spec.values import SpecModel
+from millstream.statistics import LaneStatistics
+from millstream.telemetry import Telemetry
+from millstream.udf.protocol import StreamName
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.ids import SeenIds
+from millstream_udf import arrow_values
+from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore, LaneCounters
+from millstream_vertex.map_step import MapStep, Outlet, ToBuffers, ToNext, ToSink
+from millstream_vertex.mapping import Mapper
+from millstream_vertex.remembered import open_seen_ids
+from millstream_vertex.settings import future_bound, id_bounds
+from millstream_vertex.to_sink import ChainDeliverer, Target, recover
+from millstream_worker.shared import Shared
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_AWAY_FIRST_S, _AWAY_LAST_S = 0.1, 5.0
+
+
+class VertexLane(Protocol):
+    """A lane of any kind."""
+
+    core: LaneCore
+
+    async def run(self) -> None:
+        """Run until the input has ended, or until the work in progress is finished after `stop`."""
+
+    def stop(self) -> None:
+        """Accept no new input."""
+
+    def statistics(self) -> LaneStatistics: ...
+
+
+class InChain(Protocol):
+    """A kind whose vertices may follow in a chain: see `RunnableKind`, which knows this module."""
+
+    has_output: bool
+
+    def open_step(
+        self, settings: SpecModel, opening: StepOpening, outlet: Outlet, number: int
+    ) -> Coroutine[Any, Any, MapStep]: ...
+
+    def open_target(self, settings: SpecModel, opening: StepOpening, core: LaneCore) -> Coroutine[Any, Any, Target]: ...
+
+
+class StepOpening:
+    """What a kind needs to open one vertex of a lane: the only vertex, or one of a chain."""
+
+    def __init__(
+        self, shared: Shared, lane: LaneId, telemetry: Telemetry, counters: LaneCounters, stack: AsyncExitStack
+    ) -> None:
+        self.shared = shared
+        """What the lanes of the replica share."""
+        self.lane = lane
+        """The lane; for a vertex that follows in a chain, the lane that it would have without the chain."""
+        self.telemetry = telemetry
+        """The telemetry of the vertex."""
+        self.counters = counters
+        """The counters of the vertex in this lane."""
+        self.router = shared.router(shared.whole, lane.vertex)
+        """Routes to the vertex's own edges that have buffers."""
+        self.stack = stack
+        """Resources that are closed when the replica ends."""
+
+    @property
+    def name(self) -> StreamName:
+        """The name under which the vertex calls a program."""
+        return StreamName(self.shared.pipeline, self.lane.vertex, self.lane.key, self.shared.config.replica)
+
+    @property
+    def where(self) -> str:
+        """The name of the lane, for messages."""
+        return f"{self.shared.pipeline}/{self.lane}"
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """The policy for records on which the vertex fails."""
+        policy = self.shared.whole.retry_policy(self.lane.vertex)
+        if policy is None:
+            raise MillstreamError(
+                codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
+            )
+        return policy
+
+    async def reached(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """Enter the context that `connect` returns; it stays open until the replica ends.
+
+        While the external system is unavailable, this waits and tries again, as lanes do while records flow.
+        """
+        return await self.answered(lambda: self.stack.enter_async_context(connect()))
+
+    async def answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of an external system to `ask`, without which the lane cannot be opened.
+
+        While the system is unavailable, this waits and asks again. The replica's readiness has the reason, and a
+        replica that has to stop does not wait for the system: nothing is in flight.
+        """
+        readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
+        failure = RepeatedFailure()
+        while True:
+            try:
+                found = await ask()
+            except RetryLaterError as error:
+                failure.warn(_log, "", str(error))
+                readiness.waits_for_outside(str(error))
+                await pauses.wait()
+            else:
+                failure.over(_log, f"{self.lane}: ")
+                readiness.reached_outside()
+                return found
+
+    async def mapper(self, role: str, kind: FunctionKind, *, may_return_arrow: bool = False) -> Mapper:
+        """A mapper that calls the program of that role and applies the vertex's retry policy to its answers.
+        `may_return_arrow`: the outputs go to a function that takes Arrow."""
+        shared, policy = self.shared, self.retry_policy
+        programs = shared.outside.programs_of(self.lane.vertex)
+        stream = await self.stack.enter_async_context(
+            programs.open_map(role, kind, self.name, may_return_arrow=may_return_arrow)
+        )
+        client = programs.client(role)
+        return Mapper(
+            stream,
+            policy,
+            where=self.where,
+            has_dead_letter=self.router.has_dead_letter,
+            needs_tags=self.router.needs_tags,
+            rng=shared.rng,
+            naming=shared.naming,
+            bound=future_bound(shared.whole, self.lane.vertex, shared.clock, self.where),
+            # Built-ins, which have no client, answer at once.
+            concurrency=1 if client is None else client.description.concurrency,
+            # A process without pyarrow could not do what needs the values themselves, such as a dead letter.
+            takes_arrow=stream.takes_arrow and arrow_values.available(),
+        )
+
+
+class LaneOpening(StepOpening):
+    """What a kind of vertex needs to open a lane that has been taken over."""
+
+    def __init__(
+        self, shared: Shared, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
+    ) -> None:
+        super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
+        self.core = core
+        """Commits for the lane; the core's committer has the mark."""
+        self._telemetry = telemetry
+
+    @property
+    def graph(self) -> Graph:
+        return self.shared.graph
+
+    @property
+    def chain(self) -> Sequence[str]:
+        """The vertices that run in the lane; the lane's own vertex is first."""
+        return self.shared.whole.chain(self.lane.vertex)
+
+    @property
+    def call_records_max(self) -> int | None:
+        """The most records that a function of the chain gets in one call, if that is limited."""
+        # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
+        limits = [self.shared.whole.limits_of(vertex) for vertex in self.chain]
+        return min((one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set), default=None)
+
+    async def outlet(self) -> Outlet:
+        """The destination of the outputs of the lane's vertex: its buffers, or the vertices that follow in its chain.
+
+        This opens these vertices. If the chain ends in a sink, it also commits what a former owner delivered; only
+        after that is the mark the position of the lane.
+        """
+        whole, chain = self.shared.whole, self.chain
+        router, ledger = self.shared.router(whole, chain[-1]), await self.shared.ledger(self.lane.vertex)
+        # As in `mapper`; and a ledger that an earlier version created holds only what that version reads.
+        takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
+        outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
+        for number in reversed(range(1, len(chain))):
+            vertex, edge = whole.vertex(chain[number]), whole.chained_into(chain[number])
+            # The graph is sound, so the kind can be chained.
+            kind = cast("InChain", vertex.definition)
+            assert edge is not None, "it follows in a chain"
+            lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
+            counters = self.core.followers.setdefault(lane, LaneCounters())
+            opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
+            if kind.has_output:
+                outlet = ToNext(await started(kind.open_step, vertex.settings, opening, outlet, number))
+            else:
+                outlet = ToSink(lane, number)
+                await self._deliver_to(await started(kind.open_target, vertex.settings, opening, self.core))
+        return outlet
+
+    def _entered_by(self, edge: Edge) -> str:
+        """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
+        lanes of one partition would have the same one, and records and positions the same names."""
+        return self.lane.input if len(self.graph.edges_in[self.lane.vertex]) > 1 else edge.name
+
+    async def _deliver_to(self, target: Target) -> None:
+        """Make the lane commit through the sink at the end of its chain, starting at the target's position."""
+        committer = self.core.committer
+        bounds = id_bounds(self.graph, self.lane.vertex)
+        committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
+        if target.kept is not None:
+            await recover(committer, await self.answered(target.kept.reach), self.where)
+        self.core.deliverer = ChainDeliverer(self.core, target)
+
+    async def upstream(self) -> Ledger:
+        """The ledger that contains the lane's input buffer."""
+        return await self.shared.ledger(self.graph.edge(self.lane.input).from_)
+
+    async def buffer_lane(self, *, in_parts: bool = False) -> BufferLane:
+        """The input side of a lane that reads a buffer. `in_parts`: see `BufferReader`."""
+        shared, lane = self.shared, self.lane
+        (buffer,) = inputs_of(shared.graph, lane)
+        writer = shared.graph.edge(lane.input).from_
+        back_edge = lane.input in shared.graph.back_edges
+        lane_input = LaneInput(buffer, upstream_lanes(shared.graph, buffer), back_edge=back_edge)
+        if back_edge:
+            shared.closing_cycle.append(lane_input)
+        await shared.listen(writer, lane_input)
+        mark = self.core.committer.mark
+        reader = await self.stack.enter_async_context(
+            open_buffer_reader(
+                await self.upstream(),
+                buffer,
+                Position(mark.sequence, mark.record_index),
+                lane_input,
+                witnesses=from_messages(mark.read),
+                given_up=given_up_of(mark, buffer.edge),
+                in_parts=in_parts,
+            )
+        )
+        return BufferLane(self.core, reader, lane_input, await shared.trimmer(writer))
+
+    async def seen_ids(self) -> SeenIds | None:
+        """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
+        ledger = await self.shared.ledger(self.lane.vertex)
+        return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
