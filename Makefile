@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
 # Half of the tests' time is waiting, for processes that start and for limits that pass.
-WORKERS ?= 4
+WORKERS ?= 5
 ADDRESS ?= 127.0.0.1:8000
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
@@ -16,14 +16,14 @@ PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml services/udf_sdk/hatc
 CHECKED := millstream services connectors tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
-# None of them has work for two processors, and one of them waits for the network.
-BEFORE_TESTS = $(MAKE) --no-print-directory --jobs=3 lint types servers
+# Neither has work for two processors, and one of them may wait for the network.
+BEFORE_TESTS = $(MAKE) --no-print-directory --jobs=2 lint servers
 
 # Each of the many processes that a run and the tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo docs check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup servers demo docs check test tests test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -62,12 +62,17 @@ check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: und
 
 test: $(STAMP)  ## All checks and all tests, the files of tests on WORKERS processes.
 	@$(BEFORE_TESTS)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@# Types need one processor for half a minute, in which the tests are collected.
+	@$(MAKE) --no-print-directory --jobs=2 types tests
 
 test-all: $(STAMP)  ## The same with every sweep at full size, and every planted defect (hours).
 	@$(BEFORE_TESTS)
-	MILLSTREAM_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@MILLSTREAM_TESTS=all $(MAKE) --no-print-directory --jobs=2 types tests
 	$(BIN)/python tools/defects.py
+
+tests: $(STAMP)
+	@# Not with the job server of this make, which a test's own make would ask.
+	env -u MAKEFLAGS -u MFLAGS $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-images: $(STAMP)  ## Build and run the images (root, podman, buildah, runc, debootstrap; minutes).
 	MILLSTREAM_IMAGES=1 $(BIN)/python -m pytest tests/images

@@ -53,6 +53,7 @@ def test_what_was_acknowledged_arrives_once_whatever_sleeps_dies_or_is_cut_off(t
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
+@pytest.mark.sweep
 def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     told = chaos(tmp_path / "one", "own.yaml", "--seconds", "8", "--id", "number", cwd=tmp_path)

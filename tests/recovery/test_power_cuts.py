@@ -257,6 +257,7 @@ async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> 
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I3", "I6", "I8", "I9")
+@pytest.mark.sweep
 async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path) -> None:
     async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
         machine = Machine("windows", disk, tmp_path, rate=150)
