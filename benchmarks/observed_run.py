@@ -26,7 +26,7 @@ from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.watermark.store import OtStore
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.processes import is_alive

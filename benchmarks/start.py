@@ -41,7 +41,7 @@ for took_ms, depth, name in reversed(rows):
     if took_ms >= 3:
         print(f"{took_ms:8.1f}  {'  ' * depth}{name}")
 """
-READS = "from pathlib import Path; from millstream.spec import resolved; resolved.load(Path('p.json').read_text())"
+READS = "from pathlib import Path; from millstream.plan import resolved; resolved.load(Path('p.json').read_text())"
 PROGRAMS = {
     "python": "pass",
     "worker": (

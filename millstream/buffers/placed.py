@@ -1,7 +1,7 @@
 """The ledgers of a pipeline by vertex, where some vertices are stored in the ledger of another one.
 
 A vertex that followed in a chain is stored with the first vertex of that chain, and stays there when it has lanes of
-its own (`millstream.spec.graph.Graph.ledgers`). Lanes, buffers and edges have their own names in a ledger, so several
+its own (`millstream.plan.plan.Plan.ledgers`). Lanes, buffers and edges have their own names in a ledger, so several
 vertices may write to one.
 
 Above it: whatever opens a pipeline's buffers. Below it: the technologies.
@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from millstream.buffers.technology import InterStepBuffer, LostMessages, Repairs, TornCommit
 from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
+from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId
-from millstream.spec.graph import Graph
 from millstream.watermark.store import OtStores
 
 
-def placed(buffer: InterStepBuffer, graph: Graph) -> InterStepBuffer:
-    """The same buffers; a ledger or a repair is that of `graph.ledger_of(vertex)`."""
-    return _Placed(buffer, graph) if graph.ledgers else buffer
+def placed(buffer: InterStepBuffer, plan: Plan) -> InterStepBuffer:
+    """The same buffers; a ledger or a repair is that of `plan.ledger_of(vertex)`."""
+    return _Placed(buffer, plan) if plan.ledgers else buffer
 
 
 class _Placed:
-    def __init__(self, buffer: InterStepBuffer, graph: Graph) -> None:
+    def __init__(self, buffer: InterStepBuffer, plan: Plan) -> None:
         self._buffer = buffer
-        self._broker = _PlacedBroker(buffer.broker, graph)
-        self._repairs = _PlacedRepairs(buffer.repairs, graph)
+        self._broker = _PlacedBroker(buffer.broker, plan)
+        self._repairs = _PlacedRepairs(buffer.repairs, plan)
 
     @property
     def broker(self) -> Broker:
@@ -44,15 +44,15 @@ class _Placed:
 
 
 class _PlacedBroker:
-    def __init__(self, broker: Broker, graph: Graph) -> None:
+    def __init__(self, broker: Broker, plan: Plan) -> None:
         self._broker = broker
-        self._graph = graph
+        self._plan = plan
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
-        return await self._broker.ledger(self._graph.ledger_of(vertex), limits)
+        return await self._broker.ledger(self._plan.ledger_of(vertex), limits)
 
     async def existing_ledger(self, vertex: str) -> Ledger | None:
-        return await self._broker.existing_ledger(self._graph.ledger_of(vertex))
+        return await self._broker.existing_ledger(self._plan.ledger_of(vertex))
 
     async def delete(self, vertex: str | None = None) -> None:
         """`vertex`: the name of a ledger, which may have the data of several vertices."""
@@ -60,24 +60,24 @@ class _PlacedBroker:
 
 
 class _PlacedRepairs:
-    def __init__(self, repairs: Repairs, graph: Graph) -> None:
+    def __init__(self, repairs: Repairs, plan: Plan) -> None:
         self._repairs = repairs
-        self._graph = graph
+        self._plan = plan
 
     async def last_sequence(self, vertex: str) -> int:
-        return await self._repairs.last_sequence(self._graph.ledger_of(vertex))
+        return await self._repairs.last_sequence(self._plan.ledger_of(vertex))
 
     async def lost(self, vertex: str) -> LostMessages | None:
-        return await self._repairs.lost(self._graph.ledger_of(vertex))
+        return await self._repairs.lost(self._plan.ledger_of(vertex))
 
     async def torn(self, lane: LaneId) -> TornCommit | None:
-        return await self._repairs.torn(lane._replace(vertex=self._graph.ledger_of(lane.vertex)))
+        return await self._repairs.torn(lane._replace(vertex=self._plan.ledger_of(lane.vertex)))
 
     async def cut(self, vertex: str, torn: TornCommit) -> None:
-        await self._repairs.cut(self._graph.ledger_of(vertex), torn)
+        await self._repairs.cut(self._plan.ledger_of(vertex), torn)
 
     async def holds_mark(self, vertex: str, sequence: int) -> bool:
-        return await self._repairs.holds_mark(self._graph.ledger_of(vertex), sequence)
+        return await self._repairs.holds_mark(self._plan.ledger_of(vertex), sequence)
 
     async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
-        await self._repairs.remove(self._graph.ledger_of(vertex), buffer, sequence)
+        await self._repairs.remove(self._plan.ledger_of(vertex), buffer, sequence)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nearest import did_you_mean
+from millstream.plan.plan import plan_of
 from millstream.spec.buffers import BUILT_IN, GROUP, known, with_technology
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
@@ -54,4 +55,4 @@ def over(loaded: Loaded, key: str) -> Loaded:
     written = with_technology(loaded.pipeline.spec.inter_step_buffer, technology(key).key)
     spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": written})
     pipeline = loaded.pipeline.model_copy(update={"spec": spec})
-    return replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))
+    return replace(loaded, plan=plan_of(Graph.of(pipeline)))

@@ -6,8 +6,7 @@ runner, the vertex processes. It knows no files and no brokers.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
@@ -18,9 +17,9 @@ from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A valid pipeline, indexed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Vertices and edges, indexed: those of a pipeline (`Graph`), or those that run (`millstream.plan.Plan`)."""
 
     pipeline: Pipeline
     """The pipeline it was created from."""
@@ -34,58 +33,12 @@ class Graph:
     """For each vertex the edges it reads, in file order."""
     edges_out: Mapping[str, tuple[Edge, ...]]
     """For each vertex the edges it writes, of every kind, in file order."""
-    chains: tuple[tuple[str, ...], ...]
-    """Vertices that run as one lane: each chain in its order, sorted by first vertex."""
-    ledgers: Mapping[str, str]
-    """For vertices that once followed in a chain and now have lanes of their own: the vertex in whose ledger they are
-    stored."""
-    former_keys: frozenset[str]
-    """Sources whose stored data began with the texts that earlier versions gave to keys that are not UTF-8."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
-    _heads: Mapping[str, str]
-    _stages: "Graph | None"
 
     @classmethod
-    def of(
-        cls,
-        pipeline: Pipeline,
-        ledgers: Mapping[str, str] = MappingProxyType({}),
-        former_keys: Collection[str] = (),
-    ) -> Self:
-        """The graph of a pipeline. `ledgers`, `former_keys`: see the fields of these names.
-
-        Errors: SpecError (without line numbers) if it is not valid."""
-        outline = outline_of(pipeline.as_written())
-        findings = list(shape_findings(outline)) if outline is not None else []
-        if findings:
-            raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
-        vertices, edges = pipeline.spec.vertices, pipeline.spec.edges
-        if pipeline.spec.chain is not False and outline is not None:
-            edges = tuple(_with_chains(pipeline, may_be_chained(outline)))
-        chains = tuple(_chains(vertices, edges))
-        if not chains:
-            return cls._of(pipeline, vertices, edges, ledgers=ledgers, former_keys=former_keys)
-        heads = {member: chain[0] for chain in chains for member in chain}
-        apart = [vertex for vertex in vertices if heads.get(vertex.name, vertex.name) == vertex.name]
-        kept = [edge for edge in edges if not edge.chain]
-        moved = [edge.model_copy(update={"from_": heads.get(edge.from_, edge.from_)}) for edge in kept]
-        stages = cls._of(pipeline, apart, moved, ledgers=ledgers, former_keys=former_keys)
-        return cls._of(pipeline, vertices, edges, chains, heads, stages, ledgers=ledgers, former_keys=former_keys)
-
-    @classmethod
-    def _of(
-        cls,
-        pipeline: Pipeline,
-        vertices: Sequence[Vertex],
-        edges: Sequence[Edge],
-        chains: tuple[tuple[str, ...], ...] = (),
-        heads: Mapping[str, str] = MappingProxyType({}),
-        stages: Self | None = None,
-        *,
-        ledgers: Mapping[str, str],
-        former_keys: Collection[str],
-    ) -> Self:
+    def joining(cls, pipeline: Pipeline, vertices: Sequence[Vertex], edges: Sequence[Edge], **more: Any) -> Self:
+        """The network of these vertices and edges. `more`: the other fields of the class."""
         nodes = [vertex.name for vertex in vertices]
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))
         backs = topology.back_arcs(nodes, arcs)
@@ -96,44 +49,10 @@ class Graph:
             back_edges=frozenset(e.name for e in edges if (e.from_, e.to) in backs),
             edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
-            chains=chains,
-            ledgers=ledgers,
-            former_keys=frozenset(former_keys),
             _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
-            _heads=heads,
-            _stages=stages,
+            **more,
         )
-
-    @property
-    def stages(self) -> "Graph":
-        """The graph as it runs and is stored: each chain is one vertex, with the name of its first vertex and all edges
-        out of the chain. Edges inside a chain are omitted. Lanes, ledgers, buffers and workers are those of this graph;
-        policies and accounts are those of every vertex. Without chains, it is the graph itself."""
-        return self._stages or self
-
-    def head(self, vertex: str) -> str:
-        """The vertex in whose lanes a vertex runs: the first of its chain, or itself."""
-        return self._heads.get(vertex, vertex)
-
-    def ledger_of(self, vertex: str) -> str:
-        """The vertex that names the ledger of this one: the first of its chain, or of the chain that it followed in
-        before it had lanes of its own."""
-        head = self.head(vertex)
-        return self.ledgers.get(head, head)
-
-    def stored_with(self, vertex: str) -> tuple[str, ...]:
-        """The stages whose ledger is that of this vertex, in topological order; most have one of their own."""
-        ledger = self.ledger_of(vertex)
-        return tuple(stage for stage in self.stages.order if self.ledger_of(stage) == ledger)
-
-    def chain(self, vertex: str) -> tuple[str, ...]:
-        """The vertices that run in the lanes of one, itself first; without a chain, only itself."""
-        return next((chain for chain in self.chains if chain[0] == vertex), (vertex,))
-
-    def chained_into(self, vertex: str) -> Edge | None:
-        """The edge by which a vertex follows in a chain; None for all others."""
-        return next((edge for edge in self.edges_in[vertex] if edge.chain), None)
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -180,10 +99,6 @@ class Graph:
         """The edges for records that reach a reduce after all their windows have closed."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "late")
 
-    def writes_envelopes(self, edge: str, sink: FallbackSink) -> bool:
-        """Whether a sink that reads an edge, or its fallback, writes the envelopes of records."""
-        return sink.envelope if sink.envelope is not None else self._edges[edge].kind == "deadLetter"
-
     def limits_of(self, vertex: str) -> Limits:
         """The limits of a vertex and of the buffers of the edges into it."""
         return self.pipeline.limits_of(self._vertices[vertex])
@@ -192,6 +107,45 @@ class Graph:
         """Whether a record can come back to a vertex."""
         group = next(group for group in self.sccs if vertex in group)
         return len(group) > 1 or any(edge.to == vertex for edge in self.edges_out[vertex])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph(Network):
+    """A valid pipeline as its users see it, indexed."""
+
+    chains: tuple[tuple[str, ...], ...]
+    """Vertices that run as one lane: each chain in its order, sorted by first vertex."""
+    _heads: Mapping[str, str]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Self:
+        """The graph of a pipeline. Errors: SpecError (without line numbers) if it is not valid."""
+        outline = outline_of(pipeline.as_written())
+        findings = list(shape_findings(outline)) if outline is not None else []
+        if findings:
+            raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
+        vertices, edges = pipeline.spec.vertices, pipeline.spec.edges
+        if pipeline.spec.chain is not False and outline is not None:
+            edges = tuple(_with_chains(pipeline, may_be_chained(outline)))
+        chains = tuple(_chains(vertices, edges))
+        heads = {member: chain[0] for chain in chains for member in chain}
+        return cls.joining(pipeline, vertices, edges, chains=chains, _heads=heads)
+
+    def head(self, vertex: str) -> str:
+        """The vertex in whose lanes a vertex runs: the first of its chain, or itself."""
+        return self._heads.get(vertex, vertex)
+
+    def chain(self, vertex: str) -> tuple[str, ...]:
+        """The vertices that run in the lanes of one, itself first; without a chain, only itself."""
+        return next((chain for chain in self.chains if chain[0] == vertex), (vertex,))
+
+    def chained_into(self, vertex: str) -> Edge | None:
+        """The edge by which a vertex follows in a chain; None for all others."""
+        return next((edge for edge in self.edges_in[vertex] if edge.chain), None)
+
+    def writes_envelopes(self, edge: str, sink: FallbackSink) -> bool:
+        """Whether a sink that reads an edge, or its fallback, writes the envelopes of records."""
+        return sink.envelope if sink.envelope is not None else self._edges[edge].kind == "deadLetter"
 
     def retry_policy(self, vertex: str) -> retry.RetryPolicy | None:
         """What happens to a record on which a vertex's UDF, transformer or sink fails, or to a window on which a reduce

@@ -16,6 +16,7 @@ from typing import Any
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.nearest import near_file
+from millstream.plan.plan import Plan, plan_of
 from millstream.spec import numaflow, yaml_text
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline, Vertex
@@ -34,14 +35,22 @@ class Loaded:
 
     path: FilePath
     """The path of the file, as given."""
-    pipeline: Pipeline
-    """Its contents."""
-    graph: Graph
-    """Its graph."""
+    plan: Plan
+    """What runs and is stored of it."""
     notes: tuple[Note, ...]
     """Fields without effect, and other notes."""
     document: yaml_text.Document
     """The values of the file with their places, for problems that are found later."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Its contents."""
+        return self.plan.pipeline
+
+    @property
+    def graph(self) -> Graph:
+        """Its graph."""
+        return self.plan.graph
 
     @property
     def sound(self) -> Mapping[int, Vertex]:
@@ -122,7 +131,7 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
         raise FileError(sorted(unique, key=lambda problem: (problem.line, problem.column, problem.path)), partial)
     graph = Graph.of(pipeline)
     notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
-    return Loaded(FilePath(path), pipeline, graph, tuple(notes), document)
+    return Loaded(FilePath(path), plan_of(graph), tuple(notes), document)
 
 
 def _text_of(file: FilePath) -> str:

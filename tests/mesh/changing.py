@@ -15,13 +15,13 @@ from millstream.clock import SystemClock
 from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.spec import resolved
+from millstream.plan import resolved
+from millstream.plan.shape import as_stored
 from millstream.spec.loading import load
 from millstream_runner.local.changing import plan_change
 from millstream_runner.local.claiming import claim
 from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.ledgers import KnownLedgers
-from millstream_runner.local.shape import as_stored
 from millstream_runner.local.view import open_view
 from tests.support.children import started
 from tests.support.pipelines import PipelineRun
@@ -65,7 +65,7 @@ class Changing:
         KnownLedgers(self.directory.ledgers).note(await self._ledgers_of(run))
 
     async def _ledgers_of(self, run: PipelineRun) -> Mapping[str, str]:
-        async with open_view(run.graph, self.server.access) as view:
+        async with open_view(run.plan, self.server.access) as view:
             return await view.ledger_ids()
 
 
@@ -79,7 +79,7 @@ async def open_changing(directory: Path, *, spark: str | None = None) -> AsyncIt
 
 
 class Changer:
-    """Changes a pipeline in another process, which may be killed. Made by `open_changer`."""
+    """Diff a pipeline in another process, which may be killed. Made by `open_changer`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

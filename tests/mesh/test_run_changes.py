@@ -56,6 +56,22 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(
         ["in -> map", "in -> renamed", "map -> out", "renamed -> out"],
     )
     give(tmp_path, 300, 300)
+    # A dry run says what the change requires, and changes nothing.
+    (data,) = (tmp_path / ".millstream").iterdir()
+    before = {path: path.read_bytes() for path in data.glob("*.json")}
+    dry = await command(tmp_path, "run", "pipeline.yaml", "--dry-run")
+    assert dry.exit_code == 0, dry.err
+    said = dry.out.splitlines()
+    assert said[: said.index("")] == [
+        "drain    vertex map had 1 partition and now has 3",
+        "drain    vertex other was removed",
+        "drain    vertex out had 1 partition and now has 2",
+        "drain    vertex gone was removed",
+        "restart  vertex renamed is new",
+        "restart  edge in-renamed is new",
+        "restart  edge renamed-out is new",
+    ]
+    assert {path: path.read_bytes() for path in data.glob("*.json")} == before
     # The first run of it is killed while it removes what is not needed any more.
     with monkeypatch.context() as environment:
         environment.setenv(CRASH_AT, "ledger.delete:after")
@@ -74,6 +90,10 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(
     back = await command(tmp_path, "run", "pipeline.yaml")
     assert back.exit_code == 2
     assert "a vertex called other was removed earlier" in back.err
+    dry = await command(tmp_path, "run", "pipeline.yaml", "--dry-run", "-o", "json")
+    assert dry.exit_code == 2
+    refused = [one["what"] for one in json.loads(dry.out)["differences"] if one["effect"] == "refused"]
+    assert any("a vertex called other was removed earlier" in what for what in refused)
 
 
 @pytest.mark.guarantee("I1", "I2")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.plan import resolved
 from millstream.record import BufferId
-from millstream.spec import resolved
 from millstream_runner.cli.main import main
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.stored import open_run
@@ -85,8 +85,8 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     assert gaps <= seen.err.count("missed here")
 
     directory = DataDirectory(tmp_path / ".millstream/p")
-    graph = resolved.load(directory.read_pipeline()).graph
-    async with open_run(directory, graph) as view:
+    plan = resolved.load(directory.read_pipeline()).plan
+    async with open_run(directory, plan) as view:
         marks = await view.marks()
         buffer = BufferId("map-out", 0)
         left = await (await view.ledger_of(buffer)).peek(buffer, 0, 10)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load
 from tests.mesh.conftest import PipelineFiles
 from tests.support.children import started
@@ -28,7 +28,7 @@ def resolve(files: PipelineFiles, middle: str) -> Path:
     path = files.write(files.generator(10) + middle + files.file_sink("out"), ["in => map", "map -> out"])
     loaded = load(path)
     file = path.with_name("pipeline.json")
-    file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
+    file.write_text(resolved.dump(loaded.plan, loaded.base_dir))
     return file
 
 

@@ -45,7 +45,7 @@ FAR_S = 1_000_000_000.0
 async def set_back(run: PipelineRun, time_us: int) -> int:
     """Set every lane back that is beyond; how many were."""
     async with TECHNOLOGY.open(run.server.access, run.resolved.pipeline.name, name="test") as buffer:
-        watermarks = Watermarks(run.graph, buffer.broker, buffer.stores, run.windows)
+        watermarks = Watermarks(run.plan, buffer.broker, buffer.stores, run.windows)
         targets = watermarks.targets(time_us)
         beyond = [one for one in await watermarks.lanes() if one.is_beyond(targets[one.lane.vertex])]
         for one in beyond:

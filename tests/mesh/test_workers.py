@@ -23,10 +23,10 @@ from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import SystemClock
 from millstream.errors import FencedError
 from millstream.nats.connection import open_connection
+from millstream.plan import resolved
 from millstream.ports import free_ports
 from millstream.processors import processors
 from millstream.record import LaneId
-from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_worker.assembly import open_vertex
 from millstream_worker.environment import Outside, VertexConfig, open_outside
@@ -65,7 +65,7 @@ class Worker:
 @asynccontextmanager
 async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: int = 0) -> AsyncIterator[Worker]:
     file = directory / "pipeline.json"
-    file.write_text(resolved.dump(run.resolved.pipeline, run.resolved.base_dir))
+    file.write_text(resolved.dump(run.resolved.plan, run.resolved.base_dir))
     async with started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--replicas", *replicas),
         *("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--metrics-port", str(port)),
@@ -261,7 +261,7 @@ async def test_replicas_that_the_pipeline_does_not_have(
     file = tmp_path / "pipeline.json"
     path = pipeline(files)
     loaded = load(path)
-    file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
+    file.write_text(resolved.dump(loaded.plan, loaded.base_dir))
     async with started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", "nats://127.0.0.1:1"),
         *("--replicas", *replicas),

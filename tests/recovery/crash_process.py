@@ -38,8 +38,8 @@ from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import FRAME_APART_BYTES_MIN, FRAME_RECORDS_MAX
-from millstream.spec import resolved
-from millstream.spec.lanes import all_lanes
+from millstream.plan import resolved
+from millstream.plan.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.queue import QueueLimits
@@ -94,11 +94,11 @@ async def _run_vertex(config: VertexConfig, environment: OpenEnvironment, stoppi
 async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     directory = Path(run["directory"])
     loaded = over(load(directory / "pipeline.yaml"), _place(run).ledger)
-    spec = resolved.load(resolved.dump(loaded.pipeline, directory))
+    spec = resolved.load(resolved.dump(loaded.plan, directory))
     environment: OpenEnvironment = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
     stopping = asyncio.Event()
     async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as group:
-        for vertex in spec.graph.stages.vertices:
+        for vertex in spec.plan.vertices:
             config = VertexConfig(
                 resolved=spec,
                 vertex=vertex.name,
@@ -133,7 +133,7 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name
     async with _open(run, name) as buffer:
-        for lane in all_lanes(spec.graph.stages):
+        for lane in all_lanes(spec.plan):
             ledger = await buffer.broker.existing_ledger(lane.vertex)
             assert ledger is not None
             stored = await ledger.mark(lane)
@@ -155,8 +155,8 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
 
 async def _prepare(run: dict[str, Any]) -> None:
     """Make what no vertex may make itself."""
-    graph = load(Path(run["directory"]) / "pipeline.yaml").graph
-    await prepare(graph, _access(run, graph.pipeline.name), DurabilityLevel.FSYNC)
+    plan = load(Path(run["directory"]) / "pipeline.yaml").plan
+    await prepare(plan, _access(run, plan.pipeline.name), DurabilityLevel.FSYNC)
 
 
 async def _delete(run: dict[str, Any]) -> None:

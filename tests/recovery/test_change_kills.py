@@ -14,7 +14,7 @@ import pytest
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nats.connection import open_connection
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream_runner.local.directory import read_json
 from millstream_runner.local.view import open_view
 from tests.mesh.changing import Changing, open_changer, open_changing
@@ -139,7 +139,7 @@ class Evolution(Story):
     async def run(self, version: int) -> None:
         await super().run(version)
         resolved_now = resolved.load(self.changing.directory.read_pipeline())
-        async with open_view(resolved_now.graph, self.changing.server.access) as view:
+        async with open_view(resolved_now.plan, self.changing.server.access) as view:
             found = await view.summary()
         assert found.balanced, found.differences
         assert {one.vertex: one.account.inputs for one in found.vertices}["out"] == self.given

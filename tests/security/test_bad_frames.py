@@ -11,8 +11,8 @@ import pytest
 
 from millstream.buffers.registry import technology_of
 from millstream.frame import build_frame
+from millstream.plan import resolved
 from millstream.record import BufferId, LaneId
-from millstream.spec import resolved
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.stored import open_stored
 from millstream_udf import columns
@@ -41,10 +41,10 @@ def files(tmp_path: Path) -> PipelineFiles:
 
 async def publish(directory: DataDirectory, frame: bytes, records: int) -> None:
     """As the lane of the source would, and with all of its rights: a commit that counts, with a mark that fits."""
-    graph = resolved.load(directory.read_pipeline()).graph
+    plan = resolved.load(directory.read_pipeline()).plan
     async with (
-        open_stored(directory, graph) as stored,
-        technology_of(graph.pipeline).open(stored.access, "p", name="intruder") as buffer,
+        open_stored(directory, plan) as stored,
+        technology_of(plan.pipeline).open(stored.access, "p", name="intruder") as buffer,
     ):
         ledger = await buffer.broker.existing_ledger("in")
         assert ledger is not None

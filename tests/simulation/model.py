@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from millstream.account import Account, account_of
 from millstream.frame import join_frames
 from millstream.ledger.packs import frames_in
+from millstream.plan.lanes import inputs_of, lanes_of
 from millstream.record import SOURCE_INPUT, BufferId, LaneId
-from millstream.spec.lanes import inputs_of, lanes_of
 from millstream.spec.models import Edge
 from tests.simulation import windows
 from tests.simulation.history import Violation
@@ -77,20 +77,20 @@ class Judgement:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.graph = world.graph
+        self.stages = world.stages
         """In which a chain is one vertex, called as its first."""
-        self.whole = world.whole
+        self.graph = world.graph
         self.rows = {
-            buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in inputs_of(self.graph, lane)
+            buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in inputs_of(self.stages, lane)
         }
 
     def _all_lanes(self) -> list[LaneId]:
-        return [lane for vertex in self.graph.vertices for lane in lanes_of(self.graph, vertex.name)]
+        return [lane for vertex in self.stages.vertices for lane in lanes_of(self.stages, vertex.name)]
 
     def judge(self) -> None:
         """Raises `Violation`."""
         for lane in self._all_lanes():
-            kind = self.graph.vertex(lane.vertex).kind
+            kind = self.stages.vertex(lane.vertex).kind
             inputs = self._inputs(lane)
             maps = self._maps_of_chain(lane.vertex)
             if sink := self._sink_of_chain(lane.vertex):
@@ -104,7 +104,7 @@ class Judgement:
             elif kind == "reduce":
                 self._check_reduce(lane)
             self._check_account(lane, len(inputs))
-        for vertex in self.graph.vertices:
+        for vertex in self.stages.vertices:
             if vertex.kind == "sink":
                 self._check_sink(vertex.name)
         self._check_promises()
@@ -113,19 +113,19 @@ class Judgement:
     def _inputs(self, lane: LaneId) -> list[bytes]:
         if lane.input == SOURCE_INPUT:
             return [record.value for record in self.world.outside.splits[lane.vertex, lane.partition].records]
-        return [row.value for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+        return [row.value for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
 
     def _targets(self, edge: Edge, keys: Sequence[bytes], tags: Sequence[bytes]) -> BufferId | None:
         """The buffer of an edge that a record goes to."""
         condition = edge.conditions.tags if edge.conditions is not None else None
         if condition is not None and not {tag.decode() for tag in tags} & set(condition.values):
             return None
-        partitions = self.graph.vertex(edge.to).partitions
+        partitions = self.stages.vertex(edge.to).partitions
         return BufferId(edge.name, zlib.crc32(b"\x1f".join(keys)) % partitions if partitions > 1 else 0)
 
     def _check_source(self, lane: LaneId, wanted: list[bytes]) -> None:
         """A source: every record, once, in order, in a buffer of every edge."""
-        for edge in self.graph.edges_out[lane.vertex]:
+        for edge in self.stages.edges_out[lane.vertex]:
             own = self._written(lane, edge)
             found = [row.value for rows in own.values() for row in rows]
             if Counter(found) != Counter(wanted):
@@ -137,22 +137,22 @@ class Judgement:
 
     def _maps_of_chain(self, vertex: str) -> tuple[str, ...]:
         """The maps that run in the lanes of a vertex, in their order; empty without a chain."""
-        chain = self.whole.chain(vertex)
+        chain = self.graph.chain(vertex)
         if len(chain) == 1:
             return ()
-        return tuple(member for member in chain if self.whole.vertex(member).kind == "map")
+        return tuple(member for member in chain if self.graph.vertex(member).kind == "map")
 
     def _sink_of_chain(self, vertex: str) -> str:
         """The sink at the end of the chain that runs in the lanes of a vertex; empty without one."""
-        last = self.whole.chain(vertex)[-1]
-        return last if last != vertex and self.whole.vertex(last).kind == "sink" else ""
+        last = self.graph.chain(vertex)[-1]
+        return last if last != vertex and self.graph.vertex(last).kind == "sink" else ""
 
     def _given(self, lane: LaneId) -> list[tuple[bytes, tuple[bytes, ...]]]:
         """What the first map of a lane takes: values with their keys."""
         if lane.input == SOURCE_INPUT:
             split = self.world.outside.splits[lane.vertex, lane.partition]
             return [(record.value, (record.key.encode(),)) for record in split.records]
-        return [(row.value, row.keys) for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+        return [(row.value, row.keys) for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
 
     def _check_maps(self, lane: LaneId, maps: Sequence[str], inputs: list[tuple[bytes, tuple[bytes, ...]]]) -> None:
         """Maps that run one behind the other: of which only the first looks at what a record is."""
@@ -160,11 +160,11 @@ class Judgement:
         first, others = maps[0], maps[1:]
         behaviour = self.world.shape.behaviours[first]
         behind = _behind(others)
-        edges = [edge for edge in self.whole.data_edges(maps[-1]) if not edge.chain]
+        edges = [edge for edge in self.graph.data_edges(maps[-1]) if not edge.chain]
         for value, keys in inputs:
             answer = answers_of(behaviour, value)
             if answer == "dead":
-                for edge in self.whole.dead_letter_edges(first):
+                for edge in self.graph.dead_letter_edges(first):
                     target = self._targets(edge, keys, ())
                     if target is not None:
                         wanted[target].append((value, b""))
@@ -175,7 +175,7 @@ class Judgement:
                         if target is not None:
                             wanted[target].append((value, first.encode() + b":%d" % k + behind))
         calls: dict[bytes, bytes] = {}
-        for edge in self.graph.edges_out[lane.vertex]:
+        for edge in self.stages.edges_out[lane.vertex]:
             dead = edge.kind == "deadLetter"
             for buffer, rows in self._written(lane, edge).items():
                 found = [(row.value, b"") if dead else self._parsed(row.value, len(maps), calls) for row in rows]
@@ -185,7 +185,7 @@ class Judgement:
 
     def _check_end_of_chain(self, lane: LaneId, maps: Sequence[str], sink: str) -> None:
         """A sink without a buffer before it."""
-        edge = self.whole.chained_into(sink)
+        edge = self.graph.chained_into(sink)
         assert edge is not None, "it follows in the chain"
         wanted: list[tuple[bytes, bytes]] = []
         for value, _ in self._given(lane):
@@ -194,7 +194,7 @@ class Judgement:
                 way = [maps[0].encode() + b":%d" % k + _behind(maps[1:]) if maps else b"" for k, _ in answer]
                 wanted += [(value, one) for one in way]
         if self.world.shape.behaviours.get(sink, "") in KEEP:
-            joins = len(self.graph.edges_in[lane.vertex]) > 1
+            joins = len(self.stages.edges_in[lane.vertex]) > 1
             own = LaneId(sink, lane.input if joins else edge.name, lane.partition)
             calls: dict[bytes, bytes] = {}
             values = self.world.outside.tables[sink].values_of(f"{self.world.shape.name}/{sink}.{own.key}")
@@ -230,7 +230,7 @@ class Judgement:
 
     def _written(self, lane: LaneId, edge: Edge) -> dict[BufferId, list[Row]]:
         """What a lane wrote to each buffer of an edge."""
-        buffers = [BufferId(edge.name, partition) for partition in range(self.graph.vertex(edge.to).partitions)]
+        buffers = [BufferId(edge.name, partition) for partition in range(self.stages.vertex(edge.to).partitions)]
         return {buffer: [row for row in self.rows[buffer] if row.lane == lane] for buffer in buffers}
 
     def _check_account(self, lane: LaneId, inputs: int) -> None:
@@ -239,10 +239,10 @@ class Judgement:
             raise Violation(f"I9: {lane} has not ended")
         if history.mark.account.inputs != inputs:
             raise Violation(f"I2: {lane} counts {history.mark.account.inputs} inputs, there were {inputs}")
-        members = self.whole.chain(lane.vertex)[1:]
+        members = self.graph.chain(lane.vertex)[1:]
         if [member.vertex for member in history.mark.members] != list(members):
             raise Violation(f"I2: {lane} has accounts of {history.mark.members}, and not of {members}")
-        is_source = self.whole.vertex(lane.vertex).kind == "source"
+        is_source = self.graph.vertex(lane.vertex).kind == "source"
         handed_on = history.mark.account.processed if is_source else history.mark.account.outputs
         for name, member in zip(members, history.mark.members, strict=True):
             if Account.from_message(member.account).difference or member.account.inputs != handed_on:
@@ -252,15 +252,15 @@ class Judgement:
     def _check_sink(self, vertex: str) -> None:
         if self.world.shape.behaviours.get(vertex, "") in KEEP:
             table = self.world.outside.tables[vertex]
-            for lane in lanes_of(self.graph, vertex):
-                (buffer,) = inputs_of(self.graph, lane)
+            for lane in lanes_of(self.stages, vertex):
+                (buffer,) = inputs_of(self.stages, lane)
                 account = account_of(vertex, lane, self.world.history.lanes[vertex, lane.key].mark)
                 values = table.values_of(f"{self.world.shape.name}/{vertex}.{lane.key}")
                 self._check_kept(str(lane), values, [row.value for row in self.rows[buffer]], account)
             return
         wanted: dict[str, bytes] = {}
-        for lane in lanes_of(self.graph, vertex):
-            (buffer,) = inputs_of(self.graph, lane)
+        for lane in lanes_of(self.stages, vertex):
+            (buffer,) = inputs_of(self.stages, lane)
             for row in self.rows[buffer]:
                 record_id = row.record_id or f"{vertex}/{lane.input}/{lane.partition}/{row.sequence}/{row.index}"
                 wanted[record_id] = row.value
@@ -272,14 +272,14 @@ class Judgement:
             raise Violation(f"I1: sink {vertex}: {_difference(list(found.items()), list(wanted.items()))}")
 
     def _check_reduce(self, lane: LaneId) -> None:
-        group_by = self.graph.vertex(lane.vertex).group_by
+        group_by = self.stages.vertex(lane.vertex).group_by
         assert group_by is not None
-        inputs = [row for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+        inputs = [row for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
         results: list[Row] = []
         late: list[Row] = []
-        for edge in self.graph.edges_out[lane.vertex]:
+        for edge in self.stages.edges_out[lane.vertex]:
             own = [row for rows in self._written(lane, edge).values() for row in rows]
-            (late if edge in self.graph.late_edges(lane.vertex) else results).extend(own)
+            (late if edge in self.stages.late_edges(lane.vertex) else results).extend(own)
         account = self.world.history.lanes[lane.vertex, lane.key].mark.account
         if account.open:
             raise Violation(f"I2: {lane} has {account.open} records in open windows at its end")
@@ -288,11 +288,11 @@ class Judgement:
 
     def _check_promises(self) -> None:
         """No record comes after a promise that there would be none so old, unless what it was made of did already."""
-        for vertex in self.graph.vertices:
-            for lane in lanes_of(self.graph, vertex.name):
-                inputs = [row for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+        for vertex in self.stages.vertices:
+            for lane in lanes_of(self.stages, vertex.name):
+                inputs = [row for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
                 excused = {row.value for row in inputs if row.is_late}
-                for edge in self.graph.edges_out[vertex.name]:
+                for edge in self.stages.edges_out[vertex.name]:
                     for row in (row for rows in self._written(lane, edge).values() for row in rows if row.is_late):
                         maps = len(self._maps_of_chain(vertex.name)) or int(vertex.kind == "map")
                         parent = row.value.rsplit(b"/", maps)[0] if edge.kind != "deadLetter" else row.value
@@ -308,7 +308,7 @@ class Judgement:
         if any(fault.kind == "no-room" for fault in self.world.plan.faults):
             return
         for vertex in self.world.reduces:
-            for lane in lanes_of(self.graph, vertex):
+            for lane in lanes_of(self.stages, vertex):
                 directory = self.world.directory / vertex / str(lane.partition)
                 names = sorted(path.name for path in directory.iterdir())
                 segments = [name for name in names if name.endswith(".wal")]

@@ -32,7 +32,7 @@ def with_set_backs(world: World) -> None:
 
 async def set_back(world: World, length_s: float) -> None:
     """Some ledger loses what it is given for so long from now."""
-    vertex = world.rng.choice(world.graph.vertices).name
+    vertex = world.rng.choice(world.stages.vertices).name
     bucket = world.ot._buckets.get((world.shape.name, vertex))
     if await world.broker.existing_ledger(vertex) is None or bucket is None:
         return

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from millstream.spec import resolved
+from millstream.plan import resolved
+from millstream.plan.resolved import Resolved
 from millstream.spec.graph import Graph
-from millstream.spec.resolved import Resolved
 from tests.simulation.outside import BASE_US, KEYS, Given, Split
 from tests.simulation.silence import arrivals
 

@@ -25,8 +25,8 @@ from millstream.ledger.compression import COMPRESSED_BYTES_MIN
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import Commit, DurabilityLevel
 from millstream.nats.access import BrokerAccess
+from millstream.plan.lanes import all_lanes, inputs_of
 from millstream.record import SOURCE_INPUT
-from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
@@ -147,8 +147,8 @@ class World:
         # Drawn apart, so that other seeds stay what they are.
         silences = random.Random(seed)
         self.resolved = resolved_of(shape.name, json.dumps(policy(silences)) if shape.silent else "")
-        self.whole = self.resolved.graph
-        self.graph = self.whole.stages
+        self.graph = self.resolved.graph
+        self.stages = self.resolved.plan
         """In which a chain is one vertex."""
         self.frame_records = random.Random(seed).choice((1, 3, 3 if shape.crowds else committer.JOINED_RECORDS_MAX))
         """Records up to which a commit joins frames. Those that it does not join are packs."""
@@ -157,7 +157,7 @@ class World:
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
         if shape.silent:
             self.span_s = max(2.0, self.span_s)
-        reduces = {vertex.name for vertex in self.graph.vertices if vertex.kind == "reduce"}
+        reduces = {vertex.name for vertex in self.stages.vertices if vertex.kind == "reduce"}
         self.plan = draw(self.rng, self.span_s, ALL_LOG_FAULTS if shape.loses_logs else LOG_FAULTS if reduces else ())
         self.reduces = reduces
         self.disk = Disk()
@@ -194,11 +194,11 @@ class World:
         context.run(CURRENT.set, self.world)
         self.network = Network(self.rng, self.plan.weather, context)
         self._context = context
-        for lane in all_lanes(self.graph):
-            for buffer in inputs_of(self.graph, lane):
+        for lane in all_lanes(self.stages):
+            for buffer in inputs_of(self.stages, lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
         self.outside.splits.update(given(self.rng, self.graph, shape, self.span_s))
-        for chain in self.whole.chains:
+        for chain in self.graph.chains:
             # A function gives other outputs at each attempt, and a target without positions may get those of several.
             self.outside.targets[chain[-1]].delivered_again = True
         if shape.crowds:
@@ -215,7 +215,7 @@ class World:
     def _judge_sources(self) -> None:
         """Have what the lanes of sources promise judged by what their splits give."""
         watermark = self.resolved.pipeline.spec.watermark
-        for lane in all_lanes(self.graph):
+        for lane in all_lanes(self.stages):
             if lane.input == SOURCE_INPUT:
                 self.history.sources[lane.vertex, lane.key] = SourceJudge(
                     str(lane),
@@ -239,7 +239,7 @@ class World:
     def live_again(self, vertex: str) -> None:
         """Have the replicas of a vertex supervised, those that had ended too."""
         assert self._supervising is not None
-        for replica in range(self.graph.vertex(vertex).replicas):
+        for replica in range(self.stages.vertex(vertex).replicas):
             before = self._supervisors.get((vertex, replica))
             if before is None or before.done():
                 self._supervisors[vertex, replica] = self._supervising.create_task(self._live(vertex, replica))
@@ -264,18 +264,18 @@ class World:
             await asyncio.sleep(RESTART_S * (0.5 + self.rng.random()))
 
     def _has_ended(self, vertex: str, replica: int) -> bool:
-        lanes = [lane for lane in all_lanes(self.graph) if lane.vertex == vertex]
-        replicas = self.graph.vertex(vertex).replicas
+        lanes = [lane for lane in all_lanes(self.stages) if lane.vertex == vertex]
+        replicas = self.stages.vertex(vertex).replicas
         own = [lane for lane in lanes if lane.partition % replicas == replica]
         return all(self.history.lanes[vertex, lane.key].ended for lane in own)
 
     def has_no_readers_left(self, vertex: str) -> bool:
         """All lanes that read what the vertex writes have ended."""
-        readers = {edge.to for edge in self.graph.edges_out[vertex]}
+        readers = {edge.to for edge in self.stages.edges_out[vertex]}
         return bool(readers) and all(
             self.history.lanes[reader, lane.key].ended
             for reader in readers
-            for lane in all_lanes(self.graph)
+            for lane in all_lanes(self.stages)
             if lane.vertex == reader
         )
 
@@ -400,7 +400,7 @@ class World:
             return
         self._ambushes_left -= 1
         lane = commit.lane
-        life = self.current[lane.vertex, lane.partition % self.graph.vertex(lane.vertex).replicas]
+        life = self.current[lane.vertex, lane.partition % self.stages.vertex(lane.vertex).replicas]
         self.loop.call_later(0.01 * self._ambushes.random(), self._ambush, life, context=self._context)
 
     def _ambush(self, life: Incarnation) -> None:
@@ -449,7 +449,7 @@ class World:
             self.loop.call_soon(life.running.stop, context=life.context)
 
     async def _full(self, fault: Fault) -> None:
-        vertex = self.rng.choice(self.graph.vertices).name
+        vertex = self.rng.choice(self.stages.vertices).name
         for _ in range(1 + int(fault.length_s)):
             self.rng.choice((self.ledger_faults.refuse_full, self.ledger_faults.refuse_storage))(vertex=vertex)
 
@@ -545,7 +545,7 @@ class World:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._misbehave())
                     self._supervising = tasks
-                    for vertex in self.graph.vertices:
+                    for vertex in self.stages.vertices:
                         self.live_again(vertex.name)
                 calming.cancel()
         except TimeoutError:

@@ -18,11 +18,11 @@ from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.connection import open_connection
+from millstream.plan import resolved
+from millstream.plan.lanes import all_lanes, lanes_of
+from millstream.plan.placement import replicas_of
 from millstream.record import LaneId
-from millstream.spec import resolved
-from millstream.spec.lanes import all_lanes, lanes_of
 from millstream.spec.loading import load
-from millstream.spec.placement import replicas_of
 from millstream.telemetry import open_telemetry
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
@@ -39,8 +39,9 @@ class PipelineRun:
         """Where reduce lanes keep their logs, <vertex>/<partition>."""
         self._spark = spark
         loaded = load(path)
-        self.resolved = resolved.load(resolved.dump(loaded.pipeline, path.parent))
+        self.resolved = resolved.load(resolved.dump(loaded.plan, path.parent))
         self.graph = self.resolved.graph
+        self.plan = self.resolved.plan
         self.server = server
         self._clock = clock
         self._stopping = asyncio.Event()
@@ -52,7 +53,7 @@ class PipelineRun:
         """
         self._stopping.clear()
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-            for one in replicas_of(self.graph):
+            for one in replicas_of(self.plan):
                 group.create_task(self._run_vertex(one.vertex, one.number), name=one.name)
 
     def stop(self) -> None:
@@ -77,7 +78,7 @@ class PipelineRun:
 
     def worker(self, *names: str, metrics_port: int = 0, metrics_host: str = "127.0.0.1") -> WorkerConfig:
         """The settings of a worker that runs these replicas, called as `ReplicaId.name`; all without names."""
-        replicas = replicas_of(self.graph)
+        replicas = replicas_of(self.plan)
         return WorkerConfig(
             resolved=self.resolved,
             access={one: self.server.access for one in replicas if not names or one.name in names},
@@ -92,7 +93,7 @@ class PipelineRun:
         """The mark of every lane that has one, as the ledgers hold it now."""
         marks: dict[LaneId, mark_pb2.Mark] = {}
         async with open_jetstream_broker(self.server.access, self.resolved.pipeline.name) as broker:
-            for lane in all_lanes(self.graph.stages):
+            for lane in all_lanes(self.plan):
                 ledger = await broker.existing_ledger(lane.vertex)
                 stored = await ledger.mark(lane) if ledger is not None else None
                 if stored is not None:

@@ -1,6 +1,6 @@
 """The users of a broker: an account for each pipeline, with a user for each vertex that has the permissions it needs.
 
-Above it: `millstream broker config`. Below it: the graph, and the names of streams, buckets and subjects. Pure.
+Above it: `millstream broker config`. Below it: the plan, and the names of streams, buckets and subjects. Pure.
 
 A vertex writes its own ledger and its own OT store. It reads the ledgers of its upstream vertices, and the OT stores of
 its neighbours and of vertices that read the same frames. It receives answers in a separate inbox. It cannot create or
@@ -19,10 +19,10 @@ from millstream.buffers.jetstream.ot_store import bucket_name
 from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
 from millstream.ledger.subjects import stream_name
 from millstream.nats.access import INBOX
+from millstream.plan.plan import Plan
+from millstream.plan.sharing import copy_of, same_frames
 from millstream.record import WINDOW_INPUT
-from millstream.spec.graph import Graph
 from millstream.spec.models import Edge
-from millstream.spec.sharing import copy_of, same_frames
 
 VIEWER = "_view"
 """The user of read-only commands."""
@@ -50,15 +50,14 @@ class BrokerUser:
         return self.name.partition(".")[2] or "_pipeline"
 
 
-def users_of(graph: Graph) -> list[BrokerUser]:
+def users_of(plan: Plan) -> list[BrokerUser]:
     """The users of a pipeline: one who prepares it, one who reads it, and one for each vertex. The vertices of a chain
     share the user of the first."""
-    graph = graph.stages
-    pipeline = graph.pipeline.name
+    pipeline = plan.pipeline.name
     return [
         BrokerUser(pipeline, f"{INBOX}.{pipeline}"),
-        _viewer(graph),
-        *(_vertex_user(graph, vertex.name) for vertex in graph.vertices),
+        _viewer(plan),
+        *(_vertex_user(plan, vertex.name) for vertex in plan.vertices),
     ]
 
 
@@ -101,19 +100,19 @@ def _user_lines(user: BrokerUser, password: str) -> Iterator[str]:
     yield "      }}"
 
 
-def _viewer(graph: Graph) -> BrokerUser:
-    pipeline = graph.pipeline.name
+def _viewer(plan: Plan) -> BrokerUser:
+    pipeline = plan.pipeline.name
     # No vertex can have this name.
     inbox = f"{INBOX}.{pipeline}.{VIEWER}"
     publish = []
-    for vertex in graph.vertices:
+    for vertex in plan.vertices:
         stream = stream_name(pipeline, vertex.name)
         publish += [
             f"$JS.API.{what}.{name}" for name in (stream, f"KV_{bucket_name(pipeline, vertex.name)}") for what in _READ
         ]
-        if graph.edges_out[vertex.name]:
+        if plan.edges_out[vertex.name]:
             publish.append(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
-        publish += [_consumer(stream, name) for name in _names(graph, graph.edges_out[vertex.name])]
+        publish += [_consumer(stream, name) for name in _names(plan, plan.edges_out[vertex.name])]
     return BrokerUser(f"{pipeline}.{VIEWER}", inbox, (*publish, SETTINGS_SUBJECT), (f"{inbox}.>",))
 
 
@@ -122,22 +121,22 @@ def _consumer(stream: str, edge: str) -> str:
     return f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{edge}.*"
 
 
-def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
-    pipeline = graph.pipeline.name
+def _vertex_user(plan: Plan, vertex: str) -> BrokerUser:
+    pipeline = plan.pipeline.name
     own, bucket = stream_name(pipeline, vertex), bucket_name(pipeline, vertex)
-    upstream = {edge.from_: None for edge in graph.edges_in[vertex]}
-    downstream = {edge.to: None for edge in graph.edges_out[vertex]}
+    upstream = {edge.from_: None for edge in plan.edges_in[vertex]}
+    downstream = {edge.to: None for edge in plan.edges_out[vertex]}
     # A vertex in a cycle reads the marks of all vertices in it, to detect that the cycle is empty.
-    around = next(group for group in graph.sccs if vertex in group)
+    around = next(group for group in plan.sccs if vertex in group)
     ledgers = dict.fromkeys([vertex, *upstream, *around])
-    stores = dict.fromkeys([vertex, *upstream, *downstream, *around, *_reading_with(graph, vertex)])
+    stores = dict.fromkeys([vertex, *upstream, *downstream, *around, *_reading_with(plan, vertex)])
     inbox = f"{INBOX}.{pipeline}.{vertex}"
     publish = [f"{own}.>", f"$KV.{bucket}.>"]
     publish += [f"$JS.API.{what}.{stream_name(pipeline, name)}" for name in ledgers for what in _READ]
     # A lane removes frames that it has stored apart for a commit that was refused.
     publish.append(f"$JS.API.STREAM.MSG.DELETE.{own}")
     publish += [f"$JS.API.{what}.KV_{bucket_name(pipeline, name)}" for name in stores for what in _READ]
-    for name, inputs in _read_buffers(graph, vertex).items():
+    for name, inputs in _read_buffers(plan, vertex).items():
         stream = stream_name(pipeline, name)
         publish += [_consumer(stream, input_) for input_ in inputs]
         publish += [f"$JS.API.{what}.{stream}.*" for what in ("CONSUMER.MSG.NEXT", "CONSUMER.DELETE")]
@@ -148,27 +147,27 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     return BrokerUser(f"{pipeline}.{vertex}", inbox, tuple(publish), tuple(subscribe))
 
 
-def _names(graph: Graph, edges: Iterable[Edge]) -> Iterable[str]:
+def _names(plan: Plan, edges: Iterable[Edge]) -> Iterable[str]:
     """The names under which frames of these edges may be stored: the edges' own names, and those of the copies that
     they may share."""
-    return dict.fromkeys(name for edge in edges for name in (edge.name, copy_of(graph, edge)) if name is not None)
+    return dict.fromkeys(name for edge in edges for name in (edge.name, copy_of(plan, edge)) if name is not None)
 
 
-def _reading_with(graph: Graph, vertex: str) -> Iterator[str]:
+def _reading_with(plan: Plan, vertex: str) -> Iterator[str]:
     """The vertices that read the same copies. Their progress decides which frames may be trimmed."""
-    for edge in graph.edges_in[vertex]:
-        for edges in same_frames(graph, edge.from_).values():
+    for edge in plan.edges_in[vertex]:
+        for edges in same_frames(plan, edge.from_).values():
             if edge.name in edges:
-                yield from (graph.edge(other).to for other in edges)
+                yield from (plan.edge(other).to for other in edges)
 
 
-def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
+def _read_buffers(plan: Plan, vertex: str) -> dict[str, list[str]]:
     """The buffers that a vertex reads frame by frame: the first part of their names, by the vertex whose ledger holds
     them."""
     buffers: dict[str, list[str]] = {}
-    for edge in graph.edges_in[vertex]:
-        buffers.setdefault(edge.from_, []).extend(_names(graph, [edge]))
-    group_by = graph.vertex(vertex).group_by
+    for edge in plan.edges_in[vertex]:
+        buffers.setdefault(edge.from_, []).extend(_names(plan, [edge]))
+    group_by = plan.vertex(vertex).group_by
     if group_by is not None and group_by.keeps_input:
         # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)

@@ -10,9 +10,9 @@ import os
 from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
+from millstream.plan.resolved import Resolved
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy, Sql, Udf, Vertex
-from millstream.spec.resolved import Resolved
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.windows import WindowConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.limits import OT_LITTLE_SHARE
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream.spec.topology import reachable
 
 
@@ -31,13 +31,13 @@ class Little:
 NOTHING_IS_LITTLE = Little(0, 0, watermark=False)
 
 
-def little_of(graph: Graph, vertex: str) -> Little:
+def little_of(plan: Plan, vertex: str) -> Little:
     """The thresholds for the lanes of a vertex: small shares of every buffer that they read or write."""
-    edges = [edge for edge in graph.edges if vertex in (edge.from_, edge.to)]
-    limits = [graph.limits_of(edge.to) for edge in edges]
-    behind = reachable([edge.to for edge in graph.edges_out[vertex]], [(edge.from_, edge.to) for edge in graph.edges])
+    edges = [edge for edge in plan.edges if vertex in (edge.from_, edge.to)]
+    limits = [plan.limits_of(edge.to) for edge in edges]
+    behind = reachable([edge.to for edge in plan.edges_out[vertex]], [(edge.from_, edge.to) for edge in plan.edges])
     return Little(
         min((each.usable_length // OT_LITTLE_SHARE for each in limits), default=0),
         min((each.usable_bytes // OT_LITTLE_SHARE for each in limits), default=0),
-        watermark=not any(graph.vertex(name).definition.has_windows for name in behind),
+        watermark=not any(plan.vertex(name).definition.has_windows for name in behind),
     )

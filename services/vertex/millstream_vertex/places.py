@@ -1,6 +1,6 @@
 """Checks that the edges of a lane are stored where its pipeline has them: in buffers, or in the chain of the lane.
 
-The runner compares the shapes of pipelines before it starts one (`millstream_runner.local.shape`). Processes that are
+The runner compares the shapes of pipelines before it starts one (`millstream.plan.diff`). Processes that are
 started in another way have only the mark. Above it: the assembly, before a lane does anything. Below it: the mark.
 """
 

@@ -30,10 +30,10 @@ from millstream.limits import (
     REPLAY_RECORDS_MAX,
     REPLAY_TIMEOUT_S,
 )
+from millstream.plan.lanes import buffers_of, lanes_of
+from millstream.plan.plan import Plan
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, Record, id_digest
 from millstream.spec import topology
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
@@ -70,9 +70,8 @@ class Replayed:
 class Replay:
     """Replays records of one pipeline whose processes are not running."""
 
-    def __init__(self, graph: Graph, broker: Broker, stores: OtStores, clock: Clock) -> None:
-        self._graph = graph.stages
-        self._whole = graph
+    def __init__(self, plan: Plan, broker: Broker, stores: OtStores, clock: Clock) -> None:
+        self._plan = plan
         self._broker = broker
         self._stores = stores
         self._clock = clock
@@ -89,33 +88,33 @@ class Replay:
         edges = {record.buffer.edge for record in returned}
         # First, because an ended lane would not read the records. A reopened lane ends again if none arrive.
         await self._reopen(edges, done)
-        for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
-            mine = [record for record in returned if self._graph.edge(record.buffer.edge).from_ == upstream]
-            await self._write(lanes_of(self._graph, upstream)[0], mine, done)
+        for upstream in sorted({self._plan.edge(edge).from_ for edge in edges}):
+            mine = [record for record in returned if self._plan.edge(record.buffer.edge).from_ == upstream]
+            await self._write(lanes_of(self._plan, upstream)[0], mine, done)
         return done
 
     async def _take_apart(self, edges: set[str]) -> None:
         """Make the edges leave copies that they share: the other edges would read the records that are put back."""
-        for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
+        for upstream in sorted({self._plan.edge(edge).from_ for edge in edges}):
             ledger = await self._ledger(upstream)
             if ledger is None:
                 continue
-            sharing = read_now(self._graph, upstream, ledger.sharing)
-            mine = [edge for edge in sorted(edges) if self._graph.edge(edge).from_ == upstream]
+            sharing = read_now(self._plan, upstream, ledger.sharing)
+            mine = [edge for edge in sorted(edges) if self._plan.edge(edge).from_ == upstream]
             if shared := [edge for edge in mine if len(sharing.group(edge)) > 1]:
-                await leave(self._graph, upstream, shared, self._ledger, codes.NOT_REPLAYED)
+                await leave(self._plan, upstream, shared, self._ledger, codes.NOT_REPLAYED)
 
     async def _reopen(self, edges: set[str], done: Replayed) -> None:
-        graph = self._graph
-        arcs = [(edge.from_, edge.to) for edge in graph.edges]
-        behind = topology.reachable([graph.edge(edge).to for edge in edges], arcs)
-        read = edges | {edge.name for edge in graph.edges if edge.from_ in behind}
+        plan = self._plan
+        arcs = [(edge.from_, edge.to) for edge in plan.edges]
+        behind = topology.reachable([plan.edge(edge).to for edge in edges], arcs)
+        read = edges | {edge.name for edge in plan.edges if edge.from_ in behind}
         ended: list[LaneId] = []
-        for vertex in reversed([name for name in graph.order if name in behind]):
-            for lane in lanes_of(graph, vertex):
+        for vertex in reversed([name for name in plan.order if name in behind]):
+            for lane in lanes_of(plan, vertex):
                 if not await self._has_ended(lane):
                     continue
-                if graph.vertex(vertex).definition.has_windows:
+                if plan.vertex(vertex).definition.has_windows:
                     raise UserError(
                         codes.NOT_REPLAYED,
                         f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
@@ -191,10 +190,10 @@ class Replay:
         taken_over = await ledger.take_over(lane, "millstream deadletters replay")
         # An edge may discard records that do not fit, but records that are put back must not be lost.
         routes = [
-            replace(route(self._graph, edge), discard_when_full=False) for edge in self._graph.edges_out[lane.vertex]
+            replace(route(self._plan, edge), discard_when_full=False) for edge in self._plan.edges_out[lane.vertex]
         ]
-        buffers = [buffer for edge in self._graph.edges_out[lane.vertex] for buffer in buffers_of(self._graph, edge)]
-        members = members_of(self._whole, lane.vertex)
+        buffers = [buffer for edge in self._plan.edges_out[lane.vertex] for buffer in buffers_of(self._plan, edge)]
+        members = members_of(self._plan.graph, lane.vertex)
         ot = await self._stores.store(lane.vertex)
         stored = (await newest(ot)).get(lane.key)
         await ot.take_over(lane, taken_over.mark.epoch)
@@ -207,14 +206,14 @@ class Replay:
             # No bounds: it is not known here what other lanes have consumed. The broker's own bounds apply.
             Committer(
                 *(ledger, lane, taken_over, sequences, Router(routes), Backpressure({})),
-                compression=self._graph.pipeline.spec.compression,
+                compression=self._plan.pipeline.spec.compression,
                 members=members,
             ),
             ot,
             Telemetry(),
             self._clock,
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
-            watermarks=not self._graph.pipeline.spec.watermark.disabled,
+            watermarks=not self._plan.pipeline.spec.watermark.disabled,
         )
 
     async def _tell(self, core: LaneCore) -> None:

@@ -20,11 +20,12 @@ from millstream.limits import (
     LOG_SEGMENT_BYTES,
     LOG_SEGMENT_BYTES_MIN,
 )
+from millstream.plan.lanes import buffers_of, lanes_of
+from millstream.plan.plan import Plan
+from millstream.plan.sharing import same_frames
 from millstream.spec.connectors import IdBounds
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge, Pipeline
-from millstream.spec.sharing import same_frames
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.backpressure import BufferLimits
@@ -40,15 +41,15 @@ _LOGGED_FRAME_BYTES = 64
 """Minimum size of a one-record frame in a log; as a separate entry, it takes ten times as much."""
 
 
-def route(graph: Graph, edge: Edge) -> Route:
-    limits, reader = graph.limits_of(edge.to), graph.vertex(edge.to)
+def route(network: Network, edge: Edge) -> Route:
+    limits, reader = network.limits_of(edge.to), network.vertex(edge.to)
     tags = edge.conditions.tags if edge.conditions is not None else None
     return Route(
         edge=edge.name,
         partitions=reader.partitions,
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
-        keeps=keeps_input(graph, edge.to),
+        keeps=keeps_input(network, edge.to),
         piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
         takes_arrow=reader.definition.takes_arrow(reader.settings),
     )
@@ -64,10 +65,10 @@ def members_of(graph: Graph, vertex: str) -> Sequence[Member]:
     return found
 
 
-def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
+def ledger_limits(plan: Plan, vertex: str) -> LedgerLimits:
     """The limits of the vertex's ledger, which are the same for every process that opens it, and for all vertices that
-    are stored there. `graph`: the stages."""
-    first, *others = (_own_limits(graph, one) for one in graph.stored_with(vertex))
+    are stored there."""
+    first, *others = (_own_limits(plan, one) for one in plan.stored_with(vertex))
     for other in others:
         first = LedgerLimits(
             frames_per_buffer_max=max(first.frames_per_buffer_max, other.frames_per_buffer_max),
@@ -78,38 +79,38 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     return first
 
 
-def _own_limits(graph: Graph, vertex: str) -> LedgerLimits:
+def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
     """What one of the vertices that are stored in a ledger needs there."""
-    ids = id_bounds(graph, vertex)
+    ids = id_bounds(plan, vertex)
     buffers_bytes = sum(
-        graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
+        plan.limits_of(edge.to).buffer_max_bytes * len(buffers_of(plan, edge)) for edge in plan.edges_out[vertex]
     )
-    lanes = len(lanes_of(graph, vertex))
-    frames = [_frames_max(graph, edge.to) for edge in graph.edges_out[vertex]]
-    if keeps_input(graph, vertex):
+    lanes = len(lanes_of(plan, vertex))
+    frames = [_frames_max(plan, edge.to) for edge in plan.edges_out[vertex]]
+    if keeps_input(plan, vertex):
         # Each milestone has its own frame, and follows a frame of some input, which is kept as well.
-        frames.append(_frames_max(graph, vertex) * len(graph.edges_in[vertex]))
+        frames.append(_frames_max(plan, vertex) * len(plan.edges_in[vertex]))
     # The bound of a buffer is soft: each lane may exceed it by what it has in flight. In addition, a frame that holds
     # its lane's mark stays after it is consumed.
-    overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if graph.edges_out[vertex] else 0
-    ids_bytes = ids_max(graph, vertex) * ID_STORED_BYTES * lanes
+    overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if plan.edges_out[vertex] else 0
+    ids_bytes = ids_max(plan, vertex) * ID_STORED_BYTES * lanes
     return LedgerLimits(
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
-        sharing=Sharing.of(same_frames(graph, vertex)),
+        sharing=Sharing.of(same_frames(plan, vertex)),
     )
 
 
-def ids_max(graph: Graph, vertex: str) -> int:
+def ids_max(plan: Plan, vertex: str) -> int:
     """The number of record ids that each lane of a vertex may remember; 0 for a vertex without `id_bounds`."""
-    ids = id_bounds(graph, vertex)
-    return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(graph, vertex))) if ids is not None else 0
+    ids = id_bounds(plan, vertex)
+    return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(plan, vertex))) if ids is not None else 0
 
 
-def id_bounds(graph: Graph, vertex: str) -> IdBounds | None:
+def id_bounds(network: Network, vertex: str) -> IdBounds | None:
     """Bounds on the ids that the lanes of a vertex remember; None if they remember none."""
-    step = graph.vertex(vertex)
+    step = network.vertex(vertex)
     return step.definition.id_bounds(step.settings)
 
 
@@ -133,32 +134,32 @@ def future_bound(graph: Graph, vertex: str, clock: Clock, where: str) -> FutureB
     return FutureBound(clock, max_s, graph.on_future(vertex), where=where) if max_s is not None else None
 
 
-def buffer_limits(graph: Graph, edge: Edge) -> BufferLimits:
-    limits = graph.limits_of(edge.to)
+def buffer_limits(plan: Plan, edge: Edge) -> BufferLimits:
+    limits = plan.limits_of(edge.to)
     return BufferLimits(
         limits.buffer_max_length,
         limits.buffer_max_bytes,
         limits.usable_length,
         limits.usable_bytes,
         # Partitions of one edge have the same writers.
-        writers=len(lanes_of(graph, edge.from_)),
+        writers=len(lanes_of(plan, edge.from_)),
     )
 
 
-def keeps_input(graph: Graph, vertex: str) -> bool:
+def keeps_input(network: Network, vertex: str) -> bool:
     """Whether the input that a vertex has read stays in its buffers until its windows are committed."""
-    group_by = graph.vertex(vertex).group_by
+    group_by = network.vertex(vertex).group_by
     return group_by is not None and group_by.keeps_input
 
 
-def log_segment_bytes(graph: Graph, vertex: str) -> int:
+def log_segment_bytes(network: Network, vertex: str) -> int:
     """Maximum size of a segment of a lane's log. Kept input is released by whole segments."""
-    if not keeps_input(graph, vertex):
+    if not keeps_input(network, vertex):
         return LOG_SEGMENT_BYTES
-    fitting = min(graph.limits_of(vertex).buffer_max_bytes, _frames_max(graph, vertex) * _LOGGED_FRAME_BYTES)
+    fitting = min(network.limits_of(vertex).buffer_max_bytes, _frames_max(network, vertex) * _LOGGED_FRAME_BYTES)
     return min(LOG_SEGMENT_BYTES, max(LOG_SEGMENT_BYTES_MIN, fitting // _KEPT_SEGMENTS))
 
 
-def _frames_max(graph: Graph, vertex: str) -> int:
+def _frames_max(network: Network, vertex: str) -> int:
     """The server's bound on frames in one of a vertex's buffers."""
-    return max(BUFFER_FRAMES_MAX, graph.limits_of(vertex).buffer_max_length)
+    return max(BUFFER_FRAMES_MAX, network.limits_of(vertex).buffer_max_length)

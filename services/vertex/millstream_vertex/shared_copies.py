@@ -21,26 +21,26 @@ from millstream.codes.code import Code
 from millstream.errors import UserError
 from millstream.ledger.protocol import Commit, Ledger
 from millstream.ledger.sharing import Sharing
+from millstream.plan.lanes import buffers_of, inputs_of, lanes_of
+from millstream.plan.plan import Plan
+from millstream.plan.sharing import same_frames
 from millstream.record import BufferId, LaneId, Position
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, inputs_of, lanes_of
-from millstream.spec.sharing import same_frames
 from millstream.wire.ledger.v1 import mark_pb2
 
 _OWNER = "leave"
 
 
-def read_now(graph: Graph, vertex: str, sharing: Sharing) -> Sharing:
+def read_now(plan: Plan, vertex: str, sharing: Sharing) -> Sharing:
     """The edges of the current pipeline that share a copy in a vertex's ledger. Removed edges have no readers."""
-    edges = {edge.name for edge in graph.stages.edges_out[vertex]}
+    edges = {edge.name for edge in plan.edges_out[vertex]}
     return sharing.without([edge for edge in sharing.stores if edge not in edges])
 
 
-def leaving(graph: Graph, vertex: str, sharing: Sharing) -> Sequence[str]:
+def leaving(plan: Plan, vertex: str, sharing: Sharing) -> Sequence[str]:
     """The edges that have to leave their copy in a vertex's ledger, because they now carry other frames than the rest.
     The largest group of edges with the same frames stays."""
-    now = read_now(graph, vertex, sharing)
-    same = {edge: group for group in same_frames(graph, vertex).values() for edge in group}
+    now = read_now(plan, vertex, sharing)
+    same = {edge: group for group in same_frames(plan, vertex).values() for edge in group}
     found: list[str] = []
     for store in dict.fromkeys(now.stores.values()):
         edges = [edge for edge, name in now.stores.items() if name == store]
@@ -49,10 +49,10 @@ def leaving(graph: Graph, vertex: str, sharing: Sharing) -> Sequence[str]:
     return found
 
 
-def checked(graph: Graph, vertex: str, sharing: Sharing, where: str) -> Sharing:
+def checked(plan: Plan, vertex: str, sharing: Sharing, where: str) -> Sharing:
     """The result of `read_now`. Raises `UserError` if an edge has to leave its copy first."""
-    now = read_now(graph, vertex, sharing)
-    for edge in leaving(graph, vertex, sharing):
+    now = read_now(plan, vertex, sharing)
+    for edge in leaving(plan, vertex, sharing):
         others = ", ".join(other for other in now.group(edge) if other != edge)
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,
@@ -64,7 +64,7 @@ def checked(graph: Graph, vertex: str, sharing: Sharing, where: str) -> Sharing:
 
 
 async def leave(
-    graph: Graph,
+    plan: Plan,
     vertex: str,
     edges: Sequence[str],
     ledger_of: Callable[[str], Awaitable[Ledger | None]],
@@ -74,16 +74,15 @@ async def leave(
 
     Raises `UserError` with `code` if records wait in them; in this case, nothing has changed.
     """
-    graph = graph.stages
     ledger = await ledger_of(vertex)
     assert ledger is not None, "it says which edges share"
     # This fences former owners that may still be running: they would write to the copy.
-    lanes = [lane for one in graph.stored_with(vertex) for lane in lanes_of(graph, one)]
+    lanes = [lane for one in plan.stored_with(vertex) for lane in lanes_of(plan, one)]
     writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes}
     prepared = _prepared(writers.values())
     for edge in edges:
         waits = not prepared.isdisjoint(ledger.sharing.group(edge))
-        for lane, buffer in _readers(graph, edge):
+        for lane, buffer in _readers(plan, edge):
             own = await ledger_of(lane.vertex)
             mark = await _mark(own, lane)
             after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
@@ -95,7 +94,7 @@ async def leave(
                     "(Ctrl-C drains it), then repeat this",
                 )
     for edge in edges:
-        for lane, buffer in _readers(graph, edge):
+        for lane, buffer in _readers(plan, edge):
             own = await ledger_of(lane.vertex)
             if own is not None and await own.mark(lane) is not None:
                 await _rely_on_nothing(own, lane, buffer, writers)
@@ -123,13 +122,13 @@ async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:
     return stored.mark if stored is not None else mark_pb2.Mark()
 
 
-def _readers(graph: Graph, edge: str) -> list[tuple[LaneId, BufferId]]:
+def _readers(plan: Plan, edge: str) -> list[tuple[LaneId, BufferId]]:
     """The lanes that read an edge, each with its buffer."""
-    buffers = set(buffers_of(graph, graph.edge(edge)))
+    buffers = set(buffers_of(plan, plan.edge(edge)))
     return [
         (lane, buffer)
-        for lane in lanes_of(graph, graph.edge(edge).to)
-        for buffer in inputs_of(graph, lane)
+        for lane in lanes_of(plan, plan.edge(edge).to)
+        for buffer in inputs_of(plan, lane)
         if buffer in buffers
     ]
 

@@ -29,11 +29,11 @@ from millstream.die_with_parent import forbid_core_files
 from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plan import resolved
+from millstream.plan.resolved import Resolved
 from millstream.plurals import counted
 from millstream.print_channel import print_through_channel
 from millstream.record import ReplicaId
-from millstream.spec import resolved
-from millstream.spec.resolved import Resolved
 from millstream.telemetry.logging import configure_logging
 from millstream.udf.sources import OnChange
 from millstream_udf import freed_memory

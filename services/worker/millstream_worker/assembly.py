@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from millstream.clock import Clock
-from millstream.spec.lanes import owned_lanes
+from millstream.plan.lanes import owned_lanes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry import Identity, ProcessTelemetry
 from millstream.telemetry.logging import log_lane
@@ -91,7 +91,7 @@ async def open_vertex(
         for one in numbers:
             one.shared = shared
         await stack.enter_async_context(shared.damage_judged())
-        for lane in owned_lanes(shared.graph, config.vertex, config.replica):
+        for lane in owned_lanes(shared.plan, config.vertex, config.replica):
             opened = await open_lane(shared, lane, telemetry, stack)
             lanes.append(opened)
         await shared.catch_up()

@@ -23,10 +23,10 @@ from millstream.buffers.technology import Access, InterStepBuffer, Technology
 from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
+from millstream.plan.plan import Plan
+from millstream.plan.resolved import Resolved
 from millstream.record import ReplicaId
-from millstream.spec.graph import Graph
 from millstream.spec.protocols import FunctionKind
-from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import log_replica
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
@@ -188,7 +188,7 @@ class Link:
         """
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
-            buffer = placed(opened, config.resolved.graph)
+            buffer = placed(opened, config.resolved.plan)
             programs: dict[str, VertexPrograms] = {}
             for vertex in config.resolved.graph.chain(config.vertex):
                 # The output of a program is logged under its own vertex, not under the head of the chain.
@@ -202,26 +202,26 @@ class Link:
 
 @asynccontextmanager
 async def open_link(
-    technology: Technology, access: Access, graph: Graph, require: DurabilityLevel, name: str
+    technology: Technology, access: Access, plan: Plan, require: DurabilityLevel, name: str
 ) -> AsyncIterator[Link]:
-    """Connect to the broker. `graph`: that of the pipeline. `name`: the name of the connection, for the broker's
+    """Connect to the broker. `plan`: that of the pipeline. `name`: the name of the connection, for the broker's
     operator. `require`: the weakest durability that is accepted."""
     async with (
         technology.connect(access, name=name) as link,
-        link.open(graph.pipeline.name, require=require) as buffer,
+        link.open(plan.pipeline.name, require=require) as buffer,
         open_watches(buffer.stores) as watches,
-        open_trimmers(placed(buffer, graph).broker) as trimmers,
+        open_trimmers(placed(buffer, plan).broker) as trimmers,
     ):
-        yield Link(link, graph.pipeline.name, require, watches, trimmers)
+        yield Link(link, plan.pipeline.name, require, watches, trimmers)
 
 
 @asynccontextmanager
 async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
     """The environment of a replica that shares nothing with other replicas."""
-    graph = config.resolved.graph
-    name = f"{graph.pipeline.name}/{config.vertex}"
+    plan = config.resolved.plan
+    name = f"{plan.pipeline.name}/{config.vertex}"
     async with (
-        open_link(technology_of(graph.pipeline), config.broker, graph, config.durability, name) as link,
+        open_link(technology_of(plan.pipeline), config.broker, plan, config.durability, name) as link,
         link.environment(config) as outside,
     ):
         yield outside

@@ -17,9 +17,9 @@ from millstream.errors import FencedError, UserError
 from millstream.importing import started
 from millstream.ledger.marks import fenced
 from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.plan.lanes import buffers_of
+from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import newest
 from millstream_reader.tracker import Tracker
@@ -48,7 +48,7 @@ async def open_lane(
             codes.EXTENSION,
             f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is not a RunnableKind",
         )
-    core = await _core(shared, lane, telemetry[lane.vertex], shared.router(shared.graph, lane.vertex))
+    core = await _core(shared, lane, telemetry[lane.vertex], shared.router(shared.plan, lane.vertex))
     try:
         opened: VertexLane = await started(
             kind.open_lane, shared.vertex.settings, LaneOpening(shared, core, telemetry, stack)
@@ -68,9 +68,9 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     before = await ledger.mark(lane)
     if update is not None:
         check_not_older(lane, before, update.entry)
-    members = members_of(shared.whole, lane.vertex)
+    members = members_of(shared.graph, lane.vertex)
     if before is not None:
-        check_places(lane, before.mark, members, {edge.name for edge in shared.graph.edges})
+        check_places(lane, before.mark, members, {edge.name for edge in shared.plan.edges})
     taken_over = await ledger.take_over(lane, shared.owner)
     log_opened(lane, taken_over.mark)
     shared.backpressure.written(lane, taken_over.mark.written)
@@ -82,7 +82,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     shared.ownership.own(lane, epoch)
     # The newest frame of a buffer is never trimmed.
     sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
-    inside = _inside_a_cycle(shared.graph, lane)
+    inside = _inside_a_cycle(shared.plan, lane)
     return LaneCore(
         lane,
         Committer(
@@ -99,14 +99,14 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         published_us=published.watermark_us if published is not None else START_OF_TIME_US,
         # Progress without output is visible only in the OT entry, which is not published more often than this.
         commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
-        little=little_of(shared.graph, lane.vertex),
+        little=little_of(shared.plan, lane.vertex),
     )
 
 
-def _inside_a_cycle(graph: Graph, lane: LaneId) -> list[BufferId]:
+def _inside_a_cycle(plan: Plan, lane: LaneId) -> list[BufferId]:
     """The buffers inside the cycle that a lane writes, if its input closes the cycle; otherwise none."""
-    if lane.input not in graph.back_edges:
+    if lane.input not in plan.back_edges:
         return []
-    members = next(group for group in graph.sccs if lane.vertex in group)
-    inside = [edge for edge in graph.edges_out[lane.vertex] if edge.to in members]
-    return [buffer for edge in inside for buffer in buffers_of(graph, edge)]
+    members = next(group for group in plan.sccs if lane.vertex in group)
+    inside = [edge for edge in plan.edges_out[lane.vertex] if edge.to in members]
+    return [buffer for edge in inside for buffer in buffers_of(plan, edge)]

@@ -18,10 +18,10 @@ from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.pauses import Pauses, RepeatedFailure
+from millstream.plan.lanes import inputs_of, upstream_lanes
+from millstream.plan.plan import Plan
 from millstream.record import LaneId, Position
 from millstream.retry import RetryPolicy
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import inputs_of, upstream_lanes
 from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import SpecModel
@@ -87,7 +87,7 @@ class StepOpening:
         """The telemetry of the vertex."""
         self.counters = counters
         """The counters of the vertex in this lane."""
-        self.router = shared.router(shared.whole, lane.vertex)
+        self.router = shared.router(shared.graph, lane.vertex)
         """Routes to the vertex's own edges that have buffers."""
         self.stack = stack
         """Resources that are closed when the replica ends."""
@@ -105,7 +105,7 @@ class StepOpening:
     @property
     def retry_policy(self) -> RetryPolicy:
         """The policy for records on which the vertex fails."""
-        policy = self.shared.whole.retry_policy(self.lane.vertex)
+        policy = self.shared.graph.retry_policy(self.lane.vertex)
         if policy is None:
             raise MillstreamError(
                 codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
@@ -156,7 +156,7 @@ class StepOpening:
             needs_tags=self.router.needs_tags,
             rng=shared.rng,
             naming=shared.naming,
-            bound=future_bound(shared.whole, self.lane.vertex, shared.clock, self.where),
+            bound=future_bound(shared.graph, self.lane.vertex, shared.clock, self.where),
             # Built-ins, which have no client, answer at once.
             concurrency=1 if client is None else client.description.concurrency,
             # A process without pyarrow could not do what needs the values themselves, such as a dead letter.
@@ -176,19 +176,19 @@ class LaneOpening(StepOpening):
         self._telemetry = telemetry
 
     @property
-    def graph(self) -> Graph:
-        return self.shared.graph
+    def plan(self) -> Plan:
+        return self.shared.plan
 
     @property
     def chain(self) -> Sequence[str]:
         """The vertices that run in the lane; the lane's own vertex is first."""
-        return self.shared.whole.chain(self.lane.vertex)
+        return self.shared.graph.chain(self.lane.vertex)
 
     @property
     def call_records_max(self) -> int | None:
         """The most records that a function of the chain gets in one call, if that is limited."""
         # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
-        limits = [self.shared.whole.limits_of(vertex) for vertex in self.chain]
+        limits = [self.shared.graph.limits_of(vertex) for vertex in self.chain]
         return min((one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set), default=None)
 
     async def outlet(self) -> Outlet:
@@ -197,13 +197,13 @@ class LaneOpening(StepOpening):
         This opens these vertices. If the chain ends in a sink, it also commits what a former owner delivered; only
         after that is the mark the position of the lane.
         """
-        whole, chain = self.shared.whole, self.chain
-        router, ledger = self.shared.router(whole, chain[-1]), await self.shared.ledger(self.lane.vertex)
+        graph, chain = self.shared.graph, self.chain
+        router, ledger = self.shared.router(graph, chain[-1]), await self.shared.ledger(self.lane.vertex)
         # As in `mapper`; and a ledger that an earlier version created holds only what that version reads.
         takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
         outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
         for number in reversed(range(1, len(chain))):
-            vertex, edge = whole.vertex(chain[number]), whole.chained_into(chain[number])
+            vertex, edge = graph.vertex(chain[number]), graph.chained_into(chain[number])
             # The graph is sound, so the kind can be chained.
             kind = cast("InChain", vertex.definition)
             assert edge is not None, "it follows in a chain"
@@ -220,12 +220,12 @@ class LaneOpening(StepOpening):
     def _entered_by(self, edge: Edge) -> str:
         """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
         lanes of one partition would have the same one, and records and positions the same names."""
-        return self.lane.input if len(self.graph.edges_in[self.lane.vertex]) > 1 else edge.name
+        return self.lane.input if len(self.plan.edges_in[self.lane.vertex]) > 1 else edge.name
 
     async def _deliver_to(self, target: Target) -> None:
         """Make the lane commit through the sink at the end of its chain, starting at the target's position."""
         committer = self.core.committer
-        bounds = id_bounds(self.graph, self.lane.vertex)
+        bounds = id_bounds(self.plan, self.lane.vertex)
         committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
         if target.kept is not None:
             await recover(committer, await self.answered(target.kept.reach), self.where)
@@ -233,15 +233,15 @@ class LaneOpening(StepOpening):
 
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""
-        return await self.shared.ledger(self.graph.edge(self.lane.input).from_)
+        return await self.shared.ledger(self.plan.edge(self.lane.input).from_)
 
     async def buffer_lane(self, *, in_parts: bool = False) -> BufferLane:
         """The input side of a lane that reads a buffer. `in_parts`: see `BufferReader`."""
         shared, lane = self.shared, self.lane
-        (buffer,) = inputs_of(shared.graph, lane)
-        writer = shared.graph.edge(lane.input).from_
-        back_edge = lane.input in shared.graph.back_edges
-        lane_input = LaneInput(buffer, upstream_lanes(shared.graph, buffer), back_edge=back_edge)
+        (buffer,) = inputs_of(shared.plan, lane)
+        writer = shared.plan.edge(lane.input).from_
+        back_edge = lane.input in shared.plan.back_edges
+        lane_input = LaneInput(buffer, upstream_lanes(shared.plan, buffer), back_edge=back_edge)
         if back_edge:
             shared.closing_cycle.append(lane_input)
         await shared.listen(writer, lane_input)
@@ -262,4 +262,4 @@ class LaneOpening(StepOpening):
     async def seen_ids(self) -> SeenIds | None:
         """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
         ledger = await self.shared.ledger(self.lane.vertex)
-        return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
+        return await open_seen_ids(self.plan, ledger, self.lane, self.core.committer, self.shared.clock)

@@ -15,11 +15,11 @@ from pathlib import Path
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.plan.resolved import Resolved
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.references import Secret, referenced_files, resolve
-from millstream.spec.resolved import Resolved
 from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin

@@ -17,9 +17,9 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.naming import Naming
+from millstream.plan.lanes import buffers_of, inputs_of, lanes_of, owned_lanes
 from millstream.record import BufferId, LaneId
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes
+from millstream.spec.graph import Network
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
 from millstream_vertex.input import LaneInput
@@ -41,11 +41,11 @@ class Shared:
         self.clock = clock
         self.outside = outside
         self.readiness = readiness
-        self.graph: Graph = config.resolved.graph.stages
-        """The graph as it runs and is stored: a chain is one vertex."""
-        self.whole: Graph = config.resolved.graph
-        """The graph as its author wrote it: every vertex with its own edges and settings."""
-        self.vertex = self.graph.vertex(config.vertex)
+        self.plan = config.resolved.plan
+        """What runs and is stored: a chain is one stage."""
+        self.graph = config.resolved.graph
+        """The pipeline as its author wrote it: every vertex with its own edges and settings."""
+        self.vertex = self.plan.vertex(config.vertex)
         self.kind = self.vertex.kind
         self.programs = outside.programs_of(config.vertex)
         self.pipeline = config.resolved.pipeline.name
@@ -65,9 +65,9 @@ class Shared:
         """The inputs that are back edges."""
         self.backpressure = Backpressure(
             {
-                buffer: buffer_limits(self.graph, edge)
-                for edge in self.graph.edges_out[config.vertex]
-                for buffer in buffers_of(self.graph, edge)
+                buffer: buffer_limits(self.plan, edge)
+                for edge in self.plan.edges_out[config.vertex]
+                for buffer in buffers_of(self.plan, edge)
             }
         )
 
@@ -81,7 +81,7 @@ class Shared:
         try:
             await shared.listen(config.vertex, shared.ownership)
             for buffer, fill in shared.backpressure.fills.items():
-                await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
+                await shared.listen(shared.plan.edge(buffer.edge).to, fill.downstream)
                 if shared.vertex.replicas > 1:
                     await shared.listen(config.vertex, fill.upstream)
             yield shared
@@ -101,7 +101,7 @@ class Shared:
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
-            limits = ledger_limits(self.graph, vertex)
+            limits = ledger_limits(self.plan, vertex)
             self._ledgers[vertex] = await self.outside.broker.ledger(vertex, limits)
         return self._ledgers[vertex]
 
@@ -109,11 +109,11 @@ class Shared:
         """The trimmer of a vertex's ledger, shared by all lanes of the worker."""
         if vertex not in self._trimmers:
             sharing = await self._shared_in(vertex)
-            limits = ledger_limits(self.graph, vertex)
+            limits = ledger_limits(self.plan, vertex)
             self._trimmers[vertex] = trimmer = await self.outside.trimmers.trimmer(vertex, limits, sharing)
-            lanes = owned_lanes(self.graph, self.config.vertex, self.config.replica)
-            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self.graph, lane)}:
-                if self.graph.edge(buffer.edge).from_ == vertex:
+            lanes = owned_lanes(self.plan, self.config.vertex, self.config.replica)
+            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self.plan, lane)}:
+                if self.plan.edge(buffer.edge).from_ == vertex:
                     await self._listen_to_others(buffer, sharing, trimmer)
         return self._trimmers[vertex]
 
@@ -121,13 +121,13 @@ class Shared:
         """Report to the trimmer the positions of the other readers of this buffer's copy."""
         for other in sharing.readers(sharing.stored(buffer)):
             if other != buffer:
-                vertex, listener = self.graph.edge(other.edge).to, OtherReader(other, trimmer)
+                vertex, listener = self.plan.edge(other.edge).to, OtherReader(other, trimmer)
                 await self.listen(vertex, listener)
                 self._others[vertex].append(listener)
 
     async def _shared_in(self, vertex: str) -> Sharing:
         """The edges that share copies in a vertex's ledger."""
-        return checked(self.graph, vertex, (await self.ledger(vertex)).sharing, f"{self.pipeline}/{vertex}")
+        return checked(self.plan, vertex, (await self.ledger(vertex)).sharing, f"{self.pipeline}/{vertex}")
 
     async def finish_trimming(self) -> None:
         """Trim everything that the lanes have read, for the last time."""
@@ -159,11 +159,11 @@ class Shared:
     def ledgers(self) -> Sequence[Ledger]:
         return tuple(self._ledgers.values())
 
-    def router(self, graph: Graph, vertex: str) -> Router:
-        """The router for the edges of a vertex in that graph that have buffers."""
+    def router(self, network: Network, vertex: str) -> Router:
+        """The router for the edges of a vertex in that network that have buffers."""
         data, dead, late = (
-            [route(graph, edge) for edge in edges if not edge.chain]
-            for edges in (graph.data_edges(vertex), graph.dead_letter_edges(vertex), graph.late_edges(vertex))
+            [route(network, edge) for edge in edges if not edge.chain]
+            for edges in (network.data_edges(vertex), network.dead_letter_edges(vertex), network.late_edges(vertex))
         )
         copies: defaultdict[str, list[Route]] = defaultdict(list)
         for one in data:
@@ -172,11 +172,11 @@ class Shared:
 
     async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
         """The cycle that contains this vertex, with the ledgers of its members."""
-        members = next(group for group in self.graph.sccs if self.config.vertex in group)
+        members = next(group for group in self.plan.sccs if self.config.vertex in group)
         entering: list[LaneId] = []
         inside: list[tuple[LaneId, str]] = []
-        for lane in (lane for member in members for lane in lanes_of(self.graph, member)):
-            writer = self.graph.edge(lane.input).from_
+        for lane in (lane for member in members for lane in lanes_of(self.plan, member)):
+            writer = self.plan.edge(lane.input).from_
             if writer in members:
                 inside.append((lane, writer))
             else:

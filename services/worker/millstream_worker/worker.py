@@ -29,9 +29,9 @@ from millstream.clock import Clock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
 from millstream.pauses import until_next
+from millstream.plan.resolved import Resolved
 from millstream.priority import give_way
 from millstream.record import ReplicaId
-from millstream.spec.resolved import Resolved
 from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.logging import log_replica
 from millstream.udf.sidecar import HeldUp
@@ -318,13 +318,13 @@ async def open_worker(
                 clock=clock,
             )
         )
-        graph = config.resolved.graph
+        plan = config.resolved.plan
         links: dict[Access, Link] = {}
         replicas: dict[ReplicaId, _Replica] = {}
         for replica, access in config.access.items():
             if access not in links:
                 opening = open_link(
-                    technology_of(graph.pipeline), access, graph, config.durability, f"{graph.pipeline.name}/{replica}"
+                    technology_of(plan.pipeline), access, plan, config.durability, f"{plan.pipeline.name}/{replica}"
                 )
                 links[access] = await stack.enter_async_context(opening)
             replicas[replica] = _Replica(readiness[replica], links[access].environment)

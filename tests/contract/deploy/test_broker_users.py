@@ -18,7 +18,7 @@ from millstream.clock import SystemClock
 from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main
 from millstream_runner.local.tapping import open_tap
@@ -115,7 +115,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 async def run_vertex(broker: Broker, file: Path, vertex: str, user: str | None = None) -> None:
     loaded = load(file)
     config = VertexConfig(
-        resolved=resolved.load(resolved.dump(loaded.pipeline, loaded.base_dir)),
+        resolved=resolved.load(resolved.dump(loaded.plan, loaded.base_dir)),
         vertex=vertex,
         replica=0,
         broker=broker.access(user or vertex),
@@ -137,7 +137,7 @@ async def test_a_pipeline_runs_with_a_user_for_each_vertex(broker: Broker, tmp_p
 async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_path: Path) -> None:
     file = tmp_path / "pipeline.json"
     loaded = load(tmp_path / "p.yaml")
-    file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
+    file.write_text(resolved.dump(loaded.plan, loaded.base_dir))
     starting = started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", broker.url),
         *("--broker-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
@@ -178,12 +178,12 @@ async def test_who_looks_sees_everything_and_changes_nothing(
         assert await asyncio.to_thread(main, [*command, *place, "-o", "json"]) == 0
         return capsys.readouterr().out
 
-    graph = load(tmp_path / "p.yaml").graph
+    plan = load(tmp_path / "p.yaml").plan
     numbers: list[int] = []
     async with (
         asyncio.timeout(WAIT_S),
-        open_view(graph, broker.access("_view")) as viewed,
-        open_tap(graph, viewed, "in-other") as tap,
+        open_view(plan, broker.access("_view")) as viewed,
+        open_tap(plan, viewed, "in-other") as tap,
         asyncio.TaskGroup() as group,
     ):
         for vertex in VERTICES:

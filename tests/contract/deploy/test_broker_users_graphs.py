@@ -10,7 +10,7 @@ import pytest
 
 from millstream.clock import SystemClock
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.broker import prepare
 from millstream_worker.assembly import open_vertex
@@ -30,9 +30,10 @@ def files(tmp_path: Path) -> PipelineFiles:
 
 async def run(path: Path, *, spark: str | None = None) -> None:
     """Run the pipeline to its end, each replica with the user of its vertex."""
-    graph = load(path).graph
+    loaded = load(path)
+    graph = loaded.graph
     async with asyncio.timeout(WAIT_S), open_secured_broker(path.parent / "server", [path]) as place:
-        await prepare(graph, place.access(graph.pipeline.name, OPERATOR), DurabilityLevel.FSYNC)
+        await prepare(loaded.plan, place.access(graph.pipeline.name, OPERATOR), DurabilityLevel.FSYNC)
         async with asyncio.TaskGroup() as group:
             for vertex in graph.vertices:
                 for replica in range(vertex.replicas):
@@ -42,7 +43,7 @@ async def run(path: Path, *, spark: str | None = None) -> None:
 async def run_replica(path: Path, place: BrokerPlace, vertex: str, replica: int, spark: str | None) -> None:
     loaded = load(path)
     config = VertexConfig(
-        resolved=resolved.load(resolved.dump(loaded.pipeline, loaded.base_dir)),
+        resolved=resolved.load(resolved.dump(loaded.plan, loaded.base_dir)),
         vertex=vertex,
         replica=replica,
         broker=place.access(loaded.pipeline.name, vertex),

@@ -54,9 +54,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 
 @asynccontextmanager
 async def viewing(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[PipelineView]:
-    graph = load(tmp_path / "pipeline.yaml").graph
+    plan = load(tmp_path / "pipeline.yaml").plan
     async with JETSTREAM.open(harness.server.access, PIPELINE_NAME, name="view") as buffer:
-        yield PipelineView(graph, buffer.broker, buffer.stores)
+        yield PipelineView(plan, buffer.broker, buffer.stores)
 
 
 @contextmanager

@@ -78,9 +78,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 @asynccontextmanager
 async def repairing(harness: JetStreamHarness, tmp_path: Path, pipeline: str = PIPELINE) -> AsyncIterator[Repair]:
     (tmp_path / "pipeline.yaml").write_text(pipeline)
-    graph = load(tmp_path / "pipeline.yaml").graph
+    plan = load(tmp_path / "pipeline.yaml").plan
     async with JETSTREAM.open(harness.server.access, PIPELINE_NAME, name="test", tolerate_lost=True) as buffer:
-        yield Repair(graph, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows")
+        yield Repair(plan, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows")
 
 
 async def found(repair: Repair, *, accept: bool = False) -> list[Finding]:

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.spec import resolved
+from millstream.plan import resolved
+from millstream.plan.shape import shape_of
 from millstream.spec.loading import load
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_text
 from millstream_runner.cli.template_names import TEMPLATES
 from millstream_runner.local.run import RunResult
-from millstream_runner.local.shape import shape_of
 from millstream_runner.local.summary import Summary
 from millstream_udf.columns import is_compiled
 from tests.support.errors import raises
@@ -223,7 +223,7 @@ def test_validate_says_that_stored_data_has_the_keys_of_earlier_versions(
     )
     data = tmp_path / ".millstream" / "p"
     data.mkdir(parents=True)
-    shape = shape_of(load(path).graph)
+    shape = shape_of(load(path).plan)
     (data / "shape.json").write_text(json.dumps(shape))
     assert main(["validate", str(path)]) == 0
     assert "hexadecimal" not in "".join(capsys.readouterr())
@@ -385,7 +385,7 @@ def test_a_vertex_that_follows_in_a_chain_is_in_the_log_of_its_first(
         (data / "logs" / f"{process}.jsonl").write_text(json.dumps({"time": "2026-01-01", "message": f"of {process}"}))
     assert main(["logs", "map"]) == 2, "nothing says what the pipeline was"
     assert "there is no log of 'map'" in capsys.readouterr().err
-    (data / "pipeline.json").write_text(resolved.dump(load(path).pipeline, tmp_path))
+    (data / "pipeline.json").write_text(resolved.dump(load(path).plan, tmp_path))
     assert main(["logs", "map"]) == 0
     shown = capsys.readouterr().out
     assert "of in-0" in shown
@@ -402,7 +402,7 @@ def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pip
         data = tmp_path / ".millstream" / name
         (data / "logs").mkdir(parents=True)
         (data / "runtime.json").write_text("{}")
-        (data / "pipeline.json").write_text(resolved.dump(load(path).pipeline, tmp_path))
+        (data / "pipeline.json").write_text(resolved.dump(load(path).plan, tmp_path))
         (data / "logs" / "in-0.jsonl").write_text(json.dumps({"time": "2026-01-01", "message": f"here is {name}"}))
 
     def run(*words: str) -> tuple[int, str]:

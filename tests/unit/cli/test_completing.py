@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.completing import VALUES, candidates
@@ -123,8 +123,8 @@ def test_names_without_a_file_are_those_of_runs_or_files_here(here: Path) -> Non
     assert words("peek", "priced") == ["priced"]
     data = here / ".millstream" / "other"
     data.mkdir(parents=True)
-    pipeline = load(here / "pipeline.yaml").pipeline
-    changed = json.loads(resolved.dump(pipeline, here))
+    plan = load(here / "pipeline.yaml").plan
+    changed = json.loads(resolved.dump(plan, here))
     changed["pipeline"]["spec"]["edges"][1]["name"] = "renamed"
     (data / "pipeline.json").write_text(json.dumps(changed))
     assert words("status", "--pipeline", "") == ["other"]

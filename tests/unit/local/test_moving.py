@@ -10,6 +10,7 @@ from millstream.account import account_of
 from millstream.buffers.placed import placed
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import Commit, LedgerLimits
+from millstream.plan.plan import Plan, plan_of
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
@@ -30,10 +31,10 @@ NEW = LaneId("b", "a-b", 0)
 JOIN: dict[str, Any] = {"x": IN, "y": IN, "a": MAP, "b": MAP, "c": MAP, "out": OUT}
 
 
-def joined(*, apart: bool) -> Graph:
+def joined(*, apart: bool) -> Plan:
     """Two sources, and a chain of maps behind their join, which ends or does not end at `b`."""
     edges = [arrow("x>a"), arrow("y>a"), arrow("a>b", chain=not apart), arrow("b>c", chain=True), arrow("c>out")]
-    return Graph.of(pipeline(JOIN, edges), {"b": "a"} if apart else {})
+    return plan_of(Graph.of(pipeline(JOIN, edges)), {"b": "a"} if apart else {})
 
 
 def mark(records: int) -> mark_pb2.Mark:
@@ -74,9 +75,9 @@ class Kept:
 
 
 @asynccontextmanager
-async def opened(graph: Graph) -> AsyncIterator[InterStepBuffer]:
+async def opened(plan: Plan) -> AsyncIterator[InterStepBuffer]:
     async with open_memory_broker("p") as broker, open_memory_ot_stores(OtMemory(), "p") as stores:
-        yield placed(Kept(broker, stores), graph)
+        yield placed(Kept(broker, stores), plan)
 
 
 async def filled(kept: InterStepBuffer) -> Ledger:
@@ -88,10 +89,10 @@ async def filled(kept: InterStepBuffer) -> Ledger:
 
 
 async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for_it() -> None:
-    graph, noted = joined(apart=True), list[set[str]]()
-    async with opened(graph) as kept:
+    plan, noted = joined(apart=True), list[set[str]]()
+    async with opened(plan) as kept:
         ledger = await filled(kept)
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
         new = await of(ledger, NEW)
         assert noted == [{"b"}]
         assert (new.account.inputs, [(one.vertex, one.account.inputs) for one in new.members]) == (12, [("c", 12)])
@@ -103,41 +104,41 @@ async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for
             assert (left.account.inputs, list(left.members)) == (records, [])
             assert totals(left) == {"a-b": (0, records, 10 * records)}
         # It is done.
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
         assert await of(ledger, NEW) == new
 
 
 async def test_what_was_noted_is_not_divided_again() -> None:
-    graph = joined(apart=True)
-    async with opened(graph) as kept:
+    plan = joined(apart=True)
+    async with opened(plan) as kept:
         ledger = await filled(kept)
         second = await of(ledger, LANES[1])
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=())
         # A process that was killed after it had shortened only one of two marks.
         await store(ledger, LANES[1], second)
         new = await of(ledger, NEW)
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=["b"])
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=["b"])
         assert await of(ledger, NEW) == new
         assert not (await of(ledger, LANES[1])).members
 
 
 async def test_a_chain_that_stays_as_it_is_keeps_its_marks() -> None:
-    graph = joined(apart=False)
-    async with opened(graph) as kept:
+    plan = joined(apart=False)
+    async with opened(plan) as kept:
         ledger = await filled(kept)
         before = [await of(ledger, lane) for lane in LANES]
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=())
         assert [await of(ledger, lane) for lane in LANES] == before
         assert await ledger.mark(NEW) is None
 
 
 async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
-    graph = joined(apart=False)
-    async with opened(graph) as kept:
+    plan = joined(apart=False)
+    async with opened(plan) as kept:
         ledger = await filled(kept)
         await store(ledger, LaneId("a", "z-a", 0), mark(11))
         for _ in range(2):
-            await take_in(graph, kept.broker, {"z-a": "a", "z-gone": "gone"}, "change")
+            await take_in(plan, kept.broker, {"z-a": "a", "z-gone": "gone"}, "change")
             now = await of(ledger, LANES[0])
             assert now.account.inputs == 5
             assert [account_of(vertex, LANES[0], now).inputs for vertex in ("a", "b", "c")] == [16, 16, 16]
@@ -147,7 +148,7 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
         only = [arrow("y>a", chain=False), arrow("a>b", chain=True), arrow("b>c", chain=True), arrow("c>out")]
         vertices = {name: step for name, step in JOIN.items() if name != "x"}
         for _ in range(2):
-            await take_in(Graph.of(pipeline(vertices, only)), kept.broker, {"z-a": "a", "x-a": "a"}, "change")
+            await take_in(plan_of(Graph.of(pipeline(vertices, only))), kept.broker, {"z-a": "a", "x-a": "a"}, "change")
             now = await of(ledger, LANES[1])
             assert [account_of(vertex, LANES[1], now).inputs for vertex in ("a", "b", "c")] == [23, 23, 23]
             assert totals(now)["c-out"] == (3, 23, 230)
@@ -155,12 +156,12 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
 
 async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted() -> None:
     all_apart = [arrow("x>a"), arrow("y>a"), arrow("a>b"), arrow("b>c"), arrow("c>out")]
-    graph = joined(apart=True)
-    further = Graph.of(pipeline(JOIN, all_apart, chain=False), {"b": "a", "c": "a"})
+    plan = joined(apart=True)
+    further = plan_of(Graph.of(pipeline(JOIN, all_apart, chain=False)), {"b": "a", "c": "a"})
     async with opened(further) as kept:
         ledger = await filled(kept)
         second = await of(ledger, LANES[1])
-        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=())
         # Killed after it had shortened only one of two marks; the next file separates `c`, too.
         await store(ledger, LANES[1], second)
         await separate(further, kept.broker, kept.stores, "change", lambda done: None, divided=["b"])

@@ -30,7 +30,7 @@ def sampled(progress: PipelineProgress, now_s: float = 0.0) -> dict[str, VertexP
 
 
 def test_what_waits_is_what_all_upstream_lanes_wrote_less_what_was_read() -> None:
-    progress = PipelineProgress(small(map={"limits": {"bufferMaxLength": 100}}))
+    progress = PipelineProgress(small(map={"limits": {"bufferMaxLength": 100}}).graph)
     progress.observe("in", "source.0", entry(30, in_map=30))
     progress.observe("in", "source.1", entry(50, in_map=50))
     progress.observe("map", "in-map.0", entry(60, map_out=60))
@@ -92,13 +92,13 @@ def test_a_process_that_begins_again_holds_up_nothing() -> None:
 
 
 def test_a_side_that_publishes_late_never_makes_the_count_negative() -> None:
-    progress = PipelineProgress(small())
+    progress = PipelineProgress(small().graph)
     progress.observe("map", "in-map.0", entry(60))
     assert sampled(progress)["map"].waiting == 0
 
 
 def test_the_watermark_of_a_vertex_is_that_of_its_lowest_lane() -> None:
-    progress = PipelineProgress(small())
+    progress = PipelineProgress(small().graph)
     progress.observe("in", "source.0", entry(1, NOW_US - 3_000_000))
     assert sampled(progress)["in"].watermark_us is None
     progress.observe("in", "source.1", entry(1, START_OF_TIME_US))
@@ -111,7 +111,7 @@ def test_the_watermark_of_a_vertex_is_that_of_its_lowest_lane() -> None:
 
 
 def test_rates_are_means_over_the_window() -> None:
-    progress = PipelineProgress(small())
+    progress = PipelineProgress(small().graph)
     rates = []
     for second in range(20):
         progress.observe("map", "in-map.0", entry(100 * second if second < 10 else 900))
@@ -122,7 +122,7 @@ def test_rates_are_means_over_the_window() -> None:
 
 
 def test_progress_of_a_replica_changes_only_with_its_own_lanes() -> None:
-    progress = PipelineProgress(small(**{"in": {"replicas": 2}}))
+    progress = PipelineProgress(small(**{"in": {"replicas": 2}}).graph)
     first, second = progress.mark_of(ReplicaId("in", 0)), progress.mark_of(ReplicaId("in", 1))
     progress.observe("in", "source.1", entry(5))
     assert progress.mark_of(ReplicaId("in", 0)) == first
@@ -130,7 +130,7 @@ def test_progress_of_a_replica_changes_only_with_its_own_lanes() -> None:
 
 
 def test_numbers_survive_the_way_through_a_file() -> None:
-    progress = PipelineProgress(small())
+    progress = PipelineProgress(small().graph)
     progress.observe("in", "source.0", entry(30, in_map=30))
     for vertex in progress.sample(now_us=NOW_US, now_s=1.0):
         assert vertex_from_json(json.loads(json.dumps(dataclasses.asdict(vertex)))) == vertex
@@ -145,7 +145,7 @@ def test_watermarks_in_words() -> None:
 
 
 def test_the_table_and_the_line_show_the_same_numbers() -> None:
-    progress = PipelineProgress(small())
+    progress = PipelineProgress(small().graph)
     progress.observe("in", "source.0", entry(1234567, in_map=1234567))
     scene = Scene(
         "small", "running", 3725.0, "fsync (verified)", progress.sample(now_us=NOW_US, now_s=0.0), {"in": "running"}

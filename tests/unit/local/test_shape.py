@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from millstream import codes
-from millstream.spec import resolved
+from millstream.plan import resolved
+from millstream.plan.diff import Difference, Effect, diff, settings_changed
+from millstream.plan.plan import plan_of
+from millstream.plan.shape import as_stored, shape_of, successor
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load_text
 from millstream.spec.models import Pipeline
-from millstream_runner.local.shape import as_stored, changes, shape_of, successor
 from tests.support.errors import raises
 from tests.unit.local.pipelines import small
 
@@ -30,14 +32,30 @@ def changed(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_vertex_does_is_the_users_to_change(same: dict[str, Any]) -> None:
-    assert not changes(shape_of(small()), changed(**same)).any
+    assert not diff(shape_of(small()), changed(**same)).any
+
+
+def test_what_a_restart_changes_is_listed() -> None:
+    other = small(map={"udf": {"command": ["./program"]}}, out={"limits": {"bufferMaxLength": 7}})
+    assert settings_changed(small().pipeline, small().pipeline) == []
+    assert settings_changed(small().pipeline, other.pipeline) == [
+        Difference(Effect.RESTART, "`limits` of vertex out changed"),
+        Difference(Effect.RESTART, "`udf` of vertex map changed"),
+    ]
+
+
+def test_each_difference_says_what_it_requires() -> None:
+    found = diff(changed(), changed(map={"partitions": 7}, **{"in": {"partitions": 3}}))
+    assert [one.effect for one in found.differences] == [Effect.REFUSED, Effect.DRAIN]
+    assert found.differences[1].what == "vertex map had 1 partition and now has 7"
+    assert diff(changed(), changed()).differences == []
 
 
 def test_positions_of_sources_and_of_partitions_that_go_are_not() -> None:
-    found = changes(shape_of(small()), changed(**{"in": {"partitions": 3}}))
+    found = diff(shape_of(small()), changed(**{"in": {"partitions": 3}}))
     (said,) = found.refused
     assert said.startswith("vertex in had 2 partitions and now has 3: the position of a source is kept for each")
-    fewer = changes(changed(map={"partitions": 3}), changed(map={"partitions": 2}))
+    fewer = diff(changed(map={"partitions": 3}), changed(map={"partitions": 2}))
     assert fewer.refused == ["vertex map had 3 partitions and now has 2: rename it; it then starts empty"]
 
 
@@ -51,7 +69,7 @@ def test_positions_of_sources_and_of_partitions_that_go_are_not() -> None:
 def test_more_partitions_and_other_sinks_fit_where_nothing_waits(
     other: dict[str, Any], edges: set[str], said: str
 ) -> None:
-    found = changes(shape_of(small()), changed(**other))
+    found = diff(shape_of(small()), changed(**other))
     assert (found.refused, found.gone, set(found.emptied)) == ([], [], edges)
     assert set(found.emptied.values()) == {said}
 
@@ -90,11 +108,11 @@ def test_records_wait_in_the_windows_they_were_put_into(
     before: dict[str, Any], now: dict[str, Any], said: str | None
 ) -> None:
     other = "rename it; it then starts empty"
-    assert changes(before, now).refused == ([f"vertex map had {said}: {other}"] if said else [])
+    assert diff(before, now).refused == ([f"vertex map had {said}: {other}"] if said else [])
 
 
 def test_a_map_is_no_reduce() -> None:
-    (said,) = changes(changed(), grouped(FIXED)).refused
+    (said,) = diff(changed(), grouped(FIXED)).refused
     assert said.startswith("vertex map was a map and is now a reduce: rename it")
 
 
@@ -102,12 +120,12 @@ def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["dead"]
     del now["edges"]["map-dead-dead-letter"]
-    found = changes(before, now)
+    found = diff(before, now)
     assert (found.refused, found.gone, found.closed) == ([], ["dead"], {})
     assert found.emptied == {"map-dead-dead-letter": "vertex dead was removed"}
     after = successor(before, now)
-    assert not changes(after, now).any
-    assert [text.partition(" was")[0] for text in changes(after, before).refused] == [
+    assert not diff(after, now).any
+    assert [text.partition(" was")[0] for text in diff(after, before).refused] == [
         "a vertex called dead",
         "a edge called map-dead-dead-letter".replace("a edge", "an edge"),
     ]
@@ -118,7 +136,7 @@ def test_an_edge_that_leads_elsewhere_and_another_pipeline_are_refused() -> None
     before, now = shape_of(small()), shape_of(small())
     now["edges"]["map-out"] = {"from": "in", "to": "out"}
     now["pipeline"] = "other"
-    assert changes(before, now).refused == [
+    assert diff(before, now).refused == [
         "the pipeline was called small and is now called other",
         "edge map-out went from map to out and now goes from in to out: give it another name",
     ]
@@ -127,24 +145,24 @@ def test_an_edge_that_leads_elsewhere_and_another_pipeline_are_refused() -> None
 def test_a_source_goes_only_when_that_is_asked_for() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["in"]
-    (said,) = changes(before, now).refused
+    (said,) = diff(before, now).refused
     assert "vertex in was removed: its position would be forgotten" in said
     assert "--forget in" in said
-    assert changes(before, now, forget=["in"]).gone == ["in"]
+    assert diff(before, now, forget=["in"]).gone == ["in"]
 
 
 def test_a_reduce_that_goes_has_no_open_window() -> None:
     before, now = grouped(FIXED), grouped(FIXED)
     del now["vertices"]["map"]
-    assert changes(before, now).closed == {"map": "vertex map was removed"}
+    assert diff(before, now).closed == {"map": "vertex map was removed"}
 
 
 def test_new_vertices_and_edges_fit() -> None:
-    graph = small()
-    data = graph.pipeline.as_written(given_only=True)
+    plan = small()
+    data = plan.pipeline.as_written(given_only=True)
     data["spec"]["vertices"].append({"name": "more", "sink": {"blackhole": {}}})
     data["spec"]["edges"].append({"from": "in", "to": "more"})
-    assert not changes(shape_of(graph), shape_of(Graph.of(Pipeline.model_validate(data)))).any
+    assert not diff(shape_of(plan), shape_of(plan_of(Graph.of(Pipeline.model_validate(data))))).any
 
 
 def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
@@ -152,7 +170,7 @@ def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
         group_by = {"window": {"fixed": {"length": length}}, "keyed": True}
         return changed(map={"udf": {"python": "functions.py:f", "groupBy": group_by}, "partitions": partitions})
 
-    (said,) = changes(keyed("1h", 1), keyed("2h", 3)).refused
+    (said,) = diff(keyed("1h", 1), keyed("2h", 3)).refused
     assert said.startswith("vertex map had fixed 1h windows and now has fixed 2h windows: rename it")
 
 
@@ -178,25 +196,25 @@ ROW = ("from: in, to: a", "from: a, to: b", "from: b, to: out")
 
 
 def test_a_pipeline_that_does_not_say_keeps_the_buffers_that_it_has() -> None:
-    before = shape_of(loaded(*ROW, spec="chain: false").graph)
+    before = shape_of(loaded(*ROW, spec="chain: false").plan)
     now, kept = as_stored(loaded(*ROW), before)
     assert (now.graph.chains, kept) == ((), ["in-a", "a-b"])
-    assert not changes(before, shape_of(now.graph)).any
+    assert not diff(before, shape_of(now.plan)).any
     # What the file says is what the user wants, and is refused.
     for wanted in (loaded(*ROW, spec="chain: true"), loaded("from: in, to: a, chain: true", *ROW[1:])):
         now, kept = as_stored(wanted, before)
         assert "edge in-a has its buffer in the ledger of in in the stored data, but now is chained" in "".join(
-            changes(before, shape_of(now.graph)).refused
+            diff(before, shape_of(now.plan)).refused
         )
 
 
 def test_a_new_vertex_in_front_of_a_stored_one_leaves_that_in_its_ledger() -> None:
     new = "    - {name: new, udf: {builtin: {name: cat}}}"
-    before = shape_of(loaded(*ROW).graph)
+    before = shape_of(loaded(*ROW).plan)
     now, _ = as_stored(loaded("from: in, to: new", "from: new, to: a", *ROW[1:], more=new), before)
     assert now.graph.chains == (("in", "new"), ("a", "b"))
-    assert now.graph.ledgers == {"a": "in"}
-    found = changes(before, shape_of(now.graph))
+    assert now.plan.ledgers == {"a": "in"}
+    found = diff(before, shape_of(now.plan))
     assert (found.refused, found.removed) == ([], {})
 
 
@@ -216,30 +234,30 @@ REDIS = "{redisStreams: {url: 'redis://127.0.0.1', stream: s, format: record}}"
 @pytest.mark.parametrize("source", [KAFKA, REDIS])
 def test_stored_data_keeps_the_texts_of_keys_that_it_began_with(source: str) -> None:
     now = keyed(source)
-    assert not now.graph.former_keys
-    shape = shape_of(now.graph)
-    assert not as_stored(now, shape)[0].graph.former_keys
+    assert not now.plan.former_keys
+    shape = shape_of(now.plan)
+    assert not as_stored(now, shape)[0].plan.former_keys
     # Earlier versions wrote nothing about keys.
     former = json.loads(json.dumps(shape))
     del former["vertices"]["in"]["keys"]
     kept, _ = as_stored(now, former)
-    assert kept.graph.former_keys == {"in"}
+    assert kept.plan.former_keys == {"in"}
     # The next run keeps it, too.
-    assert shape_of(kept.graph)["vertices"] == former["vertices"]
-    assert not changes(former, shape_of(kept.graph)).any
-    again = resolved.load(resolved.dump(kept.pipeline, Path(), former_keys=kept.graph.former_keys))
-    assert again.graph.former_keys == {"in"}
+    assert shape_of(kept.plan)["vertices"] == former["vertices"]
+    assert not diff(former, shape_of(kept.plan)).any
+    again = resolved.load(resolved.dump(kept.plan, Path()))
+    assert again.plan.former_keys == {"in"}
     # A source of another name, or of another kind, begins with nothing.
-    assert not as_stored(keyed(source, "new"), former)[0].graph.former_keys
+    assert not as_stored(keyed(source, "new"), former)[0].plan.former_keys
     other = KAFKA if source is REDIS else REDIS
-    assert not as_stored(keyed(other), former)[0].graph.former_keys
+    assert not as_stored(keyed(other), former)[0].plan.former_keys
 
 
 def test_a_resolved_pipeline_of_an_earlier_version_keeps_its_keys() -> None:
-    text = json.loads(resolved.dump(keyed(KAFKA).pipeline, Path()))
-    assert not resolved.load(json.dumps(text)).graph.former_keys
+    text = json.loads(resolved.dump(keyed(KAFKA).plan, Path()))
+    assert not resolved.load(json.dumps(text)).plan.former_keys
     del text["formerKeys"]
-    assert "in" in resolved.load(json.dumps(text)).graph.former_keys
+    assert "in" in resolved.load(json.dumps(text)).plan.former_keys
 
 
 @pytest.mark.parametrize(
@@ -258,36 +276,35 @@ def test_a_resolved_pipeline_of_an_earlier_version_keeps_its_keys() -> None:
 def test_a_chain_is_separated_where_an_edge_needs_a_buffer(
     edges: tuple[str, ...], more: str, chains: tuple[tuple[str, ...], ...], ledgers: dict[str, str]
 ) -> None:
-    before = shape_of(loaded(*ROW).graph)
+    before = shape_of(loaded(*ROW).plan)
     now, kept = as_stored(loaded(*edges, more=more), before)
-    assert (now.graph.chains, dict(now.graph.ledgers), kept) == (chains, ledgers, [])
-    found = changes(before, shape_of(now.graph))
+    assert (now.graph.chains, dict(now.plan.ledgers), kept) == (chains, ledgers, [])
+    found = diff(before, shape_of(now.plan))
     assert found.any
     assert (found.refused, found.emptied, found.gone) == ([], {}, [])
-    after = successor(before, shape_of(now.graph))
+    after = successor(before, shape_of(now.plan))
     # The next run finds it as it is, and what was separated is not chained again.
     again, kept = as_stored(loaded(*edges, more=more), after)
-    assert not changes(after, shape_of(again.graph)).any
+    assert not diff(after, shape_of(again.plan)).any
     back, kept = as_stored(loaded(*ROW), after)
-    assert (back.graph.chains, dict(back.graph.ledgers)) == (chains, ledgers)
+    assert (back.graph.chains, dict(back.plan.ledgers)) == (chains, ledgers)
     assert len(kept) == 1
 
 
 def test_a_sink_does_not_leave_its_chain() -> None:
-    before = shape_of(loaded(*ROW[:2], "from: b, to: out, chain: true").graph)
+    before = shape_of(loaded(*ROW[:2], "from: b, to: out, chain: true").plan)
     now, _ = as_stored(loaded(*ROW), before)
-    assert len(changes(before, shape_of(now.graph)).refused) == 1
+    assert len(diff(before, shape_of(now.plan)).refused) == 1
     now, _ = as_stored(loaded(ROW[0], "from: a, to: b, chain: false", "from: b, to: out, chain: true"), before)
     assert any(
-        said.startswith("edge a-b is chained in the stored data")
-        for said in changes(before, shape_of(now.graph)).refused
+        said.startswith("edge a-b is chained in the stored data") for said in diff(before, shape_of(now.plan)).refused
     )
 
 
 def test_a_removed_edge_of_a_vertex_that_stays_is_named() -> None:
-    before = shape_of(loaded(*ROW, spec="chain: false").graph)
+    before = shape_of(loaded(*ROW, spec="chain: false").plan)
     now, _ = as_stored(loaded("from: in, to: b", "from: b, to: out", "from: in, to: a", "from: a, to: out"), before)
-    assert changes(before, shape_of(now.graph)).removed == {"a-b": "b"}
+    assert diff(before, shape_of(now.plan)).removed == {"a-b": "b"}
 
 
 def test_a_stored_shape_that_cannot_be_read_is_damage() -> None:

@@ -38,7 +38,7 @@ def finished() -> Marks:
 
 def checked(marks: Marks, **waiting: int) -> Summary:
     counts = {BufferId(edge.replace("_", "-"), 0): count for edge, count in waiting.items()}
-    return summarize(small(), marks, counts)
+    return summarize(small().graph, marks, counts)
 
 
 @pytest.mark.guarantee("I2")

@@ -70,7 +70,7 @@ def figures(second: float, *, source_us: int | None = None, sink_us: int | None 
 
 
 def of(recording: Recording, *, words: str = "", dead: int = 0) -> Report:
-    graph = small()
+    graph = small().graph
     account = Account(inputs=10, processed=9, dropped={words: 1} if words else {})
     vertices = [VertexAccount(vertex.name, vertex.definition, account, 10, False) for vertex in graph.vertices]
     return Report(

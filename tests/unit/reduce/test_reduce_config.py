@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from millstream import codes
+from millstream.plan.plan import plan_of
+from millstream.plan.resolved import Resolved
 from millstream.record import LaneId
+from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream.spec.models import GroupBy
-from millstream.spec.resolved import Resolved
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.config import log_bytes_max, program_of, window_config
 from millstream_reduce.windows import WindowConfig, make_windowing
@@ -59,7 +61,7 @@ def test_the_longest_spans_of_the_file_are_within_those_of_the_windows() -> None
 @pytest.fixture(scope="module")
 def resolved() -> Resolved:
     loaded = load(FLIGHTS)
-    return Resolved(loaded.pipeline, loaded.graph, loaded.base_dir)
+    return Resolved(loaded.plan, loaded.base_dir)
 
 
 def lane(vertex: str, partition: int = 0) -> LaneId:
@@ -81,7 +83,7 @@ def test_sql_over_bytes(resolved: Resolved) -> None:
     pipeline = resolved.pipeline.as_written(given_only=True)
     del pipeline["spec"]["vertices"][1]["udf"]["sql"]["value"]
     plain = type(resolved.pipeline).model_validate(pipeline)
-    changed = Resolved(plain, resolved.graph.of(plain), resolved.base_dir)
+    changed = Resolved(plan_of(Graph.of(plain)), resolved.base_dir)
     assert program_of(changed, lane("carrier-hours"), 0, None).sql.value == engine_pb2.ValueSchema(format="raw")
 
 

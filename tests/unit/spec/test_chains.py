@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from millstream.plan import resolved
+from millstream.plan.lanes import buffers_of, lanes_of
+from millstream.plan.placement import replicas_of
+from millstream.plan.plan import plan_of
 from millstream.record import BufferId, LaneId
-from millstream.spec import resolved
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
-from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Pipeline
-from millstream.spec.placement import replicas_of
 from millstream.spec.problems import SpecError
 from tests.unit.spec.strategies import pipelines
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
@@ -92,7 +93,7 @@ def test_a_pipeline_with_chains_chains_its_maps_and_no_sink(tmp_path: Path) -> N
     written = pipeline(TWO, edges, chain=True)
     assert Graph.of(written).chains == (("in", "a", "b"),)
     # Processes of vertices read it in this form.
-    assert resolved.load(resolved.dump(written, tmp_path)).graph.chains == (("in", "a", "b"),)
+    assert resolved.load(resolved.dump(plan_of(Graph.of(written)), tmp_path)).graph.chains == (("in", "a", "b"),)
     edges[0]["chain"] = False
     edges[2]["chain"] = True
     assert Graph.of(pipeline(TWO, edges, chain=True)).chains == (("a", "b", "out"),)
@@ -123,10 +124,10 @@ def test_by_default_an_edge_to_a_map_has_a_buffer_where_that_does_something(
 
 def test_what_processes_read_says_which_edges_are_chained(tmp_path: Path) -> None:
     edges = [arrow("in>a"), arrow("a>b"), arrow("b>out")]
-    text = resolved.dump(pipeline(TWO, edges), tmp_path, {"b": "in"})
+    text = resolved.dump(plan_of(Graph.of(pipeline(TWO, edges)), {"b": "in"}), tmp_path)
     written = json.loads(text)
     assert [edge["chain"] for edge in written["pipeline"]["spec"]["edges"]] == [True, True, False]
-    assert resolved.load(text).graph.ledgers == {"b": "in"}
+    assert resolved.load(text).plan.ledgers == {"b": "in"}
     # An earlier version chained no edge that did not say so, and wrote nothing about the others.
     for edge in written["pipeline"]["spec"]["edges"]:
         del edge["chain"]
@@ -135,12 +136,11 @@ def test_what_processes_read_says_which_edges_are_chained(tmp_path: Path) -> Non
 
 def test_vertices_that_left_a_chain_are_in_its_ledger() -> None:
     edges = [arrow("in>a", chain=False), arrow("a>b", chain=False), arrow("b>out")]
-    graph = Graph.of(pipeline(TWO, edges), {"b": "in"})
-    assert [graph.ledger_of(name) for name in graph.order] == ["in", "a", "in", "out"]
-    assert graph.stored_with("b") == graph.stored_with("in") == ("in", "b")
-    chained = Graph.of(
-        pipeline(TWO, [arrow("in>a", chain=False), arrow("a>b", chain=True), arrow("b>out")]), {"a": "in"}
-    )
+    plan = plan_of(Graph.of(pipeline(TWO, edges)), {"b": "in"})
+    assert [plan.ledger_of(name) for name in plan.order] == ["in", "a", "in", "out"]
+    assert plan.stored_with("b") == plan.stored_with("in") == ("in", "b")
+    graph = Graph.of(pipeline(TWO, [arrow("in>a", chain=False), arrow("a>b", chain=True), arrow("b>out")]))
+    chained = plan_of(graph, {"a": "in"})
     assert chained.ledger_of("b") == "in"
 
 
@@ -151,14 +151,14 @@ def test_any_pipeline_may_have_chains(written: dict[str, Any]) -> None:
     graph = Graph.of(Pipeline.model_validate(written))
     inside = [name for chain in graph.chains for name in chain]
     assert len(inside) == len(set(inside))
-    assert {vertex.name for vertex in graph.stages.vertices} == {graph.head(one.name) for one in graph.vertices}
+    assert {vertex.name for vertex in plan_of(graph).vertices} == {graph.head(one.name) for one in graph.vertices}
 
 
 def test_a_chain_may_end_in_a_sink_and_is_one_vertex_without_edges() -> None:
     graph = Graph.of(pipeline(TWO, [arrow("in>a", chain=True), arrow("a>b", chain=True), arrow("b>out", chain=True)]))
     assert graph.chains == (("in", "a", "b", "out"),)
-    assert [edge.name for edge in graph.stages.edges] == []
-    assert [one.name for one in replicas_of(graph)] == ["in-0"]
+    assert [edge.name for edge in plan_of(graph).edges] == []
+    assert [one.name for one in replicas_of(plan_of(graph))] == ["in-0"]
 
 
 HTTP: dict[str, Any] = {"http": {"url": "http://127.0.0.1:1/"}}
@@ -198,13 +198,13 @@ def test_a_chain_is_one_vertex_where_it_runs() -> None:
     )
     assert graph.chains == (("in", "a", "b"),)
     assert [graph.head(name) for name in graph.order] == ["in", "in", "in", "out", "dead"]
-    stages = graph.stages
+    stages = plan_of(graph)
     assert stages.order == ("in", "out", "dead")
     assert [(edge.name, edge.from_) for edge in stages.edges_out["in"]] == [
         ("b-out", "in"),
         ("a-dead-dead-letter", "in"),
     ]
-    assert [one.name for one in replicas_of(graph)] == ["in-0", "out-0", "dead-0"]
+    assert [one.name for one in replicas_of(plan_of(graph))] == ["in-0", "out-0", "dead-0"]
     assert lanes_of(stages, "in") == (LaneId("in", "source", 0), LaneId("in", "source", 1))
     assert buffers_of(graph, graph.edge("a-b")) == ()
     assert buffers_of(stages, stages.edge("b-out")) == (BufferId("b-out", 0), BufferId("b-out", 1))
@@ -214,5 +214,6 @@ def test_a_chain_is_one_vertex_where_it_runs() -> None:
 
 def test_without_chains_what_runs_is_the_graph() -> None:
     graph = Graph.of(pipeline(TWO, [arrow("in>a"), arrow("a>b"), arrow("b>out")], chain=False))
-    assert graph.stages is graph
+    plan = plan_of(graph)
+    assert (plan.order, plan.edges, plan.graph) == (graph.order, graph.edges, graph)
     assert graph.chain("a") == ("a",)

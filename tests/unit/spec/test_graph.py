@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import retry
+from millstream.plan import lanes
+from millstream.plan.plan import plan_of
 from millstream.record import BufferId, LaneId
-from millstream.spec import lanes, topology
+from millstream.spec import topology
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 from millstream.spec.problems import SpecError
@@ -61,7 +63,7 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
 def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> None:
     for vertex in written["spec"]["vertices"]:
         vertex["replicas"] = 1 + vertex.get("partitions", 1) // 2 if vertex.get("partitions", 1) > 1 else 1
-    graph = Graph.of(Pipeline.model_validate(written)).stages
+    graph = plan_of(Graph.of(Pipeline.model_validate(written)))
     for vertex in graph.vertices:
         every = lanes.lanes_of(graph, vertex.name)
         inputs = 1 if vertex.kind in ("source", "reduce") else len(graph.edges_in[vertex.name])

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from millstream.spec.graph import Graph
+from millstream.plan.placement import place
+from millstream.plan.plan import Plan
 from millstream.spec.loading import load_text
-from millstream.spec.placement import place
 
 TEXT = """
 apiVersion: millstream.io/v1alpha1
@@ -31,28 +31,28 @@ TWO = "partitions: 2, replicas: 2"
 OWN = "placement: {process: own}"
 
 
-def graph(**more: str) -> Graph:
+def plan(**more: str) -> Plan:
     settings: Mapping[str, str] = dict.fromkeys(("source", "first", "second", "sink"), "partitions: 1") | more
-    return load_text(TEXT.format(**settings), "p.yaml").graph
+    return load_text(TEXT.format(**settings), "p.yaml").plan
 
 
-def placed(graph: Graph, workers: int) -> list[list[str]]:
-    return [[replica.name for replica in worker] for worker in place(graph, workers)]
+def placed(plan: Plan, workers: int) -> list[list[str]]:
+    return [[replica.name for replica in worker] for worker in place(plan, workers)]
 
 
 def test_one_worker_runs_all() -> None:
-    assert placed(graph(), 1) == [["in-0", "first-0", "second-0", "out-0"]]
+    assert placed(plan(), 1) == [["in-0", "first-0", "second-0", "out-0"]]
 
 
 def test_sources_share_with_sources_and_neighbours_among_the_rest_lie_apart() -> None:
-    assert placed(graph(), 2) == [["in-0"], ["first-0", "second-0", "out-0"]]
-    assert placed(graph(), 3) == [["in-0"], ["first-0", "out-0"], ["second-0"]]
-    assert placed(graph(first=TWO), 3) == [["in-0"], ["first-0", "second-0"], ["first-1", "out-0"]]
+    assert placed(plan(), 2) == [["in-0"], ["first-0", "second-0", "out-0"]]
+    assert placed(plan(), 3) == [["in-0"], ["first-0", "out-0"], ["second-0"]]
+    assert placed(plan(first=TWO), 3) == [["in-0"], ["first-0", "second-0"], ["first-1", "out-0"]]
 
 
 @pytest.mark.parametrize("workers", [4, 5, 100])
 def test_no_worker_is_without_work(workers: int) -> None:
-    assert placed(graph(), workers) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]
+    assert placed(plan(), workers) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]
 
 
 def test_no_worker_has_all_that_is_heavy() -> None:
@@ -66,21 +66,21 @@ def test_no_worker_has_all_that_is_heavy() -> None:
         "  vertices:\n    - {name: in, source: {generator: {}}}\n"
         f"{vertices}    - {{name: out, sink: {{blackhole: {{}}}}}}\n  edges:\n{edges}"
     )
-    found = placed(load_text(text, "p.yaml").graph, 3)
+    found = placed(load_text(text, "p.yaml").plan, 3)
     assert found == [["in-0"], ["two-0", "one-0", "out-0"], ["four-0", "three-0"]]
 
 
 def test_with_a_worker_for_each_replica_sources_do_not_share() -> None:
-    assert placed(graph(source="partitions: 2, replicas: 2"), 5) == [
+    assert placed(plan(source="partitions: 2, replicas: 2"), 5) == [
         *(["in-0"], ["in-1"], ["first-0"], ["second-0"], ["out-0"])
     ]
 
 
 def test_a_vertex_that_asks_for_it_has_processes_of_its_own() -> None:
-    found = placed(graph(first=f"{TWO}, {OWN}"), 2)
+    found = placed(plan(first=f"{TWO}, {OWN}"), 2)
     assert found == [["in-0"], ["second-0", "out-0"], ["first-0"], ["first-1"]]
 
 
 def test_every_vertex_may_ask_for_it() -> None:
-    everywhere = graph(source=OWN, first=OWN, second=OWN, sink=OWN)
+    everywhere = plan(source=OWN, first=OWN, second=OWN, sink=OWN)
     assert placed(everywhere, 2) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]

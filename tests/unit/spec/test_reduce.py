@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from millstream import retry
+from millstream.plan import lanes
 from millstream.record import BufferId, LaneId
-from millstream.spec import lanes
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load, load_text
 from millstream.spec.models import GroupBy, Pipeline, Spark

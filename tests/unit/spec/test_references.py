@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load_text
 from millstream.spec.problems import SpecError
 from millstream.spec.references import (
@@ -46,7 +46,7 @@ def problems_of(header: str) -> list[tuple[str, str]]:
 def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     loaded = load_text(PIPELINE.replace("HEADER", REFERENCE), tmp_path / "p.yaml")
-    stored = resolved.dump(loaded.pipeline, loaded.base_dir)
+    stored = resolved.dump(loaded.plan, loaded.base_dir)
     assert "s3cret" not in stored
     again = resolved.load(stored).pipeline
     sink = again.spec.vertices[1].sink
@@ -103,7 +103,7 @@ def test_a_key_of_a_kubernetes_secret_is_a_file_where_secrets_are_mounted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str, text: str
 ) -> None:
     loaded = load_text(PIPELINE.replace("HEADER", written), tmp_path / "p.yaml")
-    again = resolved.load(resolved.dump(loaded.pipeline, loaded.base_dir)).pipeline
+    again = resolved.load(resolved.dump(loaded.plan, loaded.base_dir)).pipeline
     sink = again.spec.vertices[1].sink
     assert sink is not None
     assert isinstance(sink.settings, HttpSink)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from millstream.plan.plan import Plan, plan_of
+from millstream.plan.sharing import copy_of, same_frames
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
-from millstream.spec.sharing import copy_of, same_frames
 
 SOURCE = {"name": "in", "source": {"generator": {}}}
 EVEN = {"conditions": {"tags": {"values": ["even", "small"]}}}
@@ -26,25 +27,25 @@ def edge(begin: str, end: str, **more: Any) -> dict[str, Any]:
     return {"from": begin, "to": end, **more}
 
 
-def graph_of(vertices: list[dict[str, Any]], edges: list[dict[str, Any]]) -> Graph:
+def planned(vertices: list[dict[str, Any]], edges: list[dict[str, Any]]) -> Plan:
     document = {
         "apiVersion": "millstream.io/v1alpha1",
         "kind": "Pipeline",
         "metadata": {"name": "p"},
         "spec": {"vertices": vertices, "edges": edges},
     }
-    return Graph.of(Pipeline.model_validate(document))
+    return plan_of(Graph.of(Pipeline.model_validate(document)))
 
 
 def test_edges_without_conditions_carry_the_same_frames() -> None:
-    graph = graph_of([SOURCE, sink("a"), sink("b"), sink("c")], [edge("in", name) for name in "abc"])
-    assert same_frames(graph, "in") == {"_in-1": ("in-a", "in-b", "in-c")}
+    plan = planned([SOURCE, sink("a"), sink("b"), sink("c")], [edge("in", name) for name in "abc"])
+    assert same_frames(plan, "in") == {"_in-1": ("in-a", "in-b", "in-c")}
 
 
 def test_one_edge_shares_with_no_other() -> None:
-    graph = graph_of([SOURCE, sink("a")], [edge("in", "a")])
-    assert same_frames(graph, "in") == {}
-    assert copy_of(graph, graph.edge("in-a")) == "_in-1"
+    plan = planned([SOURCE, sink("a")], [edge("in", "a")])
+    assert same_frames(plan, "in") == {}
+    assert copy_of(plan, plan.edge("in-a")) == "_in-1"
 
 
 def test_edges_share_where_partitions_and_conditions_are_the_same() -> None:
@@ -53,7 +54,7 @@ def test_edges_share_where_partitions_and_conditions_are_the_same() -> None:
     every = {"conditions": {"tags": {"operator": "and", "values": ["even", "small"]}}}
     edges = [edge("in", "map", chain=False), edge("map", "a"), edge("map", "b"), edge("map", "c")]
     edges += [edge("map", "d", **EVEN), edge("map", "e", **turned), edge("map", "f", **every)]
-    groups = same_frames(graph_of(vertices, edges), "map")
+    groups = same_frames(planned(vertices, edges), "map")
     assert list(groups.values()) == [("map-a", "map-b"), ("map-d", "map-e")]
     assert next(iter(groups)) == "_map-2"
 
@@ -70,27 +71,26 @@ def test_an_edge_whose_buffers_hold_something_else_shares_with_no_other(other: d
     vertices[1] = {"name": "map", "udf": {"command": ["./function"], "retryStrategy": {"onFailure": "deadLetter"}}}
     letters = [] if other.get("kind") else [edge("map", "dead", kind="deadLetter")]
     vertices += [sink("dead")] * len(letters)
-    graph = graph_of(vertices, [edge("in", "map"), edge("map", "a"), other, *letters])
-    assert same_frames(graph, "map") == {}
-    assert [copy_of(graph, edge) for edge in graph.edges_in["b"]] == [None]
+    plan = planned(vertices, [edge("in", "map"), edge("map", "a"), other, *letters])
+    assert same_frames(plan, "map") == {}
+    assert [copy_of(plan, edge) for edge in plan.edges_in["b"]] == [None]
 
 
 def test_input_that_is_kept_for_longer_has_a_copy_of_its_own() -> None:
     windows = {"groupBy": {"window": {"fixed": {"length": "1s"}}, "keyed": True, "keepInput": True}}
     reduce = {"name": "sum", "udf": {**windows, "python": "functions.py:total"}}
-    graph = graph_of([SOURCE, reduce, sink("a"), sink("out")], [edge("in", "sum"), edge("in", "a"), edge("sum", "out")])
-    assert same_frames(graph, "in") == {}
+    plan = planned([SOURCE, reduce, sink("a"), sink("out")], [edge("in", "sum"), edge("in", "a"), edge("sum", "out")])
+    assert same_frames(plan, "in") == {}
 
 
 def test_edges_inside_a_cycle_have_copies_of_their_own() -> None:
     vertices = [SOURCE, map_("map"), map_("back"), sink("a"), sink("b")]
     edges = [edge("in", "map"), edge("map", "back"), edge("back", "map"), edge("map", "a"), edge("map", "b")]
-    assert same_frames(graph_of(vertices, edges), "map") == {"_map-1": ("map-a", "map-b")}
+    assert same_frames(planned(vertices, edges), "map") == {"_map-1": ("map-a", "map-b")}
 
 
 def test_a_chain_has_the_copies_of_its_last_vertex_in_the_ledger_of_its_first() -> None:
     vertices = [SOURCE, map_("map"), sink("a"), sink("b")]
     edges = [edge("in", "map", chain=True), *(edge("map", name) for name in "ab")]
-    graph = graph_of(vertices, edges)
-    assert same_frames(graph, "in") == {"_map-1": ("map-a", "map-b")}
-    assert same_frames(graph.stages, "in") == same_frames(graph, "in")
+    plan = planned(vertices, edges)
+    assert same_frames(plan, "in") == {"_map-1": ("map-a", "map-b")}

@@ -28,7 +28,7 @@ spec:
 
 
 def little(vertex: str) -> Little:
-    return little_of(load_text(TEXT, "p.yaml").graph, vertex)
+    return little_of(load_text(TEXT, "p.yaml").plan, vertex)
 
 
 def test_a_watermark_is_little_where_no_window_waits_for_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from millstream.limits import BUFFER_FRAMES_MAX, LOG_SEGMENT_BYTES, LOG_SEGMENT_BYTES_MIN, MIB
+from millstream.plan.plan import plan_of
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load_text
 from millstream_vertex.settings import ledger_limits, log_segment_bytes
@@ -43,7 +44,10 @@ def test_where_the_input_is_kept_several_segments_of_the_log_fit_the_buffers() -
 def test_a_buffer_may_hold_as_many_frames_as_records() -> None:
     keeping = {"window": {"fixed": {"length": "1m"}}, "keepInput": True}
     graph = _graph(keeping, {"bufferMaxLength": 300_000})
-    assert ledger_limits(graph, "in").frames_per_buffer_max == 300_000
+    assert ledger_limits(plan_of(graph), "in").frames_per_buffer_max == 300_000
     # Its milestones: at most one for each frame of its two inputs.
-    assert ledger_limits(graph, "sum").frames_per_buffer_max == 600_000
-    assert ledger_limits(_graph(keeping, {"bufferMaxLength": 10}), "in").frames_per_buffer_max == BUFFER_FRAMES_MAX
+    assert ledger_limits(plan_of(graph), "sum").frames_per_buffer_max == 600_000
+    assert (
+        ledger_limits(plan_of(_graph(keeping, {"bufferMaxLength": 10})), "in").frames_per_buffer_max
+        == BUFFER_FRAMES_MAX
+    )

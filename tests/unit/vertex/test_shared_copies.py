@@ -16,6 +16,7 @@ from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, FrameWrite, Ledger, LedgerLimits
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.witness import from_messages, given_up_of
+from millstream.plan.plan import Plan, plan_of
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
@@ -28,7 +29,7 @@ ODD = {"conditions": {"tags": {"values": ["odd"]}}}
 LIMITS = LedgerLimits(frames_per_buffer_max=1000)
 
 
-def graph_of(partitions: dict[str, int], **more: dict[str, Any]) -> Graph:
+def plan_with(partitions: dict[str, int], **more: dict[str, Any]) -> Plan:
     """A source, and sinks with so many partitions; `more`: what the edge into one of them has."""
     vertices: list[dict[str, Any]] = [{"name": "in", "source": {"generator": {}}}]
     vertices += [{"name": name, "partitions": count, "sink": {"log": {}}} for name, count in partitions.items()]
@@ -39,10 +40,10 @@ def graph_of(partitions: dict[str, int], **more: dict[str, Any]) -> Graph:
         "metadata": {"name": "p"},
         "spec": {"vertices": vertices, "edges": edges},
     }
-    return Graph.of(Pipeline.model_validate(document))
+    return plan_of(Graph.of(Pipeline.model_validate(document)))
 
 
-BEFORE = graph_of({"a": 1, "b": 1, "c": 1})
+BEFORE = plan_with({"a": 1, "b": 1, "c": 1})
 SHARING = Sharing.of({"_in-1": ("in-a", "in-b", "in-c")})
 WRITER = LaneId("in", "source", 0)
 
@@ -51,23 +52,23 @@ WRITER = LaneId("in", "source", 0)
     ("now", "edges"),
     [
         (BEFORE, []),
-        (graph_of({"a": 1, "b": 1, "c": 1, "d": 1}), []),
-        (graph_of({"b": 1}), []),
-        (graph_of({"a": 2, "b": 2, "c": 2}), []),
-        (graph_of({"a": 1, "b": 1, "c": 1}, b=ODD), ["in-b"]),
-        (graph_of({"a": 1, "b": 1, "c": 1}, b=ODD, c=ODD), ["in-a"]),
-        (graph_of({"a": 1, "b": 2}), ["in-b"]),
-        (graph_of({"a": 1, "b": 1, "c": 1}, a={"onFull": "discardLatest"}, b=ODD), ["in-b", "in-c"]),
+        (plan_with({"a": 1, "b": 1, "c": 1, "d": 1}), []),
+        (plan_with({"b": 1}), []),
+        (plan_with({"a": 2, "b": 2, "c": 2}), []),
+        (plan_with({"a": 1, "b": 1, "c": 1}, b=ODD), ["in-b"]),
+        (plan_with({"a": 1, "b": 1, "c": 1}, b=ODD, c=ODD), ["in-a"]),
+        (plan_with({"a": 1, "b": 2}), ["in-b"]),
+        (plan_with({"a": 1, "b": 1, "c": 1}, a={"onFull": "discardLatest"}, b=ODD), ["in-b", "in-c"]),
     ],
 )
-def test_of_edges_that_are_divided_most_stay(now: Graph, edges: Sequence[str]) -> None:
+def test_of_edges_that_are_divided_most_stay(now: Plan, edges: Sequence[str]) -> None:
     assert leaving(now, "in", SHARING) == edges
 
 
 def test_a_worker_refuses_edges_that_have_to_leave() -> None:
-    assert checked(graph_of({"a": 1, "c": 1, "d": 1}), "in", SHARING, "p/in").stores.keys() == {"in-a", "in-c"}
+    assert checked(plan_with({"a": 1, "c": 1, "d": 1}), "in", SHARING, "p/in").stores.keys() == {"in-a", "in-c"}
     with raises(codes.DATA_OF_ANOTHER_PIPELINE, match=r"edge in-b are stored together with those of in-a, in-c"):
-        checked(graph_of({"a": 1, "b": 1, "c": 1}, b=ODD), "in", SHARING, "p/in")
+        checked(plan_with({"a": 1, "b": 1, "c": 1}, b=ODD), "in", SHARING, "p/in")
 
 
 async def open_ledger(broker: Broker) -> Ledger:
@@ -183,4 +184,4 @@ async def test_an_owner_from_before_cannot_write_to_the_copy_once_an_edge_has_le
         mark.commit_id = uuid4().bytes
         with raises(codes.LANE_TAKEN_OVER):
             await ledger.commit(Commit(WRITER, [FrameWrite(BufferId("in-a", 0), b"x")], mark, stored.sequence))
-        assert read_now(graph_of({"b": 1}), "in", ledger.sharing) == Sharing()
+        assert read_now(plan_with({"b": 1}), "in", ledger.sharing) == Sharing()

@@ -17,10 +17,10 @@ from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
+from millstream.plan.lanes import inputs_of, upstream_lanes
+from millstream.plan.resolved import Resolved
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
-from millstream.spec.lanes import inputs_of, upstream_lanes
-from millstream.spec.resolved import Resolved
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
@@ -74,9 +74,9 @@ class ReduceOpening:
 
     async def open(self, stack: AsyncExitStack) -> ReduceLane:
         """The lane, with everything that it needs open on `stack`. Raises `DamageError` if its log is damaged."""
-        lane, graph = self.core.lane, self.resolved.graph
+        lane, plan = self.core.lane, self.resolved.plan
         where = f"{self.resolved.pipeline.name}/{lane}"
-        vertex = graph.vertex(lane.vertex)
+        vertex = plan.vertex(lane.vertex)
         if vertex.group_by is None:
             raise MillstreamError(codes.IMPOSSIBLE, f"{where}: a lane of a {vertex.kind} vertex has no windows")
         if self.windows_dir is None or self.engine is None:
@@ -99,7 +99,7 @@ class ReduceOpening:
                 identity,
                 make_windowing(config),
                 progress_of(mark),
-                limits=self.queue_limits(log_bytes_max(vertex), log_segment_bytes(graph, lane.vertex)),
+                limits=self.queue_limits(log_bytes_max(vertex), log_segment_bytes(plan, lane.vertex)),
                 keep_late=late_to_edge,
                 input_is_kept=group_by.keeps_input,
                 files=self.files,
@@ -109,7 +109,7 @@ class ReduceOpening:
         positions = queue.positions()
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), queue.witnesses(buffer.edge), stack)
-            for buffer in inputs_of(graph, lane)
+            for buffer in inputs_of(plan, lane)
         ]
         milestones = None
         if group_by.keeps_input:
@@ -149,10 +149,10 @@ class ReduceOpening:
         self, buffer: BufferId, sequence: int, logged: Sequence[Witness], stack: AsyncExitStack
     ) -> ReduceInput:
         """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane in it."""
-        graph = self.resolved.graph.stages
-        vertex = graph.vertex(self.core.lane.vertex)
-        writer = graph.edge(buffer.edge).from_
-        lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
+        plan = self.resolved.plan
+        vertex = plan.vertex(self.core.lane.vertex)
+        writer = plan.edge(buffer.edge).from_
+        lane_input = LaneInput(buffer, upstream_lanes(plan, buffer), back_edge=False)
         await self.listen(writer, lane_input)
         upstream = await self.ledger(writer)
         # If the log is behind the mark, it is rebuilt from frames that the mark has read: they are still the same.

@@ -69,7 +69,7 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
     if options.settings is not None:
         return SparkSettings.from_json(text)
     # The code that reads a pipeline takes time to import, and a runner has already read it.
-    from millstream.spec import resolved
+    from millstream.plan import resolved
 
     found = resolved.load(text)
     directory = options.directory or Path(tempfile.mkdtemp(prefix="millstream-spark-"))

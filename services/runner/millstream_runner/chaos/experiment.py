@@ -44,7 +44,7 @@ from millstream_runner.chaos.lossy_path import open_lossy_path
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream_runner.chaos.plan import ALWAYS_THERE, FaultKind
 from millstream_runner.chaos.running import RunnerProcess
-from millstream_runner.chaos.session import Outcome, Plan, Session, Struck
+from millstream_runner.chaos.session import Assignment, Outcome, Session, Struck
 from millstream_runner.local.directory import DataDirectory
 
 ORACLE_TIMEOUT_S = 600.0
@@ -163,7 +163,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
     write_private(directory / "guarantees.json", json.dumps(stated))
     bounded = is_bounded(loaded.graph)
-    plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
+    assignment = Assignment(options.seed, options.kinds, options.kills, options.seconds, bounded)
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)
@@ -188,7 +188,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         if options.pipeline in SHIPPED and finish is None:
             # The records must last as long as the faults do, however slow the machine is.
             settle = partial(_settle, options, directory, records, rate, ports)
-        outcome = await Session(loaded.graph, runner, injector, plan, on_struck, finish, settle).run()
+        outcome = await Session(loaded.plan, runner, injector, assignment, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # No fault was injected, so there is nothing for the oracle to judge.
         raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))

@@ -17,6 +17,7 @@ import uvloop
 
 from millstream.buffers.registry import over
 from millstream.errors import MillstreamError
+from millstream.plan.plan import plan_of
 from millstream.printable import printable_output
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load
@@ -70,7 +71,7 @@ def redirected(loaded: Loaded, directory: Path) -> Loaded:
                     part = part[step]
                 part["path"] = str(directory.absolute() / ".".join((vertex.name, *map(str, placed.path))))
     pipeline = Pipeline.model_validate(contents)
-    return dataclasses.replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))
+    return dataclasses.replace(loaded, plan=plan_of(Graph.of(pipeline)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 
 from millstream.clock import MICROSECONDS, SystemClock
+from millstream.plan.lanes import all_lanes, lanes_of, owned_lanes
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes, lanes_of, owned_lanes
 from millstream_runner.chaos.faults import Injector
 from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
 from millstream_runner.chaos.processes import RunProcess, processes_of
@@ -45,7 +46,7 @@ _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Assignment:
     """What to do to a run."""
 
     seed: int
@@ -105,10 +106,10 @@ class Session:
 
     def __init__(
         self,
-        graph: Graph,
+        plan: Plan,
         runner: RunnerProcess,
         injector: Injector,
-        plan: Plan,
+        assignment: Assignment,
         on_struck: Callable[[Struck], None],
         before_drain: Callable[[], Awaitable[None]] | None = None,
         settle: Callable[[int], None] | None = None,
@@ -118,11 +119,11 @@ class Session:
         are over, and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle
-        self._graph = graph
-        self._stages = graph.stages
+        self._graph = plan.graph
+        self._plan = plan
         self._runner = runner
         self._injector = injector
-        self._plan = plan
+        self._assignment = assignment
         self._on_struck = on_struck
         self._board = Board()
         self._clock = SystemClock()
@@ -134,11 +135,11 @@ class Session:
     async def run(self) -> Outcome:
         """Run the pipeline, and inject the planned faults."""
         async with asyncio.TaskGroup() as tasks, self._runner.running():
-            watching = tasks.create_task(watch(self._graph, self._runner, self._board), name="watch")
+            watching = tasks.create_task(watch(self._plan, self._runner, self._board), name="watch")
             try:
                 await self._first_progress()
-                if self._plan.seconds is not None:
-                    self._until_s = time.monotonic() + self._plan.seconds
+                if self._assignment.seconds is not None:
+                    self._until_s = time.monotonic() + self._assignment.seconds
                 await self._strike_all()
                 await self._end()
             finally:
@@ -152,7 +153,7 @@ class Session:
     async def _first_progress(self) -> None:
         """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
         resume."""
-        sinks = [lanes_of(self._stages, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
+        sinks = [lanes_of(self._plan, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
@@ -162,15 +163,15 @@ class Session:
     async def _strike_all(self) -> None:
         roles = roles_of(self._graph)
         done = 0
-        for strike in strikes(self._plan.seed, self._plan.kinds, roles):
+        for strike in strikes(self._assignment.seed, self._assignment.kinds, roles):
             if not strike.into_recovery:
                 await self._until_back()
             left_s = max(0.0, self._until_s - time.monotonic())
             await self._runner.wait_over(min(strike.wait_s, left_s))
             # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
             # is decided before the pause: timers of the event loop may fire a little early.
-            ended = self._over or self._board.ended(all_lanes(self._stages))
-            if ended or done == self._plan.strikes_max or strike.wait_s >= left_s:
+            ended = self._over or self._board.ended(all_lanes(self._plan))
+            if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
             if await self._strike(strike):
                 done += 1
@@ -273,19 +274,19 @@ class Session:
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
             # The function of a vertex that follows in a chain works for the lanes of its first vertex.
             served = [(self._graph.head(one.vertex), one.number) for one in victim.replicas]
-            return tuple(lane for vertex, number in served for lane in owned_lanes(self._stages, vertex, number))
+            return tuple(lane for vertex, number in served for lane in owned_lanes(self._plan, vertex, number))
         if victim is not None and victim.role in SPARK_ROLES:
-            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._stages, vertex.name))
-        return all_lanes(self._stages)
+            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._plan, vertex.name))
+        return all_lanes(self._plan)
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._over:
-            taken = sum(self._board.records(lanes_of(self._stages, vertex.name)) for vertex in self._graph.sources)
+            taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
-        elif self._plan.seconds is None and self._plan.bounded:
+        elif self._assignment.seconds is None and self._assignment.bounded:
             await self._runner.wait_over(END_TIMEOUT_S)
         elif not self._over:
             if self._before_drain is not None:
@@ -295,7 +296,7 @@ class Session:
             await self._runner.wait_over(END_TIMEOUT_S)
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
-        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._stages))
+        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._plan))
 
     @property
     def _over(self) -> bool:

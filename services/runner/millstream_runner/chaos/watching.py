@@ -12,9 +12,9 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plan.lanes import lanes_of
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import lanes_of
 from millstream.watermark.store import OtStore
 from millstream_runner.chaos.resume import Board
 from millstream_runner.chaos.running import RunnerProcess
@@ -22,31 +22,31 @@ from millstream_runner.chaos.running import RunnerProcess
 _POLL_S = 0.05
 
 
-async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
+async def watch(plan: Plan, runner: RunnerProcess, board: Board) -> None:
     """Pass everything that lanes publish to the board, until cancelled."""
     while True:
-        access = _access(graph, runner)
+        access = _access(plan, runner)
         if access is None:
             await asyncio.sleep(_POLL_S)
             continue
         with suppress(InfrastructureError, RetryLaterError):
-            await _watch_broker(graph, runner, board, access)
+            await _watch_broker(plan, runner, board, access)
 
 
-async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: Access) -> None:
+async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access: Access) -> None:
     """Watch as long as the broker of the run has this port and this key."""
-    opening = technology_of(graph.pipeline).open(
-        access, graph.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
+    opening = technology_of(plan.pipeline).open(
+        access, plan.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
     )
     async with opening as buffer:
-        opened = {vertex: await buffer.stores.store(vertex) for vertex in graph.stages.order}
+        opened = {vertex: await buffer.stores.store(vertex) for vertex in plan.order}
         try:
             async with asyncio.TaskGroup() as tasks:
                 hearing = [
-                    tasks.create_task(_hear(graph, board, vertex, store), name=f"hear {vertex}")
+                    tasks.create_task(_hear(plan, board, vertex, store), name=f"hear {vertex}")
                     for vertex, store in opened.items()
                 ]
-                while _access(graph, runner) in (None, access):  # noqa: ASYNC110  # a file tells
+                while _access(plan, runner) in (None, access):  # noqa: ASYNC110  # a file tells
                     await asyncio.sleep(_POLL_S)
                 for task in hearing:
                     task.cancel()
@@ -54,8 +54,8 @@ async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, acces
             raise _one_of(group) from None
 
 
-async def _hear(graph: Graph, board: Board, vertex: str, store: OtStore) -> None:
-    lanes = {lane.key: lane for lane in lanes_of(graph, vertex)}
+async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
+    lanes = {lane.key: lane for lane in lanes_of(plan, vertex)}
     async with store.watch() as updates:
         async for update in updates:
             lane: LaneId | None = lanes.get(update.key)
@@ -63,11 +63,11 @@ async def _hear(graph: Graph, board: Board, vertex: str, store: OtStore) -> None
                 board.observe(lane, update)
 
 
-def _access(graph: Graph, runner: RunnerProcess) -> Access | None:
+def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
     runtime = runner.runtime()
     if runtime is None or not runtime.broker_port:
         return None
-    return runner.data.access(runtime, technology_of(graph.pipeline))
+    return runner.data.access(runtime, technology_of(plan.pipeline))
 
 
 def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -15,7 +15,7 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import make_private, write_text
@@ -24,23 +24,23 @@ from millstream_vertex.settings import ledger_limits
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
-        graphs = [load(file).graph for file in arguments.files]
-        return _config(graphs, arguments.to, arguments.ca, as_json=arguments.json)
+        plans = [load(file).plan for file in arguments.files]
+        return _config(plans, arguments.to, arguments.ca, as_json=arguments.json)
     loaded = load(arguments.file)
-    graph = loaded.graph
-    access = technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
+    plan = loaded.plan
+    access = technology_of(plan.pipeline).load_access(arguments.broker_access, arguments.broker)
     audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
-    asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
+    asyncio.run(prepare(plan, access, DurabilityLevel(arguments.durability)))
     if arguments.json:
-        print(json.dumps({"pipeline": graph.pipeline.name, "ledgers": list(graph.stages.order)}))
+        print(json.dumps({"pipeline": plan.pipeline.name, "ledgers": list(plan.order)}))
         return 0
-    print(f"pipeline {graph.pipeline.name}: {len(graph.stages.order)} ledgers and watermark stores exist")
+    print(f"pipeline {plan.pipeline.name}: {len(plan.order)} ledgers and watermark stores exist")
     return 0
 
 
-def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_json: bool) -> int:
-    pipelines = {graph.pipeline.name: users_of(graph) for graph in graphs}
-    if len(pipelines) < len(graphs):
+def _config(plans: Sequence[Plan], directory: Path, ca: Path | None, *, as_json: bool) -> int:
+    pipelines = {plan.pipeline.name: users_of(plan) for plan in plans}
+    if len(pipelines) < len(plans):
         raise UserError(
             codes.BROKER_NAME,
             "two of the files have a pipeline of the same name, but each pipeline has its own account",
@@ -109,10 +109,10 @@ def _access_text(user: BrokerUser, ca: Path | None) -> str:
     return "\n".join([*lines, ""])
 
 
-async def prepare(graph: Graph, access: Access, level: DurabilityLevel) -> None:
+async def prepare(plan: Plan, access: Access, level: DurabilityLevel) -> None:
     """Create the ledgers and OT stores of a pipeline, or check that the existing ones are correct."""
-    opening = technology_of(graph.pipeline).open(access, graph.pipeline.name, name="prepare", require=level)
+    opening = technology_of(plan.pipeline).open(access, plan.pipeline.name, name="prepare", require=level)
     async with opening as buffer:
-        for vertex in graph.stages.order:
-            await buffer.broker.ledger(vertex, ledger_limits(graph.stages, vertex))
+        for vertex in plan.order:
+            await buffer.broker.ledger(vertex, ledger_limits(plan, vertex))
             await buffer.stores.store(vertex)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import load
 from millstream.spec.mounts import mounts_of
 from millstream_runner.colours import show_message
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.secrets:
         text = json.dumps(mounts_of(loaded.pipeline), indent=2)
     else:
-        text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
+        text = resolved.dump(loaded.plan, arguments.base_dir or loaded.base_dir)
     if arguments.to is None:
         print(text)
         return 0

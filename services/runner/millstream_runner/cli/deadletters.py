@@ -25,10 +25,11 @@ from millstream.files import append_private
 from millstream.frame import partition_of
 from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
+from millstream.plan import resolved
+from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
-from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
 from millstream_connectors.file.settings import FileSink
@@ -58,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     pipeline = resolved.load(directory.read_pipeline())
     if arguments.stored:
-        read: Iterable[Found] = asyncio.run(_waiting(directory, pipeline.graph))
+        read: Iterable[Found] = asyncio.run(_waiting(directory, pipeline.plan))
     else:
         read = read_files(arguments.files or stored_files(pipeline.graph, pipeline.base_dir))
     found = _wanted(arguments, read)
     if arguments.action == "list":
         return _list(arguments, found, _replayed(directory))
-    return _replay(arguments, directory, pipeline.graph, list(found))
+    return _replay(arguments, directory, pipeline.plan, list(found))
 
 
 def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
@@ -86,10 +87,10 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     return sorted({path for path in directories if path.exists()})
 
 
-async def _waiting(directory: DataDirectory, graph: Graph) -> list[Found]:
+async def _waiting(directory: DataDirectory, plan: Plan) -> list[Found]:
     audit.note(directory, "peek", edge="every dead-letter edge")
-    async with open_run(directory, graph) as view:
-        return [found async for found in read_buffers(view, graph)]
+    async with open_run(directory, plan) as view:
+        return [found async for found in read_buffers(view, plan)]
 
 
 def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[Found]:
@@ -132,25 +133,25 @@ def _list(arguments: argparse.Namespace, found: Iterator[Found], replayed: Colle
     return 0
 
 
-def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Graph, found: Sequence[Found]) -> int:
+def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan, found: Sequence[Found]) -> int:
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
         raise UserError(
             codes.PIPELINE_RUNS,
-            f"pipeline {graph.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, "
+            f"pipeline {plan.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, "
             "replay, and run it again",
         )
     returned: list[Returned] = []
     refused: Counter[str] = Counter()
     for item in found:
         try:
-            buffer = target_of(graph, item.envelope, arguments.to)
+            buffer = target_of(plan.graph, item.envelope, arguments.to)
         except ValueError as error:
             refused[str(error)] += 1
             continue
         returned.append(Returned(identity_of(item), buffer, _record_of(item)))
     audit.note(directory, "replay", records=len(returned), to=arguments.to)
-    done = asyncio.run(_put_back(directory, graph, returned)) if returned else Replayed()
+    done = asyncio.run(_put_back(directory, plan, returned)) if returned else Replayed()
     if returned:
         with append_private(directory.replayed) as file:
             file.write("".join(f"{one.identity}\n" for one in returned).encode())
@@ -172,12 +173,12 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
     return UserError.exit_code if refused else 0
 
 
-async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[Returned]) -> Replayed:
+async def _put_back(directory: DataDirectory, plan: Plan, returned: Sequence[Returned]) -> Replayed:
     async with (
-        open_stored(directory, graph) as server,
-        technology_of(graph.pipeline).open(server.access, graph.pipeline.name, name="replay") as buffer,
+        open_stored(directory, plan) as server,
+        technology_of(plan.pipeline).open(server.access, plan.pipeline.name, name="replay") as buffer,
     ):
-        return await Replay(graph, placed(buffer, graph).broker, buffer.stores, SystemClock()).put_back(returned)
+        return await Replay(plan, placed(buffer, plan).broker, buffer.stores, SystemClock()).put_back(returned)
 
 
 def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:

@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream.spec.loading import Loaded, load
 from millstream_runner.local.view import PipelineView, open_view
 
@@ -36,19 +36,19 @@ def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
     return load(file)
 
 
-def access_elsewhere(arguments: argparse.Namespace, graph: Graph) -> Access:
+def access_elsewhere(arguments: argparse.Namespace, plan: Plan) -> Access:
     """How to connect to the broker of `--broker` with `--broker-access`."""
-    return technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
+    return technology_of(plan.pipeline).load_access(arguments.broker_access, arguments.broker)
 
 
 @asynccontextmanager
-async def open_elsewhere(graph: Graph, access: Access) -> AsyncIterator[PipelineView]:
+async def open_elsewhere(plan: Plan, access: Access) -> AsyncIterator[PipelineView]:
     """Inspect the pipeline. Raises `UserError` if the broker has no data of it."""
-    async with open_view(graph, access) as view:
+    async with open_view(plan, access) as view:
         if await view.durability() is None:
             raise UserError(
                 codes.NO_SUCH_RUN,
-                f"the broker at --broker has no data of pipeline {graph.pipeline.name}: its vertices have not "
+                f"the broker at --broker has no data of pipeline {plan.pipeline.name}: its vertices have not "
                 "started, or use another broker or account",
             )
         yield view

@@ -15,8 +15,8 @@ from millstream.errors import UserError
 from millstream.json_parser import parse_json
 from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of
+from millstream.plan.lanes import buffers_of
+from millstream.plan.plan import Plan
 from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.view import PipelineView
 
@@ -56,12 +56,12 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
                 raise UserError(codes.DEAD_LETTER_UNREADABLE, f"{file}:{number}: {error}") from None
 
 
-async def read_buffers(view: PipelineView, graph: Graph) -> AsyncIterator[Found]:
+async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[Found]:
     """The dead letters in the buffers of dead-letter edges, which no sink has stored yet."""
-    for edge in graph.edges:
+    for edge in plan.edges:
         if edge.kind != "deadLetter":
             continue
-        for buffer in buffers_of(graph, edge):
+        for buffer in buffers_of(plan, edge):
             ledger = await view.ledger_of(buffer)
             async for stored in stored_frames(ledger, buffer, await view.consumed(buffer)):
                 frame = decoded(ledger.vertex, buffer, stored)

@@ -29,6 +29,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
             "serve metrics on port 9100 and the following ones", "millstream run pipeline.yaml --metrics-port-base 9100"
         ),
         Example("write a page about the run at its end", "millstream run pipeline.yaml --report report.html"),
+        Example("see what a changed file requires of the stored data", "millstream run pipeline.yaml --dry-run"),
     ),
     ("validate",): (
         Example("all problems with a file, and with what it refers to", "millstream validate pipeline.yaml"),

@@ -85,7 +85,7 @@ def _logged_as(directory: DataDirectory, vertex: str) -> str:
     if _of_vertex(_known(directory.logs), vertex) or not directory.pipeline.exists():
         return vertex
     # Loading a pipeline takes a while, and most calls do not need it.
-    from millstream.spec import resolved
+    from millstream.plan import resolved
 
     return resolved.load(directory.read_pipeline()).graph.head(vertex)
 

@@ -15,8 +15,8 @@ from itertools import islice
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
+from millstream.plan import resolved
 from millstream.record import BufferId
-from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
@@ -33,15 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
     of_buffer = {"edge": arguments.edge, "partition": arguments.partition, "count": arguments.count}
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
-        graph, access = elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)
-        check_buffer(graph, arguments.edge, arguments.partition)
+        plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)
+        check_buffer(plan.graph, arguments.edge, arguments.partition)
         audit.note_elsewhere(elsewhere, "peek", **of_buffer, broker=access.place, access=access.identity)
-        return _run(graph, lambda: open_elsewhere(graph, access), arguments)
+        return _run(plan.graph, lambda: open_elsewhere(plan, access), arguments)
     directory = directory_of(arguments)
-    graph = resolved.load(directory.read_pipeline()).graph
-    check_buffer(graph, arguments.edge, arguments.partition)
+    plan = resolved.load(directory.read_pipeline()).plan
+    check_buffer(plan.graph, arguments.edge, arguments.partition)
     audit.note(directory, "peek", **of_buffer)
-    return _run(graph, lambda: open_run(directory, graph), arguments)
+    return _run(plan.graph, lambda: open_run(directory, plan), arguments)
 
 
 def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:

@@ -11,8 +11,10 @@ from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plan.diff import diff
+from millstream.plan.plan import Plan
+from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
-from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.causes import first_cause
@@ -20,7 +22,6 @@ from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import bare
 from millstream_runner.local.repair.repair import Repair
-from millstream_runner.local.shape import as_stored, changes, shape_of
 from millstream_runner.local.stored import open_stored
 
 _PASSES_MAX = 5
@@ -36,14 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
             codes.NO_SUCH_RUN, f"{directory.root} is not the data directory of a pipeline (it has no shape.json)"
         )
     loaded, _ = as_stored(loaded, before)
-    found = changes(before, shape_of(loaded.graph))
+    found = diff(before, shape_of(loaded.plan))
     if found.any:
-        raise UserError(
-            codes.DATA_OF_ANOTHER_PIPELINE,
-            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}",
-        )
+        differs = "; ".join(one.what for one in found.differences)
+        what = f"the data directory {directory.root} holds data of a different pipeline: {differs}"
+        raise UserError(codes.DATA_OF_ANOTHER_PIPELINE, what)
     audit.note(directory, "repair", accept_loss=arguments.accept_loss)
-    repaired = asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
+    repaired = asyncio.run(_repair(loaded.plan, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
     if arguments.json:
         print(json.dumps({"accepted": arguments.accept_loss, "damages": repaired}))
     elif not repaired:
@@ -58,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     return DamageError.exit_code if repaired and not arguments.accept_loss else 0
 
 
-async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, quiet: bool) -> list[dict[str, Any]]:
+async def _repair(plan: Plan, directory: DataDirectory, *, accept_loss: bool, quiet: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for left in reversed(range(_PASSES_MAX)):
         try:
-            await _look(graph, directory, found, accept_loss=accept_loss, quiet=quiet)
+            await _look(plan, directory, found, accept_loss=accept_loss, quiet=quiet)
             break
         except ExceptionGroup as group:
             cause = first_cause(group)
@@ -76,19 +76,19 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
 
 
 async def _look(
-    graph: Graph, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
+    plan: Plan, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
 ) -> None:
     async with (
-        open_stored(directory, graph) as stored,
-        technology_of(graph.pipeline).open(
+        open_stored(directory, plan) as stored,
+        technology_of(plan.pipeline).open(
             stored.access,
-            graph.pipeline.name,
+            plan.pipeline.name,
             name="repair",
             require=DurabilityLevel.MEMORY,
             tolerate_lost=True,
         ) as buffer,
     ):
-        repair = Repair(graph, buffer, KnownLedgers(directory.ledgers), directory.windows)
+        repair = Repair(plan, buffer, KnownLedgers(directory.ledgers), directory.windows)
         async for finding in repair.findings():
             found.append(finding.as_json())
             if not quiet:

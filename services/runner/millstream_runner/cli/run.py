@@ -18,6 +18,7 @@ from millstream.spec.loading import Loaded, load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream_runner.cli.debugged import debugged_functions
+from millstream_runner.cli.dry_run import dry_run
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.next_step import next_step
@@ -43,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     problems = local_problems(loaded)
     if problems:
         raise SpecError(problems)
+    if arguments.dry_run:
+        return dry_run(loaded, arguments)
     refresh_schema(arguments.file)
     import uvloop
 

@@ -16,8 +16,8 @@ from millstream import codes
 from millstream.buffers.technology import Access
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
+from millstream.plan.plan import Plan
 from millstream.printable import indented
-from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(
                 codes.OPTIONS_CONFLICT, "--watch works for runs on this machine; leave it out with --broker"
             )
-        vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)))
+        vertices = asyncio.run(_look(elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)))
         if arguments.json:
             status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
             print(json.dumps(status))
@@ -129,11 +129,11 @@ async def _follow(directory: DataDirectory, screen: Screen, *, as_json: bool) ->
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _look(graph: Graph, access: Access) -> list[VertexProgress]:
+async def _look(plan: Plan, access: Access) -> list[VertexProgress]:
     """What the vertices published last, from a broker that does not belong to a local run."""
-    progress = PipelineProgress(graph)
+    progress = PipelineProgress(plan.graph)
     clock = SystemClock()
-    async with open_elsewhere(graph, access) as view:
+    async with open_elsewhere(plan, access) as view:
         await view.update(progress)
     return progress.sample(now_us=clock.now_us(), now_s=clock.monotonic_s())
 

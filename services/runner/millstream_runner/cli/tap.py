@@ -19,9 +19,9 @@ from functools import partial
 from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.errors import RetryLaterError, UserError
+from millstream.plan import resolved
+from millstream.plan.plan import Plan
 from millstream.plurals import counted
-from millstream.spec import resolved
-from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line, seconds_of
@@ -65,27 +65,27 @@ def run(arguments: argparse.Namespace) -> int:
     elsewhere = pipeline_elsewhere(arguments)
     of_edge = {"edge": arguments.edge}
     if elsewhere is not None:
-        graph, access = elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)
-        check_buffer(graph, arguments.edge, arguments.partition)
+        plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)
+        check_buffer(plan.graph, arguments.edge, arguments.partition)
         audit.note_elsewhere(elsewhere, "tap", **of_edge, broker=access.place, access=access.identity)
-        return _run(graph, lambda: open_elsewhere(graph, access), None, arguments, limit_s)
+        return _run(plan, lambda: open_elsewhere(plan, access), None, arguments, limit_s)
     directory = directory_of(arguments)
-    graph = resolved.load(directory.read_pipeline()).graph
-    check_buffer(graph, arguments.edge, arguments.partition)
+    plan = resolved.load(directory.read_pipeline()).plan
+    check_buffer(plan.graph, arguments.edge, arguments.partition)
     runtime = directory.read_runtime()
     if runtime is None or not is_alive(runtime.runner):
         raise UserError(
             codes.NO_SUCH_RUN,
-            f"pipeline {graph.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
+            f"pipeline {plan.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
             "wait",
         )
     audit.note(directory, "tap", **of_edge)
-    access_of_run = directory.access(runtime, technology_of(graph.pipeline))
-    return _run(graph, lambda: open_view(graph, access_of_run), directory, arguments, limit_s)
+    access_of_run = directory.access(runtime, technology_of(plan.pipeline))
+    return _run(plan, lambda: open_view(plan, access_of_run), directory, arguments, limit_s)
 
 
 def _run(
-    graph: Graph,
+    plan: Plan,
     opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
     directory: DataDirectory | None,
     arguments: argparse.Namespace,
@@ -95,14 +95,14 @@ def _run(
     shown = _Shown()
     # Ctrl-C is the usual way to end it.
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_follow(graph, opening, directory, arguments, limit_s, shown))
+        asyncio.run(_follow(plan, opening, directory, arguments, limit_s, shown))
     if shown.tap is None:
         print(f"tap: no record has passed edge {arguments.edge} yet", file=sys.stderr)
     return 0
 
 
 async def _follow(
-    graph: Graph,
+    plan: Plan,
     opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
     directory: DataDirectory | None,
     arguments: argparse.Namespace,
@@ -114,7 +114,7 @@ async def _follow(
             async with _until_over(directory, shown):
                 with contextlib.suppress(TimeoutError):
                     partitions = None if arguments.partition is None else [arguments.partition]
-                    opening_tap = partial(open_tap, graph, view, arguments.edge, partitions)
+                    opening_tap = partial(open_tap, plan, view, arguments.edge, partitions)
                     shown.tap = await _opened(stack, opening_tap, limit_s)
                     # The duration counts from here, not from the start of the command.
                     async with asyncio.timeout(limit_s):

@@ -13,17 +13,17 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
+from millstream.plan.resolved import Resolved
+from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
 from millstream.spec.guarantees import guarantees_of, promises
 from millstream.spec.loading import FileError, Loaded, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
-from millstream.spec.resolved import Resolved
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
-from millstream_runner.local.shape import as_stored, former_keys_text
 from millstream_runner.local.storage import reservation_text, reserved_bytes
 
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         functions = _import_functions(loaded, problems, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
     if arguments.json:
-        reserved = reserved_bytes(loaded.graph) if loaded is not None else {}
+        reserved = reserved_bytes(loaded.plan) if loaded is not None else {}
         told = _as_json(str(arguments.file), problems, notes, guarantees) | {"reserved": reserved}
         print(json.dumps(told | ({"functions": functions} if arguments.import_functions else {})))
     else:
@@ -90,7 +90,7 @@ def _notes_of_stored(loaded: Loaded) -> list[Note]:
     names = [vertex.name for vertex in loaded.pipeline.spec.vertices]
     return [
         loaded.note(("spec", "vertices", names.index(vertex), "source"), former_keys_text(vertex))
-        for vertex in sorted(stored.graph.former_keys)
+        for vertex in sorted(stored.plan.former_keys)
     ]
 
 
@@ -143,7 +143,7 @@ def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: lis
     from millstream_runner.local.function_checks import check_functions
 
     known = {problem.path for problem in problems}
-    verdict = asyncio.run(check_functions(Resolved(loaded.pipeline, loaded.graph, loaded.base_dir), known))
+    verdict = asyncio.run(check_functions(Resolved(loaded.plan, loaded.base_dir), known))
     problems += [loaded.problem(finding) for finding in verdict.problems]
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
@@ -186,7 +186,7 @@ def _show(
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         size = f"{counted(vertices, 'vertex', 'vertices')}, {counted(edges, 'edge')}"
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
-        print(f"storage reserved on the broker: {reservation_text(loaded.graph)}")
+        print(f"storage reserved on the broker: {reservation_text(loaded.plan)}")
         for chain in loaded.graph.chains:
             print(f"chain {' → '.join(chain)}: one lane without buffers inside, and one commit at its end")
         promised: dict[tuple[str, str], list[str]] = {}

@@ -16,13 +16,14 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plan.diff import diff
+from millstream.plan.plan import Plan
+from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
-from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.setting_back import LaneTime, Target, Watermarks
-from millstream_runner.local.shape import as_stored, changes, shape_of
 from millstream_runner.local.stored import open_stored
 
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = read_json(directory.shape)
     if before is not None:
         loaded, _ = as_stored(loaded, before)
-    if before is None or changes(before, shape_of(loaded.graph)).any:
+    if before is None or diff(before, shape_of(loaded.plan)).any:
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,
             f"{directory.root} is not the data directory of this pipeline, or the pipeline has changed since",
@@ -40,22 +41,22 @@ def run(arguments: argparse.Namespace) -> int:
     time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
     if time_us is None and arguments.accept_loss:
         raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss needs --set-back TIME")
-    lines, facts = asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
+    lines, facts = asyncio.run(_run(loaded.plan, directory, time_us, accept_loss=arguments.accept_loss))
     print(json.dumps(facts) if arguments.json else "\n".join(lines))
     return 0
 
 
 async def _run(
-    graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool
+    plan: Plan, directory: DataDirectory, time_us: int | None, *, accept_loss: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """What was found and done, for people and for programs."""
     async with (
-        open_stored(directory, graph) as stored,
-        technology_of(graph.pipeline).open(
-            stored.access, graph.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
+        open_stored(directory, plan) as stored,
+        technology_of(plan.pipeline).open(
+            stored.access, plan.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
         ) as buffer,
     ):
-        watermarks = Watermarks(graph, placed(buffer, graph).broker, buffer.stores, directory.windows)
+        watermarks = Watermarks(plan, placed(buffer, plan).broker, buffer.stores, directory.windows)
         lanes = await watermarks.lanes()
         lines = list(_lines(lanes))
         facts: dict[str, Any] = {"lanes": [_as_json(one) for one in lanes]}
@@ -66,7 +67,7 @@ async def _run(
         back = {"to_us": time_us, "beyond": [str(one.lane) for one in beyond], "set_back": False}
         if not beyond:
             return [*lines, f"no lane is beyond {time_text(time_us)}; nothing was changed"], facts | back
-        lines += _costs(graph, time_us, targets, beyond)
+        lines += _costs(plan, time_us, targets, beyond)
         if not accept_loss:
             return [*lines, "nothing was changed; --accept-loss sets it back"], facts | back
         audit.note(directory, "set-back", to=time_text(time_us), lanes=[str(one.lane) for one in beyond])
@@ -95,10 +96,10 @@ def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:
         yield f"{one.lane}: watermark {reached}{closed}{', ended' if one.ended else ''}"
 
 
-def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:
+def _costs(plan: Plan, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:
     yield f"{counted(len(beyond), 'lane')} would be set back to {time_text(time_us)}. What it costs:"
     yield f"- records before {time_text(time_us)} are late, as they are now; those after it are in time again"
-    for vertex in graph.reduces:
+    for vertex in plan.reduces:
         lanes = [one for one in beyond if one.lane.vertex == vertex.name]
         if not lanes:
             continue

@@ -22,7 +22,7 @@ def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
         pipeline=True,
         directory=data_dir or HOME / loaded.pipeline.name,
         technology=loaded.pipeline.spec.buffer_technology,
-        storage_bytes=sum(reserved_bytes(graph).values()),
+        storage_bytes=sum(reserved_bytes(loaded.plan).values()),
         ports=tuple(_ports(loaded)),
         spark=any(vertex.definition.has_windows for vertex in graph.vertices) and (spark is None or not spark.remote),
         go=any(_is_go(program, loaded.base_dir) for program in programs),

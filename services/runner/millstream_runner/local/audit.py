@@ -18,7 +18,7 @@ from typing import Any
 from millstream.audit import own_file, read_entries, spec_digest, write_entry
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.json_parser import parse_json
-from millstream.spec import resolved
+from millstream.plan import resolved
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory
 
@@ -62,9 +62,7 @@ def pipeline_of(loaded: Loaded) -> dict[str, str]:
     """What an entry says about a pipeline that is not in the directory yet."""
     return {
         "pipeline": loaded.pipeline.name,
-        "spec": spec_digest(
-            resolved.dump(loaded.pipeline, loaded.base_dir, loaded.graph.ledgers, loaded.graph.former_keys)
-        ),
+        "spec": spec_digest(resolved.dump(loaded.plan, loaded.base_dir)),
     }
 
 

@@ -23,9 +23,9 @@ from millstream.health import REST_S, Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.lines import LastLines, text_of
 from millstream.pauses import until_next
+from millstream.plan.plan import Plan
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
-from millstream.spec.graph import Graph
 from millstream_runner.local.directory import ProcessIdentity, write_text
 from millstream_runner.local.policy import STEADY_S, Ending, restart_pauses
 from millstream_runner.local.processes import identity_of
@@ -57,7 +57,7 @@ class EmbeddedBroker:
     def __init__(
         self,
         directory: Path,
-        graph: Graph,
+        plan: Plan,
         *,
         durability: DurabilityLevel,
         port: int | None,
@@ -69,9 +69,8 @@ class EmbeddedBroker:
         `on_started` is called after every start, when the port and the process are known.
         """
         self._directory = directory
-        stored = graph.stages
-        buffers = sum(stored.vertex(edge.to).partitions for edge in stored.edges)
-        technology = technology_of(graph.pipeline)
+        buffers = sum(plan.vertex(edge.to).partitions for edge in plan.edges)
+        technology = technology_of(plan.pipeline)
         self._server = technology.server(directory, durability=durability, port=port, buffers=buffers)
         self._on_line = on_line
         self._on_started = on_started

@@ -24,18 +24,19 @@ from millstream.buffers.technology import Access
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.plan import resolved
+from millstream.plan.diff import Diff, diff
+from millstream.plan.lanes import buffers_of, lanes_of
+from millstream.plan.plan import Plan
+from millstream.plan.shape import shape_of, successor
 from millstream.plurals import counted
 from millstream.record import LaneId
-from millstream.spec import resolved
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.loading import Loaded
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json, write_json
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.moving import separate, take_in
-from millstream_runner.local.shape import Changes, changes, shape_of, successor
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
@@ -55,18 +56,18 @@ class Change:
     directory: DataDirectory
     loaded: Loaded
     before: Mapping[str, Any]
-    changes: Changes
+    changes: Diff
 
     async def make(self, access: Access, level: DurabilityLevel) -> None:
         """Apply the change. Raises `UserError`, with what waits, if the pipeline cannot change yet; then nothing was
         changed."""
-        former, graph = self._former(), self.loaded.graph
+        former, plan = self._former(), self.loaded.plan
         name = former.pipeline.name
         async with (
             open_view(former, access, level) as view,
             technology_of(former.pipeline).open(access, name, name="change", require=level) as opened,
         ):
-            buffer = placed(opened, graph)
+            buffer = placed(opened, plan)
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
             if waiting:
                 raise UserError(
@@ -75,7 +76,7 @@ class Change:
                     "they are processed (Ctrl-C drains it), then change it; or start over with --fresh, or with "
                     "another --data-dir",
                 )
-            await PipelineView(graph, buffer.broker, buffer.stores).separate_edges()
+            await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
             former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,
@@ -87,9 +88,9 @@ class Change:
             for vertex in self.changes.grown:
                 ledger = await buffer.broker.existing_ledger(vertex)
                 if ledger is not None:
-                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(graph, vertex))
+                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(plan, vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
-            after = successor(self.before, shape_of(graph))
+            after = successor(self.before, shape_of(plan))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
             unfinished = {**after, _LEAVING: leaving, _REMOVED: removed}
             divided = self.before.get(_DIVIDED, ())
@@ -98,13 +99,11 @@ class Change:
                 write_json(self.directory.shape, {**unfinished, _DIVIDED: sorted(vertices)})
 
             note(divided)
-            self.directory.write_pipeline(
-                resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers, graph.former_keys)
-            )
+            self.directory.write_pipeline(resolved.dump(plan, self.loaded.base_dir))
             KnownLedgers(self.directory.ledgers).forget(leaving)
-            await separate(graph, buffer.broker, buffer.stores, OWNER, note, divided=divided)
-            await take_in(graph, buffer.broker, removed, OWNER)
-            used = {graph.ledger_of(vertex) for vertex in graph.stages.order}
+            await separate(plan, buffer.broker, buffer.stores, OWNER, note, divided=divided)
+            await take_in(plan, buffer.broker, removed, OWNER)
+            used = {plan.ledger_of(vertex) for vertex in plan.order}
             for vertex in leaving:
                 await buffer.stores.delete(vertex)
                 for ledger_name in {vertex, former.ledger_of(vertex)} - used:
@@ -131,7 +130,7 @@ class Change:
             mark.reduce.closed_us = closed_us
             await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
 
-    def _former(self) -> Graph:
+    def _former(self) -> Plan:
         """The pipeline that ran last. If a change was not completed, it may lack something that the shape has: that has
         never run."""
         if not self.directory.pipeline.exists():
@@ -140,15 +139,15 @@ class Change:
                 f"{self.directory.pipeline} is missing, so it is unknown whether records wait where the pipeline "
                 "was changed: run the pipeline as it was once more, then change it; or start over with --fresh",
             )
-        graph = resolved.load(self.directory.read_pipeline()).graph
-        is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
+        plan = resolved.load(self.directory.read_pipeline()).plan
+        is_whole = set(self.changes.emptied) <= {edge.name for edge in plan.graph.edges}
         if not is_whole and _LEAVING not in self.before:
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
                 f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so it is unknown whether "
                 "records wait: run the pipeline as it was once more, then change it",
             )
-        return graph
+        return plan
 
     def _remove_windows(self, vertex: str) -> None:
         """Remove the logs of a reduce that is not part of the new pipeline."""
@@ -170,7 +169,7 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
     before = read_json(directory.shape)
     if before is None:
         return None
-    found = changes(before, shape_of(loaded.graph), forget=forget)
+    found = diff(before, shape_of(loaded.plan), forget=forget)
     if found.refused:
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,
@@ -181,15 +180,15 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
     return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
 
 
-async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
+async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:
     in_buffers = await view.waiting() if asked.emptied else {}
     found = []
-    known = {edge.name for edge in former.edges}
+    known = {edge.name for edge in former.graph.edges}
     for edge, reason in asked.emptied.items():
         if edge not in known:
             continue
         records, beyond = 0, ""
-        for buffer in buffers_of(former, former.edge(edge)):
+        for buffer in buffers_of(former.graph, former.graph.edge(edge)):
             if buffer in in_buffers:
                 records += in_buffers[buffer]
                 continue
@@ -204,9 +203,9 @@ async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequenc
     return found
 
 
-async def _open(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
+async def _open(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:
     found = []
-    known = {vertex.name for vertex in former.vertices}
+    known = {vertex.name for vertex in former.graph.vertices}
     for vertex, reason in asked.closed.items():
         if vertex not in known:
             continue

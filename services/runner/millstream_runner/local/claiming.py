@@ -9,11 +9,11 @@ import os
 
 from millstream import codes
 from millstream.errors import InfrastructureError
-from millstream.spec import resolved
+from millstream.plan import resolved
+from millstream.plan.shape import shape_of, successor
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory, Runtime, read_json, write_json
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.shape import shape_of, successor
 
 
 def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
@@ -30,9 +30,8 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
 def claim(directory: DataDirectory, loaded: Loaded) -> None:
     """Record that the directory belongs to this pipeline."""
     before = read_json(directory.shape)
-    now = shape_of(loaded.graph)
+    now = shape_of(loaded.plan)
     # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
     # there.
-    graph = loaded.graph
-    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir, graph.ledgers, graph.former_keys))
+    directory.write_pipeline(resolved.dump(loaded.plan, loaded.base_dir))
     write_json(directory.shape, now if before is None else successor(before, now))

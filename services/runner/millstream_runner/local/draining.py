@@ -12,7 +12,7 @@ from collections.abc import Collection
 from millstream import limits
 from millstream.clock import Clock
 from millstream.errors import RetryLaterError
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.view import PipelineView
 from millstream_runner.local.workers import LocalWorkers
@@ -24,14 +24,13 @@ _POLL_S = 0.05
 
 
 async def drain(
-    graph: Graph, workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, clock: Clock
+    plan: Plan, workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, clock: Clock
 ) -> None:
     """Stop the sources, then each vertex when it has read everything; at the deadline, stop the remaining ones."""
     deadline_s = clock.monotonic_s() + limits.DRAIN_TIMEOUT_S
-    graph = graph.stages
-    sources = {vertex.name for vertex in graph.sources}
+    sources = {vertex.name for vertex in plan.sources}
     await _stop_group(workers, sources, deadline_s - clock.monotonic_s())
-    for group in graph.sccs:
+    for group in plan.sccs:
         if sources.isdisjoint(group):
             await _until_read(group, workers, view, progress, deadline_s - clock.monotonic_s())
             await _stop_group(workers, group, deadline_s - clock.monotonic_s())

@@ -20,13 +20,13 @@ from millstream.errors import MillstreamError
 from millstream.json_parser import parse_json
 from millstream.limits import FUNCTION_IMPORT_TIMEOUT_S
 from millstream.lines import LastLines, text_of
+from millstream.plan.resolved import Resolved
 from millstream.processes import open_process
 from millstream.processors import processors
 from millstream.sandbox import confined
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.problems import Finding, Path, path_text
 from millstream.spec.protocols import NATIVE
-from millstream.spec.resolved import Resolved
 from millstream.spec.sinks import Sink
 from millstream.udf.environment import inherited
 from millstream.udf.program_lines import readable

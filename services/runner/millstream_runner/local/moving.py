@@ -19,9 +19,9 @@ from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
 from millstream.ledger.protocol import Broker, Commit, Ledger, StoredMark
+from millstream.plan.lanes import lanes_of
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import lanes_of
 from millstream.watermark.store import OtStores, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -36,7 +36,7 @@ class _Chain(NamedTuple):
 
 
 async def separate(
-    graph: Graph,
+    plan: Plan,
     broker: Broker,
     stores: OtStores,
     owner: str,
@@ -44,15 +44,15 @@ async def separate(
     *,
     divided: Collection[str],
 ) -> None:
-    """Move what marks of chains say about vertices that have lanes of their own in `graph` to those lanes.
+    """Move what marks of chains say about vertices that have lanes of their own in `plan` to those lanes.
 
     `note` gets the vertices whose lanes have their marks, and has to be durable on return; after that, the marks of the
     chain are shortened. `divided`: those of which an earlier call noted it before it was interrupted.
     """
-    chains = [chain async for chain in _chains(graph, broker)]
+    chains = [chain async for chain in _chains(plan, broker)]
     done = set(divided)
     for chain in chains:
-        for lane, mark in _divided(graph, chain):
+        for lane, mark in _divided(plan, chain):
             if lane.vertex in divided:
                 continue
             with step("chain.divide", lane.vertex):
@@ -64,22 +64,21 @@ async def separate(
             # What was published says more than the rest of the mark does. The lane publishes it again.
             await forget(await stores.store(lane.vertex), lane)
             with step("chain.shorten", lane.vertex):
-                await _replace(chain.ledger, lane, _shortened(graph, stored.mark, chain.own), owner)
+                await _replace(chain.ledger, lane, _shortened(plan, stored.mark, chain.own), owner)
 
 
-async def take_in(graph: Graph, broker: Broker, removed: Mapping[str, str], owner: str) -> None:
+async def take_in(plan: Plan, broker: Broker, removed: Mapping[str, str], owner: str) -> None:
     """Add what the lanes of removed edges have done to the lanes of the edges that their vertices read now, which write
     to the same buffers. `removed`: the vertex that read each edge. What was added before is not added again."""
-    stages = graph.stages
     for edge, vertex in removed.items():
-        ledger = await broker.existing_ledger(vertex) if vertex in stages.edges_in else None
-        if ledger is None or stages.vertex(vertex).definition.lane_input is not None:
+        ledger = await broker.existing_ledger(vertex) if vertex in plan.edges_in else None
+        if ledger is None or plan.vertex(vertex).definition.lane_input is not None:
             continue
-        into = stages.edges_in[vertex][0].name
+        into = plan.edges_in[vertex][0].name
         # An earlier change that was interrupted may have chosen another lane, whose edge may have been removed since.
-        others = [one.name for one in stages.edges_in[vertex]]
+        others = [one.name for one in plan.edges_in[vertex]]
         others += [one for one, reader in removed.items() if reader == vertex and one != edge]
-        for partition in range(stages.vertex(vertex).partitions):
+        for partition in range(plan.vertex(vertex).partitions):
             former = await ledger.mark(LaneId(vertex, edge, partition))
             marks = {one: await ledger.mark(LaneId(vertex, one, partition)) for one in others}
             members = [one for stored in marks.values() if stored is not None for one in stored.mark.members]
@@ -94,36 +93,35 @@ async def take_in(graph: Graph, broker: Broker, removed: Mapping[str, str], owne
                 await _replace(ledger, lane, mark, owner)
 
 
-async def _chains(graph: Graph, broker: Broker) -> AsyncIterator[_Chain]:
-    stages = graph.stages
-    for vertex in stages.order:
+async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:
+    for vertex in plan.order:
         ledger = await broker.existing_ledger(vertex)
         if ledger is None:
             continue
-        own = frozenset(graph.chain(vertex))
+        own = frozenset(plan.chain(vertex))
         marks = {}
-        for lane in lanes_of(stages, vertex):
+        for lane in lanes_of(plan, vertex):
             stored = await ledger.mark(lane)
-            if stored is not None and any(_has_left(graph, one, own) for one in stored.mark.members):
+            if stored is not None and any(_has_left(plan, one, own) for one in stored.mark.members):
                 marks[lane] = stored
         if marks:
             yield _Chain(ledger, marks, own)
 
 
-def _has_left(graph: Graph, member: mark_pb2.Member, own: frozenset[str]) -> bool:
+def _has_left(plan: Plan, member: mark_pb2.Member, own: frozenset[str]) -> bool:
     """Whether a vertex that followed in a chain has lanes of its own, or follows one that has."""
-    if member.vertex in own or member.vertex not in graph.edges_in:
+    if member.vertex in own or member.vertex not in plan.graph.edges_in:
         return False
-    return any(edge.name == member.edge for edge in graph.edges_in[member.vertex])
+    return any(edge.name == member.edge for edge in plan.graph.edges_in[member.vertex])
 
 
-def _divided(graph: Graph, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]]:
+def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]]:
     """The marks of the new lanes."""
     made: dict[LaneId, mark_pb2.Mark] = {}
     for lane, stored in chain.marks.items():
-        gone = {one.vertex: one for one in stored.mark.members if _has_left(graph, one, chain.own)}
+        gone = {one.vertex: one for one in stored.mark.members if _has_left(plan, one, chain.own)}
         for vertex, member in gone.items():
-            if graph.head(vertex) != vertex:
+            if plan.head(vertex) != vertex:
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
             mark = made.get(new)
@@ -133,13 +131,13 @@ def _divided(graph: Graph, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mar
                 made[new] = mark
             mark.watermark_us = min(mark.watermark_us, stored.mark.watermark_us)
             mark.ended = mark.ended and stored.mark.ended
-            _add(mark, graph, vertex, gone, stored.mark.written)
+            _add(mark, plan, vertex, gone, stored.mark.written)
     yield from made.items()
 
 
 def _add(
     mark: mark_pb2.Mark,
-    graph: Graph,
+    plan: Plan,
     vertex: str,
     gone: Mapping[str, mark_pb2.Member],
     written: Iterable[mark_pb2.Written],
@@ -148,8 +146,8 @@ def _add(
     account = Account.from_message(mark.account)
     account.add(Account.from_message(gone[vertex].account))
     mark.account.CopyFrom(account.to_message())
-    _add_members(mark, [gone[name] for name in graph.chain(vertex)[1:] if name in gone])
-    edges = {edge.name for name in graph.chain(vertex) for edge in graph.edges_out[name]}
+    _add_members(mark, [gone[name] for name in plan.chain(vertex)[1:] if name in gone])
+    edges = {edge.name for name in plan.chain(vertex) for edge in plan.graph.edges_out[name]}
     _add_written(mark, [one for one in written if one.edge in edges])
 
 
@@ -175,10 +173,10 @@ def _add_written(mark: mark_pb2.Mark, written: Iterable[mark_pb2.Written]) -> No
         total.bytes += one.bytes
 
 
-def _shortened(graph: Graph, mark: mark_pb2.Mark, own: frozenset[str]) -> mark_pb2.Mark:
+def _shortened(plan: Plan, mark: mark_pb2.Mark, own: frozenset[str]) -> mark_pb2.Mark:
     """The mark without what now belongs to other lanes."""
-    gone = {one.vertex for one in mark.members if _has_left(graph, one, own)}
-    edges = {edge.name for vertex in gone for edge in graph.edges_out[vertex]}
+    gone = {one.vertex for one in mark.members if _has_left(plan, one, own)}
+    edges = {edge.name for vertex in gone for edge in plan.graph.edges_out[vertex]}
     members = [one for one in mark.members if one.vertex not in gone]
     written = [one for one in mark.written if one.edge not in edges]
     shorter = mark_pb2.Mark()

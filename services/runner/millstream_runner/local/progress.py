@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
+from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.record import BufferId, LaneId, ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0

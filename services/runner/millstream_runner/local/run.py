@@ -24,10 +24,12 @@ from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
+from millstream.plan.lanes import owned_lanes
+from millstream.plan.plan import Plan
+from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
 from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
@@ -53,7 +55,6 @@ from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
-from millstream_runner.local.shape import as_stored, former_keys_text
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
@@ -165,7 +166,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
             loaded, kept = as_stored(loaded, shape)
         change = plan_change(directory, loaded, options.forget) if not starts_anew else None
         if starts_anew:
-            refuse_small_disk(loaded.graph, directory)
+            refuse_small_disk(loaded.plan, directory)
         outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
         if not options.move_outputs:
             refuse_former_outputs(outputs, fresh=options.fresh)
@@ -173,7 +174,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {counted(len(stale), 'process', 'processes')} left behind by an earlier run")
-        refuse_taken_ports(loaded.graph, _plans(loaded.graph, options), options.metrics_host)
+        refuse_taken_ports(loaded.graph, _worker_plans(loaded.plan, options), options.metrics_host)
         chosen = asdict(options) | {"durability": options.durability.value}
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
@@ -188,7 +189,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
                 f"buffers kept, as in the stored data: {', '.join(kept)}. A new data directory would have none there, "
                 "because these edges can be chained; `chain: false` says that they keep them"
             )
-        for vertex in sorted(loaded.graph.former_keys):
+        for vertex in sorted(loaded.plan.former_keys):
             screen.message(former_keys_text(vertex))
         port = previous.broker_port if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
@@ -198,8 +199,8 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
         return result
 
 
-def _plans(graph: Graph, options: RunOptions) -> list[WorkerPlan]:
-    return list(plan_workers(graph, options.workers, options.metrics_port_base))
+def _worker_plans(plan: Plan, options: RunOptions) -> list[WorkerPlan]:
+    return list(plan_workers(plan, options.workers, options.metrics_port_base))
 
 
 class _Run:
@@ -238,6 +239,10 @@ class _Run:
     def _graph(self) -> Graph:
         return self._loaded.graph
 
+    @property
+    def _plan(self) -> Plan:
+        return self._loaded.plan
+
     async def run(self, port: int | None) -> RunResult:
         logs = self._directory.logs
         with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
@@ -267,13 +272,13 @@ class _Run:
 
         broker = EmbeddedBroker(
             self._directory.broker,
-            self._graph,
+            self._plan,
             durability=self._options.durability,
             port=port,
             on_line=broker_log.write,
             on_started=changed,
         )
-        plans = _plans(self._graph, self._options)
+        plans = _worker_plans(self._plan, self._options)
         output = StandardOutput(self._screen, changed)
         workers = LocalWorkers([self._worker(plan, files, output, changed) for plan in plans])
         spark = self._open_spark(files, changed) if self._graph.reduces else None
@@ -291,7 +296,7 @@ class _Run:
             level = self._options.durability
             if self._change is not None:
                 await self._change.make(members.broker.access, level)
-            async with open_view(self._graph, members.broker.access, level) as view:
+            async with open_view(self._plan, members.broker.access, level) as view:
                 self._view = view
                 summary = await self._run_vertices(members, view)
             showing.cancel()
@@ -368,7 +373,7 @@ class _Run:
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
         self._state = State.DRAINING
-        await drain(self._graph, members.workers, view, self._progress, _CLOCK)
+        await drain(self._plan, members.workers, view, self._progress, _CLOCK)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""

@@ -21,9 +21,9 @@ from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.importing import started
 from millstream.ledger.protocol import Broker, Commit, Ledger
+from millstream.plan.lanes import all_lanes
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes
 from millstream.spec.models import GroupBy
 from millstream.watermark.store import OtStores, forget, newest
 from millstream.wire.ledger.v1 import mark_pb2
@@ -65,8 +65,8 @@ class LaneTime:
 class Watermarks:
     """The watermarks of one pipeline that is not running."""
 
-    def __init__(self, graph: Graph, broker: Broker, stores: OtStores, windows: Path) -> None:
-        self._graph = graph.stages
+    def __init__(self, plan: Plan, broker: Broker, stores: OtStores, windows: Path) -> None:
+        self._plan = plan
         self._broker = broker
         self._stores = stores
         self._windows = windows
@@ -75,7 +75,7 @@ class Watermarks:
         """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, int]] = {}
-        for lane in all_lanes(self._graph):
+        for lane in all_lanes(self._plan):
             ledger = await self._broker.existing_ledger(lane.vertex)
             stored = await ledger.mark(lane) if ledger is not None else None
             if stored is None:
@@ -95,8 +95,8 @@ class Watermarks:
 
         Raises `UserError` if lanes cannot be set back.
         """
-        graph = self._graph
-        kept = [vertex.name for vertex in graph.reduces if keeps_input(graph, vertex.name)]
+        plan = self._plan
+        kept = [vertex.name for vertex in plan.reduces if keeps_input(plan, vertex.name)]
         if kept:
             raise UserError(
                 codes.NOT_SET_BACK,
@@ -104,11 +104,11 @@ class Watermarks:
                 "log that is lost later could not be rebuilt from the input. Start the pipeline over with --fresh",
             )
         targets: dict[str, Target] = {}
-        for vertex in graph.vertices:
+        for vertex in plan.vertices:
             before = [
                 targets[edge.from_].end_us
-                for edge in graph.edges_in[vertex.name]
-                if edge.name not in graph.back_edges and edge.from_ in targets
+                for edge in plan.edges_in[vertex.name]
+                if edge.name not in plan.back_edges and edge.from_ in targets
             ]
             at_us = max(before, default=time_us)
             group_by = vertex.group_by
@@ -139,9 +139,9 @@ class Watermarks:
         from millstream_reduce.log.segments import LogIdentity
         from millstream_reduce.setting_back import set_log_back
 
-        group_by = self._graph.vertex(lane.vertex).group_by
+        group_by = self._plan.vertex(lane.vertex).group_by
         assert group_by is not None, "its mark speaks of windows"
-        identity = LogIdentity(self._graph.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
+        identity = LogIdentity(self._plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
         directory = self._windows / lane.vertex / str(lane.partition)
         return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.limits import MIB
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream_runner.local.directory import DataDirectory
 from millstream_vertex.settings import ledger_limits
 
@@ -20,31 +20,30 @@ BROKER_SHARE = 0.75
 """The share of the free space that a NATS server uses for its streams, as of its start."""
 
 
-def reserved_bytes(graph: Graph) -> dict[str, int]:
+def reserved_bytes(plan: Plan) -> dict[str, int]:
     """What each ledger reserves, by its name; a chain has one ledger, that of its first vertex."""
-    graph = graph.stages
-    return {graph.ledger_of(vertex): ledger_limits(graph, vertex).bytes_max for vertex in graph.order}
+    return {plan.ledger_of(vertex): ledger_limits(plan, vertex).bytes_max for vertex in plan.order}
 
 
-def reservation_text(graph: Graph) -> str:
+def reservation_text(plan: Plan) -> str:
     """For people: the total, and which vertex reserves most of it."""
-    reserved = reserved_bytes(graph)
+    reserved = reserved_bytes(plan)
     largest = max(reserved, key=lambda name: reserved[name])
     return f"{_shown(sum(reserved.values()))}, of which vertex {largest} {_shown(reserved[largest])}"
 
 
-def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
+def refuse_small_disk(plan: Plan, directory: DataDirectory) -> None:
     """Raise `InfrastructureError` if a new pipeline would not get the storage that it reserves."""
     place = _nearest(directory.root)
     freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
     free = shutil.disk_usage(place).free + freed
-    needed = sum(reserved_bytes(graph).values())
+    needed = sum(reserved_bytes(plan).values())
     if needed > free * BROKER_SHARE:
         raise InfrastructureError(
             codes.DISK_TOO_SMALL,
-            f"the buffers of the pipeline reserve {reservation_text(graph)}, but the disk that holds {place} has "
+            f"the buffers of the pipeline reserve {reservation_text(plan)}, but the disk that holds {place} has "
             f"{_shown(free)} free, of which the broker uses at most three quarters. Lower `limits.bufferMaxBytes` "
-            f"(now {_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk "
+            f"(now {_shown(plan.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk "
             "with --data-dir",
         )
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from millstream.buffers.registry import technology_of
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.directory import DataDirectory, held
 from millstream_runner.local.processes import end_stale, is_alive
@@ -19,7 +19,7 @@ from millstream_runner.local.view import PipelineView, open_view
 
 
 @asynccontextmanager
-async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[EmbeddedBroker]:
+async def open_stored(directory: DataDirectory, plan: Plan) -> AsyncIterator[EmbeddedBroker]:
     """Lock the directory, end what a killed run left behind, and keep its broker running during the block.
 
     Raises `InfrastructureError` if a run has the directory.
@@ -31,7 +31,7 @@ async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[E
         async with asyncio.TaskGroup() as processes:
             broker = EmbeddedBroker(
                 directory.broker,
-                graph,
+                plan,
                 durability=DurabilityLevel.FSYNC,
                 port=None,
                 on_line=lambda line: None,
@@ -44,12 +44,12 @@ async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[E
 
 
 @asynccontextmanager
-async def open_run(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
+async def open_run(directory: DataDirectory, plan: Plan) -> AsyncIterator[PipelineView]:
     """The stored data of a run: from its broker while it runs, or from a temporary broker over its store."""
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
-        async with open_view(graph, directory.access(runtime, technology_of(graph.pipeline))) as view:
+        async with open_view(plan, directory.access(runtime, technology_of(plan.pipeline))) as view:
             yield view
         return
-    async with open_stored(directory, graph) as broker, open_view(graph, broker.access) as view:
+    async with open_stored(directory, plan) as broker, open_view(plan, broker.access) as view:
         yield view

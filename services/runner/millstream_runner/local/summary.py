@@ -18,11 +18,11 @@ from millstream import codes
 from millstream.account import Account, account_of, consumed
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
+from millstream.plan.lanes import lanes_of
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.kinds import VertexKind
-from millstream.spec.lanes import lanes_of
 from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2

@@ -21,9 +21,9 @@ from millstream.errors import MillstreamError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
 from millstream.limits import MIB
+from millstream.plan.lanes import buffers_of, lanes_of, upstream_lanes
+from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId, Record
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, lanes_of, upstream_lanes
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.view import PipelineView
 
@@ -108,7 +108,7 @@ class Arrived:
 class Tap:
     """A tap on an edge. Created by `open_tap`; for one task."""
 
-    graph: Graph
+    plan: Plan
     view: PipelineView
     edge: str
     buffers: list[WatchedBuffer]
@@ -148,14 +148,14 @@ class Tap:
 
     async def has_ended(self) -> bool:
         """Whether no more records will pass, and all that could be seen were."""
-        marks = await self.view.marks(self.graph.edge(self.edge).from_)
-        lanes = lanes_of(self.graph, self.graph.edge(self.edge).from_)
+        marks = await self.view.marks(self.plan.edge(self.edge).from_)
+        lanes = lanes_of(self.plan, self.plan.edge(self.edge).from_)
         return all(lane in marks and marks[lane].ended for lane in lanes) and not await self._behind(marks)
 
     async def missed(self) -> int:
         """Records that passed and were not seen, counted exactly from what the writers have committed by now. For an
         edge that has ended."""
-        marks = await self.view.marks(self.graph.edge(self.edge).from_)
+        marks = await self.view.marks(self.plan.edge(self.edge).from_)
         passed = sum(written.records for buffer in self.buffers for written in _written(marks, buffer.buffer).values())
         return max(0, passed - self.records_before - self.seen)
 
@@ -190,23 +190,22 @@ class Tap:
 
 @asynccontextmanager
 async def open_tap(
-    graph: Graph, view: PipelineView, edge: str, partitions: Sequence[int] | None = None
+    plan: Plan, view: PipelineView, edge: str, partitions: Sequence[int] | None = None
 ) -> AsyncIterator[Tap]:
     """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` until something is stored
     that it could watch."""
-    graph = graph.stages
-    buffers = [one for one in buffers_of(graph, graph.edge(edge)) if partitions is None or one.partition in partitions]
+    buffers = [one for one in buffers_of(plan, plan.edge(edge)) if partitions is None or one.partition in partitions]
     ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
     found = [WatchedBuffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]
-    tap = Tap(graph, view, edge, found, partitions is None)
+    tap = Tap(plan, view, edge, found, partitions is None)
     async with AsyncExitStack() as stack:
         watched = [(one, await stack.enter_async_context(one.ledger.watch(one.buffer, one.after))) for one in found]
         # From here on nothing passes unseen. What passed before, or passes before the marks are read, is known by its
         # number.
-        marks = await view.marks(graph.edge(edge).from_)
+        marks = await view.marks(plan.edge(edge).from_)
         for one in found:
             written = _written(marks, one.buffer)
-            for lane in upstream_lanes(graph, one.buffer):
+            for lane in upstream_lanes(plan, one.buffer):
                 before = written.get(lane.key, mark_pb2.Written())
                 one.writers[lane.key] = _Writer(before.records, before.frames)
         tasks = await stack.enter_async_context(open_tasks())

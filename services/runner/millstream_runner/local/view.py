@@ -20,9 +20,9 @@ from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded_parts
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
 from millstream.limits import BUFFER_BYTES_MAX
+from millstream.plan.lanes import all_lanes, buffers_of, lanes_of
+from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId, Position
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
 from millstream.watermark.store import OtStore, OtStores, newest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.pages import stored_frames
@@ -41,9 +41,8 @@ COUNTED_BYTES_MAX = 2 * BUFFER_BYTES_MAX
 class PipelineView:
     """What is visible of one pipeline. Created by `open_view`."""
 
-    def __init__(self, graph: Graph, broker: Broker, stores: OtStores) -> None:
-        self._graph = graph.stages
-        self._whole = graph
+    def __init__(self, plan: Plan, broker: Broker, stores: OtStores) -> None:
+        self._plan = plan
         self._broker = broker
         self._stores = stores
         self._open_stores: dict[str, OtStore] = {}
@@ -52,12 +51,12 @@ class PipelineView:
     async def update(self, progress: PipelineProgress, part: int | None = None) -> None:
         """Pass on what all lanes last published. `part`: instead, only lanes of sources, and those of one of `PARTS`
         parts of the other vertices. Raises `RetryLaterError` while the broker does not answer."""
-        for vertex in self._graph.order:
+        for vertex in self._plan.order:
             if vertex not in self._open_stores:
                 self._open_stores[vertex] = await self._stores.store(vertex)
         # Readers are asked before writers, so that hardly any lane appears to have read what was not written. All are
         # asked at once, which is one message to the broker instead of one for each.
-        asked = self._graph.order if part is None else self._part(part)
+        asked = self._plan.order if part is None else self._part(part)
         stores = [(vertex, self._open_stores[vertex]) for vertex in reversed(asked)]
         answers = await asyncio.gather(*(store.get_all() for _, store in stores), return_exceptions=True)
         for (vertex, _), answer in zip(stores, answers, strict=True):
@@ -67,15 +66,15 @@ class PipelineView:
                 progress.observe(vertex, key, update.entry)
 
     def _part(self, number: int) -> Sequence[str]:
-        """Sources, because most news begins there, and a part of the other vertices, in the order of the graph."""
-        sources = {vertex.name for vertex in self._graph.sources}
-        others = [vertex for vertex in self._graph.order if vertex not in sources]
+        """Sources, because most news begins there, and a part of the other vertices, in the order of the plan."""
+        sources = {vertex.name for vertex in self._plan.sources}
+        others = [vertex for vertex in self._plan.order if vertex not in sources]
         chosen = sources.union(others[number % PARTS :: PARTS])
-        return [vertex for vertex in self._graph.order if vertex in chosen]
+        return [vertex for vertex in self._plan.order if vertex in chosen]
 
     async def durability(self) -> Durability | None:
         """What the broker guarantees; None until there is a ledger to ask about."""
-        for vertex in self._graph.order:
+        for vertex in self._plan.order:
             ledger = await self._ledger(vertex)
             if ledger is not None:
                 return ledger.durability
@@ -83,21 +82,21 @@ class PipelineView:
 
     async def ledger_ids(self) -> dict[str, str]:
         """The existing ledgers, by vertex."""
-        ledgers = {vertex: await self._ledger(vertex) for vertex in self._graph.order}
+        ledgers = {vertex: await self._ledger(vertex) for vertex in self._plan.order}
         return {vertex: ledger.ledger_id for vertex, ledger in ledgers.items() if ledger is not None}
 
     async def separate_edges(self) -> None:
         """Have edges that no longer carry the same frames leave the copies that they share. For the runner, before it
         starts a vertex. Raises `UserError` where records wait in them."""
-        for vertex in self._graph.order:
+        for vertex in self._plan.order:
             ledger = await self._ledger(vertex)
-            if ledger is not None and (edges := leaving(self._graph, vertex, ledger.sharing)):
-                await leave(self._graph, vertex, edges, self._ledger)
+            if ledger is not None and (edges := leaving(self._plan, vertex, ledger.sharing)):
+                await leave(self._plan, vertex, edges, self._ledger)
 
     async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
         """The mark of every lane that has one, of one vertex or of all."""
         found: dict[LaneId, mark_pb2.Mark] = {}
-        for lane in all_lanes(self._graph) if vertex is None else lanes_of(self._graph, vertex):
+        for lane in all_lanes(self._plan) if vertex is None else lanes_of(self._plan, vertex):
             ledger = await self._ledger(lane.vertex)
             stored = await ledger.mark(lane) if ledger is not None else None
             if stored is not None:
@@ -109,8 +108,8 @@ class PipelineView:
         too long."""
         found: dict[BufferId, int] = {}
         read = _read(await self.marks())
-        for buffer in (buffer for edge in self._graph.edges for buffer in buffers_of(self._graph, edge)):
-            ledger = await self._ledger(self._graph.edge(buffer.edge).from_)
+        for buffer in (buffer for edge in self._plan.edges for buffer in buffers_of(self._plan, edge)):
+            ledger = await self._ledger(self._plan.edge(buffer.edge).from_)
             if ledger is None:
                 continue
             records = await _records_after(ledger, buffer, read.get(buffer, Position(0)))
@@ -120,17 +119,17 @@ class PipelineView:
 
     async def summary(self) -> Summary:
         """The account of the pipeline; if it does not balance, with the damage that was found."""
-        found = summarize(self._whole, await self.marks(), await self.waiting())
+        found = summarize(self._plan.graph, await self.marks(), await self.waiting())
         return found if found.balanced else replace(found, damage=await self.damage())
 
     async def damage(self) -> list[str]:
         """The visible damage of ledgers and marks while nothing is written."""
         found: list[str] = []
-        for vertex in self._graph.order:
+        for vertex in self._plan.order:
             published = await newest(await self._stores.store(vertex))
             try:
                 ledger = await self._broker.existing_ledger(vertex)
-                for lane in lanes_of(self._graph, vertex):
+                for lane in lanes_of(self._plan, vertex):
                     if lane.key in published:
                         stored = await ledger.mark(lane) if ledger is not None else None
                         check_not_older(lane, stored, published[lane.key].entry)
@@ -140,12 +139,12 @@ class PipelineView:
 
     async def consumed(self, buffer: BufferId) -> int:
         """Sequence of the last frame of the buffer that its reader has completed; 0 if there is none."""
-        marks = await self.marks(self._graph.edge(buffer.edge).to)
+        marks = await self.marks(self._plan.edge(buffer.edge).to)
         return _read(marks).get(buffer, Position(0)).sequence
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger that contains a buffer. Raises `RetryLaterError` until it exists."""
-        upstream = self._graph.edge(buffer.edge).from_
+        upstream = self._plan.edge(buffer.edge).from_
         ledger = await self._ledger(upstream)
         if ledger is None:
             raise RetryLaterError(
@@ -180,9 +179,9 @@ async def _records_after(ledger: Ledger, buffer: BufferId, position: Position) -
 
 @asynccontextmanager
 async def open_view(
-    graph: Graph, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
+    plan: Plan, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """A view of a pipeline in a running broker."""
-    technology = technology_of(graph.pipeline)
-    async with technology.open(access, graph.pipeline.name, name="view", require=require) as buffer:
-        yield PipelineView(graph, placed(buffer, graph).broker, buffer.stores)
+    technology = technology_of(plan.pipeline)
+    async with technology.open(access, plan.pipeline.name, name="view", require=require) as buffer:
+        yield PipelineView(plan, placed(buffer, plan).broker, buffer.stores)

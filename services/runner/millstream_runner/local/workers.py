@@ -21,11 +21,12 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plan.placement import place
+from millstream.plan.plan import Plan
 from millstream.print_channel import Print
 from millstream.processors import processors
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.placement import place
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
 from millstream.udf.sources import OnChange
@@ -63,12 +64,12 @@ class WorkerPlan:
         return process_label(self.name, [replica.name for replica in self.replicas])
 
 
-def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
+def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
     """`workers`: the most workers that share the vertices; None for one per processor. `metrics_port_base`: port of the
     first one's metrics; None for no metrics. Raises `UserError` if there are to be none."""
     if workers is not None and workers < 1:
         raise UserError(codes.OPTION_VALUE, f"--workers {workers}: at least one process is needed")
-    for number, replicas in enumerate(place(graph, workers or max(_WORKERS_MIN, processors()))):
+    for number, replicas in enumerate(place(plan, workers or max(_WORKERS_MIN, processors()))):
         yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 

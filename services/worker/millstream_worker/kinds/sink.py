@@ -106,7 +106,7 @@ class SinkVertex(RunnableKind[Sink]):
             in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
             base = await opening.buffer_lane(in_parts=in_parts)
             mark = opening.core.committer.mark
-            limits = opening.shared.graph.limits_of(opening.lane.vertex)
+            limits = opening.shared.plan.limits_of(opening.lane.vertex)
             half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
             ledger = await opening.shared.ledger(opening.lane.vertex)
             position = _position_of(mark)
@@ -186,16 +186,16 @@ def _opened(
     async def found() -> tuple[SinkLane, Delivery]:
         shared, lane = opening.shared, opening.lane
         programs = shared.outside.programs_of(lane.vertex)
-        chained = shared.whole.chained_into(lane.vertex)
+        chained = shared.graph.chained_into(lane.vertex)
         edge = lane.input if chained is None else chained.name
-        envelope = shared.whole.writes_envelopes(edge, settings)
+        envelope = shared.graph.writes_envelopes(edge, settings)
         own = replace(owner, envelope=envelope, client=programs.client("sink"))
         primary = await opening.reached(lambda: open_sink(settings, own))
         _check_demand(settings, primary, opening)
         fallback = None
         if (instead := settings.fallback) is not None:
             aside = own.as_fallback(
-                envelope=shared.whole.writes_envelopes(edge, instead),
+                envelope=shared.graph.writes_envelopes(edge, instead),
                 client=programs.client("fallback"),
             )
             fallback = await opening.reached(lambda: open_sink(instead, aside))
@@ -228,11 +228,11 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> No
 
 def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
-    from millstream.spec.lanes import inputs_of
+    from millstream.plan.lanes import inputs_of
     from millstream_vertex.past import held_instead
 
     async def found() -> HeldInstead:
-        (buffer,) = inputs_of(opening.graph, opening.lane)
+        (buffer,) = inputs_of(opening.plan, opening.lane)
         return partial(
             held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
         )

@@ -96,7 +96,7 @@ class SourceVertex(RunnableKind[Source]):
                     udf_client=shared.programs.client("source"),
                     stream_name=opening.name,
                     seen=seen,
-                    former_keys=lane.vertex in shared.config.resolved.graph.former_keys,
+                    former_keys=lane.vertex in shared.plan.former_keys,
                 )
             )
             mapper = None
@@ -105,13 +105,13 @@ class SourceVertex(RunnableKind[Source]):
             watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
             return SourceVertexLane(
                 *(core, source, mapper, opening.router, outlet),
-                *(watermark, seen, shared.whole.on_invalid(lane.vertex)),
+                *(watermark, seen, shared.graph.on_invalid(lane.vertex)),
                 pipeline=shared.pipeline,
                 naming=shared.naming,
                 run=(await shared.ledger(lane.vertex)).ledger_id,
                 grows=any(settings.formats()),
                 call_records_max=opening.call_records_max,
-                bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
+                bound=future_bound(shared.graph, lane.vertex, shared.clock, opening.where),
             )
 
         return lane()

@@ -19,9 +19,9 @@ from millstream.account import consumed
 from millstream.ledger.packs import finished_bytes, frames_in
 from millstream.ledger.protocol import Commit, GivenUp, Ledger, StoredFrame, StoredMark, Witness
 from millstream.ledger.witness import from_messages, given_up_of
+from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
-from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.repair.finding import Finding, Lost, bare, records_text
@@ -46,8 +46,8 @@ class Inputs:
     async def logs(self) -> AsyncIterator[Finding]:
         lanes = [
             lane
-            for lane in all_lanes(self._stored.graph)
-            if self._stored.graph.vertex(lane.vertex).definition.has_windows
+            for lane in all_lanes(self._stored.plan)
+            if self._stored.plan.vertex(lane.vertex).definition.has_windows
         ]
         for lane in self._stored.known(lanes):
             ledger, mark = await self._stored.ledger_and_mark(lane)
@@ -103,11 +103,11 @@ class Inputs:
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
         """Whether the log can be rebuilt from the input that the lane keeps."""
-        group_by = self._stored.graph.vertex(lane.vertex).group_by
+        group_by = self._stored.plan.vertex(lane.vertex).group_by
         if group_by is None or not group_by.keeps_input or mark.reduce.closing or mark.reduce.result_records:
             return False
-        for buffer in inputs_of(self._stored.graph, lane):
-            upstream = await self._stored.ledger(self._stored.graph.edge(buffer.edge).from_)
+        for buffer in inputs_of(self._stored.plan, lane):
+            upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
             if upstream is None:
                 return False
             if (await self._kept(upstream, lane, buffer, mark)).is_incomplete:
@@ -127,16 +127,16 @@ class Inputs:
         return await look.before_position(_frames(own, buffer, 0, None))
 
     async def buffers(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.graph)):
+        for lane in self._stored.known(all_lanes(self._stored.plan)):
             own, mark = await self._stored.ledger_and_mark(lane)
             if own is None:
                 continue
             look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-            group_by = self._stored.graph.vertex(lane.vertex).group_by
+            group_by = self._stored.plan.vertex(lane.vertex).group_by
             keeps_input = group_by is not None and group_by.keeps_input
-            for buffer in inputs_of(self._stored.graph, lane):
-                writers = upstream_lanes(self._stored.graph, buffer)
-                upstream = await self._stored.ledger(self._stored.graph.edge(buffer.edge).from_)
+            for buffer in inputs_of(self._stored.plan, lane):
+                writers = upstream_lanes(self._stored.plan, buffer)
+                upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
                 if upstream is None or self._stored.unknown.intersection(writers):
                     continue
                 if keeps_input and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
@@ -153,7 +153,7 @@ class Inputs:
         """What is wrong between the reader's position and the end of the buffer."""
         sequence, read = _read_up_to(mark, buffer, look)
         written = {}
-        for writer in upstream_lanes(self._stored.graph, buffer):
+        for writer in upstream_lanes(self._stored.plan, buffer):
             stored = await self._stored.mark(upstream, writer)
             totals = stored.mark.written if stored is not None else ()
             written[writer.key] = next((total.frames for total in totals if _is(total, buffer)), 0)
@@ -196,7 +196,7 @@ class Inputs:
         await self._stored.forget(lane)
         stored = await own.take_over(lane, _OWNER)
         # No sequence that was read is used again.
-        writer = next(iter(upstream_lanes(self._stored.graph, buffer)))
+        writer = next(iter(upstream_lanes(self._stored.plan, buffer)))
         last = await self._stored.repairs.last_sequence(upstream.vertex)
         while last < reading.up_to.sequence:
             last = (await upstream.take_over(writer, _OWNER)).sequence
@@ -227,7 +227,7 @@ class Inputs:
         """Records and stored bytes that were written to the buffer, minus those that were read and those that wait."""
         buffer = reading.up_to.buffer
         records, size = -reading.waiting_records, -reading.waiting_bytes
-        for writer in upstream_lanes(self._stored.graph, buffer):
+        for writer in upstream_lanes(self._stored.plan, buffer):
             stored = await self._stored.mark(upstream, writer)
             for total in stored.mark.written if stored is not None else ():
                 if _is(total, buffer):
@@ -258,8 +258,8 @@ class Inputs:
                 await self._rely_on_it_no_more(ledger, buffer, item.stored.witness)
             if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
                 writer = item.stored.witness.lane if item.stored.witness is not None else ""
-                graph = self._stored.graph
-                lanes = (lane for vertex in graph.stored_with(ledger.vertex) for lane in lanes_of(graph, vertex))
+                plan = self._stored.plan
+                lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in lanes_of(plan, vertex))
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
             await self._stored.repairs.remove(ledger.vertex, buffer, item.stored.sequence)
@@ -267,11 +267,11 @@ class Inputs:
     async def _rely_on_it_no_more(self, ledger: Ledger, buffer: BufferId, frame: Witness) -> None:
         """The newest frame that a lane has read has to be stored. Record in the marks of the other readers of the same
         copy, where it is this frame, that it may be missing."""
-        graph = self._stored.graph
-        edges = {edge.name: edge.to for edge in graph.edges}
+        plan = self._stored.plan
+        edges = {edge.name: edge.to for edge in plan.edges}
         others = [one for one in ledger.sharing.readers(ledger.sharing.stored(buffer)) if one != buffer]
         for other in (one for one in others if one.edge in edges):
-            for lane in (lane for lane in lanes_of(graph, edges[other.edge]) if other in inputs_of(graph, lane)):
+            for lane in (lane for lane in lanes_of(plan, edges[other.edge]) if other in inputs_of(plan, lane)):
                 own, mark = await self._stored.ledger_and_mark(lane)
                 if own is None:
                     continue
@@ -323,7 +323,7 @@ class Inputs:
         # The modules that read logs take half a second to import, and pipelines without a reduce do not need them.
         from millstream_runner.local.repair.logs import ReduceLogs
 
-        return ReduceLogs(self._stored.graph, self._windows)
+        return ReduceLogs(self._stored.plan, self._windows)
 
 
 async def _counted_bytes(upstream: Ledger, up_to: ReadUpTo, records: int) -> int:

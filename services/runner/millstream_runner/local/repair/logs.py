@@ -22,8 +22,8 @@ from millstream.account import Account
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 from millstream.ledger.protocol import Commit, Ledger, StoredMark
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
-from millstream.spec.graph import Graph
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.config import window_config
@@ -71,8 +71,8 @@ class LogLook:
 class ReduceLogs:
     """The logs of one pipeline that is not running."""
 
-    def __init__(self, graph: Graph, windows: Path) -> None:
-        self._graph = graph
+    def __init__(self, plan: Plan, windows: Path) -> None:
+        self._plan = plan
         self._windows = windows
 
     def look(self, lane: LaneId, ledger: Ledger | None, mark: mark_pb2.Mark) -> LogLook:
@@ -99,7 +99,7 @@ class ReduceLogs:
         return found
 
     def _read_back(self, lane: LaneId, directory: Path, ledger: Ledger, mark: mark_pb2.Mark) -> QueueContents:
-        group_by = self._graph.vertex(lane.vertex).group_by
+        group_by = self._plan.vertex(lane.vertex).group_by
         if group_by is None:
             raise MillstreamError(codes.IMPOSSIBLE, f"lane {lane} has no windows")
         identity = self._identity(lane, mark.epoch + 1, ledger)
@@ -123,7 +123,7 @@ class ReduceLogs:
 
     def _identity(self, lane: LaneId, epoch: int, ledger: Ledger) -> LogIdentity:
         return LogIdentity(
-            pipeline=self._graph.pipeline.name,
+            pipeline=self._plan.pipeline.name,
             vertex=lane.vertex,
             partition=lane.partition,
             epoch=epoch,

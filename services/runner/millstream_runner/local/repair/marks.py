@@ -13,9 +13,9 @@ from millstream.errors import DamageError
 from millstream.ledger.frames import readable
 from millstream.ledger.protocol import StoredFrame
 from millstream.naming import Origin
+from millstream.plan.lanes import all_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
-from millstream.spec.lanes import all_lanes
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, Lost, bare
 from millstream_runner.local.repair.stored import Stored
@@ -33,7 +33,7 @@ class Marks:
 
     async def lost_ledgers(self) -> AsyncIterator[Finding]:
         found: dict[str, str] = {}
-        for vertex in self._stored.graph.order:
+        for vertex in self._stored.plan.order:
             ledger = await self._stored.ledger(vertex)
             if ledger is not None:
                 found[vertex] = ledger.ledger_id
@@ -50,8 +50,8 @@ class Marks:
             )
 
     async def lost_messages(self) -> AsyncIterator[Finding]:
-        graph = self._stored.graph
-        for vertex in dict.fromkeys(map(graph.ledger_of, graph.order)):
+        plan = self._stored.plan
+        for vertex in dict.fromkeys(map(plan.ledger_of, plan.order)):
             lost = await self._stored.repairs.lost(vertex)
             if lost is None:
                 continue
@@ -71,7 +71,7 @@ class Marks:
             )
 
     async def torn(self) -> AsyncIterator[Finding]:
-        for lane in all_lanes(self._stored.graph):
+        for lane in all_lanes(self._stored.plan):
             before: int | None = None
             while (torn := await self._stored.repairs.torn(lane)) is not None:
                 if torn.last == before:
@@ -104,13 +104,13 @@ class Marks:
             frame = readable(stored)
         except ValueError as error:
             return Lost(f"{where}: {error}")
-        reader = self._stored.graph.edge(buffer.edge).to
+        reader = self._stored.plan.edge(buffer.edge).to
         origin = Origin(f"{reader}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
         records = [self._stored.naming.of(frame, index, origin) for index in range(frame.records)]
         return Lost(f"{where}: {counted(frame.records, 'record')}", records=records)
 
     async def unreadable_entries(self) -> AsyncIterator[Finding]:
-        for lane in all_lanes(self._stored.graph):
+        for lane in all_lanes(self._stored.plan):
             try:
                 await self._stored.published(lane)
             except DamageError as error:
@@ -124,7 +124,7 @@ class Marks:
                 )
 
     async def older(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.graph)):
+        for lane in self._stored.known(all_lanes(self._stored.plan)):
             update = await self._stored.published(lane) if lane not in self._unread else None
             if update is None:
                 continue

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from millstream.buffers.technology import InterStepBuffer
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.inputs import Inputs
@@ -27,8 +27,8 @@ from millstream_runner.local.repair.stored import Stored
 class Repair:
     """The repair of one pipeline that is not running."""
 
-    def __init__(self, graph: Graph, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
-        stored = Stored(graph, buffer)
+    def __init__(self, plan: Plan, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
+        stored = Stored(plan, buffer)
         self._marks = Marks(stored, ledgers)
         self._inputs = Inputs(stored, windows)
 

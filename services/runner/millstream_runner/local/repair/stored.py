@@ -11,8 +11,8 @@ from millstream.buffers.placed import placed
 from millstream.buffers.technology import InterStepBuffer
 from millstream.ledger.protocol import Ledger, StoredMark
 from millstream.naming import Naming
+from millstream.plan.plan import Plan
 from millstream.record import LaneId
-from millstream.spec.graph import Graph
 from millstream.watermark.store import OtUpdate, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -20,11 +20,11 @@ from millstream.wire.ledger.v1 import mark_pb2
 class Stored:
     """The stored data of one pipeline that is not running."""
 
-    def __init__(self, graph: Graph, buffer: InterStepBuffer) -> None:
-        self.graph = graph.stages
-        buffer = placed(buffer, graph)
+    def __init__(self, plan: Plan, buffer: InterStepBuffer) -> None:
+        self.plan = plan
+        buffer = placed(buffer, plan)
         self.repairs = buffer.repairs
-        self.naming = Naming(values=graph.pipeline.spec.logging.values)
+        self.naming = Naming(values=plan.pipeline.spec.logging.values)
         self.unknown: set[LaneId] = set()
         """Lanes whose marks cannot be read, and were left unchanged."""
         self._broker = buffer.broker

@@ -5,14 +5,13 @@ changed.
 """
 
 import json
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.json_parser import parse_json
+from millstream.plan.plan import Plan, plan_of
 from millstream.spec.graph import Graph, decided
 from millstream.spec.models import Pipeline
 
@@ -24,29 +23,32 @@ FORMAT = 1
 class Resolved:
     """A valid pipeline and the directory of its relative paths."""
 
-    pipeline: Pipeline
-    """The pipeline."""
-    graph: Graph
-    """Its graph."""
+    plan: Plan
+    """What runs and is stored of it."""
     base_dir: Path
     """Absolute directory of the relative paths in the pipeline."""
 
+    @property
+    def graph(self) -> Graph:
+        """The pipeline as its users see it."""
+        return self.plan.graph
 
-def dump(
-    pipeline: Pipeline,
-    base_dir: Path,
-    ledgers: Mapping[str, str] = MappingProxyType({}),
-    former_keys: Collection[str] = (),
-) -> str:
-    """The JSON text; base_dir is made absolute. `ledgers`, `former_keys`: as in `Graph`."""
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline."""
+        return self.plan.graph.pipeline
+
+
+def dump(plan: Plan, base_dir: Path) -> str:
+    """The JSON text; base_dir is made absolute."""
     contents = {
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
         # Fields that the user omitted stay omitted: some defaults have less effect than the same value if it is
         # written. Only which edges are chained is written, because stored data depends on it.
-        "pipeline": decided(pipeline).as_written(given_only=True),
-        **({"ledgers": dict(ledgers)} if ledgers else {}),
-        "formerKeys": sorted(former_keys),
+        "pipeline": decided(plan.graph.pipeline).as_written(given_only=True),
+        **({"ledgers": dict(plan.ledgers)} if plan.ledgers else {}),
+        "formerKeys": sorted(plan.former_keys),
     }
     return json.dumps(contents, indent=1)
 
@@ -66,8 +68,8 @@ def load(text: str) -> Resolved:
         pipeline = Pipeline.model_validate(contents["pipeline"])
         # Versions that knew only the former texts of keys did not write which sources have them.
         former_keys = contents.get("formerKeys", [vertex.name for vertex in pipeline.spec.vertices])
-        graph = Graph.of(pipeline, contents.get("ledgers", {}), former_keys)
-        return Resolved(pipeline, graph, Path(contents["baseDir"]))
+        plan = plan_of(Graph.of(pipeline), contents.get("ledgers", {}), former_keys)
+        return Resolved(plan, Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,

@@ -4,44 +4,41 @@
          ├─► b
          └─► c        with other conditions: stored separately
 
-Above it: whatever opens a ledger or checks a pipeline against one. Below it: the graph.
+Above it: whatever opens a ledger or checks a pipeline against one. Below it: the plan.
 """
 
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 
-from millstream.spec.graph import Graph
+from millstream.plan.plan import Plan
 from millstream.spec.models import Edge
 
 _PREFIX = "_"
 """The prefix of a shared copy's name. The name of an edge cannot begin with it."""
 
 
-def same_frames(graph: Graph, vertex: str) -> Mapping[str, tuple[str, ...]]:
+def same_frames(plan: Plan, vertex: str) -> Mapping[str, tuple[str, ...]]:
     """The groups of edges in a vertex's ledger that carry the same frames: for each group of two or more, the name of
     its copy in a new ledger, and the names of the edges in file order."""
-    stages = graph.stages
     groups: dict[str, list[str]] = defaultdict(list)
-    for edge in stages.edges_out[vertex]:
-        copy = copy_of(stages, edge)
+    for edge in plan.edges_out[vertex]:
+        copy = copy_of(plan, edge)
         if copy is not None:
             groups[copy].append(edge.name)
     return {copy: tuple(edges) for copy, edges in groups.items() if len(edges) > 1}
 
 
-def copy_of(graph: Graph, edge: Edge) -> str | None:
+def copy_of(plan: Plan, edge: Edge) -> str | None:
     """The name of the copy that an edge shares with all others that carry the same frames. None for an edge whose
     buffers depend on more than its condition and its reader's mark."""
-    stages = graph.stages
-    group_by = stages.vertex(edge.to).group_by
+    group_by = plan.vertex(edge.to).group_by
     keeps_input = group_by is not None and group_by.keeps_input
-    in_cycle = any(edge.from_ in group and edge.to in group for group in stages.sccs)
+    in_cycle = any(edge.from_ in group and edge.to in group for group in plan.sccs)
     if edge.kind != "data" or edge.chain or edge.on_full == "discardLatest" or keeps_input or in_cycle:
         return None
     # A chain writes the edges of all its vertices to one ledger, and only those of one vertex carry the same frames.
-    writer = next(one.from_ for one in graph.pipeline.spec.edges if one.name == edge.name)
-    name = f"{_PREFIX}{writer}-{stages.vertex(edge.to).partitions}"
+    name = f"{_PREFIX}{plan.writer_of(edge.name)}-{plan.vertex(edge.to).partitions}"
     tags = edge.conditions.tags if edge.conditions is not None else None
     if tags is None or not tags.values:
         return name

@@ -1,0 +1,228 @@
+"""What a change of a pipeline requires of what is stored of it. Pure.
+
+    the stored shape, the new plan ─► restart, drain first, or refused and why
+
+Above it: whatever runs a pipeline again. Below it: shapes. Users may change functions, and the options of sources and
+sinks, between two runs. Buffers and marks are found by names, kinds, partitions and ends of edges: these may change
+where no records wait, in ways that keep the meaning of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from millstream.plan.shape import head_of, readable
+from millstream.plurals import counted
+from millstream.spec.buffers import DEFAULT
+from millstream.spec.models import Pipeline
+
+
+class Effect(Enum):
+    """What a difference requires."""
+
+    RESTART = "restart"
+    """It takes effect when the pipeline is started again."""
+    DRAIN = "drain"
+    """The same, if no records wait where the difference is; otherwise the pipeline has to be drained first."""
+    REFUSED = "refused"
+    """It never fits what is stored."""
+
+
+class Difference(NamedTuple):
+    """One difference between two pipelines of one name."""
+
+    effect: Effect
+    what: str
+    """A sentence without its full stop; if it is refused, with the reason and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """The differences from the pipeline that wrote the stored data, and what they require of that data."""
+
+    refused: Sequence[str]
+    """Differences that never fit, one sentence each, with what to do instead."""
+    emptied: Mapping[str, str]
+    """Edges of the old pipeline in which no records may wait, each with the reason."""
+    closed: Mapping[str, str]
+    """Reduces of the old pipeline that may have no open windows, each with the reason."""
+    gone: Sequence[str]
+    """Vertices whose data is to be removed."""
+    separated: Sequence[str] = ()
+    """Edges that were chained and have buffers now, one sentence each."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """The vertex that read each edge which is removed, if that vertex stays."""
+    added: Sequence[str] = ()
+    """Vertices and edges that start with nothing, one sentence each."""
+
+    @property
+    def grown(self) -> Sequence[str]:
+        """Reduces that have more lanes now."""
+        return [vertex for vertex in self.closed if vertex not in self.gone]
+
+    @property
+    def any(self) -> bool:
+        """Whether stored data has to change."""
+        return bool(self.refused or self.emptied or self.closed or self.separated or self.gone)
+
+    @property
+    def differences(self) -> Sequence[Difference]:
+        """All of them, in the order of what they require: most first."""
+        asked = dict.fromkeys([*self.emptied.values(), *self.closed.values()])
+        forgotten = [f"vertex {name} was removed" for name in self.gone]
+        found = [Difference(Effect.REFUSED, what) for what in self.refused]
+        found += [Difference(Effect.DRAIN, what) for what in asked]
+        found += [
+            Difference(Effect.RESTART, what) for what in (*forgotten, *self.separated, *self.added) if what not in asked
+        ]
+        return found
+
+
+def diff(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collection[str] = ()) -> Diff:
+    """What a change of shape requires of stored data. `forget`: sources that may be removed with their positions.
+
+    New vertices and edges never conflict: they start with nothing, under names that have never been used. Raises
+    `DamageError` if `before` is not a shape.
+    """
+    with readable():
+        return _diff(before, now, forget)
+
+
+def settings_changed(before: Pipeline, now: Pipeline) -> Sequence[Difference]:
+    """Differences in what does not decide where records are: functions, options, limits. A restart is enough for each.
+    Those of vertices and edges that are in only one of the two are not listed."""
+    found = [f"`{name}` changed" for name in _changed(_rest(before), _rest(now))]
+    for noun, old, new in (
+        ("vertex", {one.name: one for one in before.spec.vertices}, {one.name: one for one in now.spec.vertices}),
+        ("edge", {one.name: one for one in before.spec.edges}, {one.name: one for one in now.spec.edges}),
+    ):
+        for name in old.keys() & new.keys():
+            members = _changed(old[name].as_written(given_only=True), new[name].as_written(given_only=True))
+            found += [f"`{member}` of {noun} {name} changed" for member in members if member not in _OF_SHAPE]
+    return [Difference(Effect.RESTART, what) for what in sorted(found)]
+
+
+_OF_SHAPE = frozenset({"partitions", "from", "to", "chain"})
+"""Members of vertices and edges that `diff` compares."""
+
+
+def _rest(pipeline: Pipeline) -> Mapping[str, Any]:
+    written = pipeline.spec.as_written(given_only=True)
+    return {name: value for name, value in written.items() if name not in ("vertices", "edges", "chain")}
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in before.keys() | now.keys():
+        if before.get(name) != now.get(name):
+            yield name
+
+
+def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[str]) -> Diff:
+    refused: list[str] = []
+    emptied: dict[str, str] = {}
+    closed: dict[str, str] = {}
+    gone: list[str] = []
+    separated: list[str] = []
+    if before["pipeline"] != now["pipeline"]:
+        refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
+    held, wanted = before.get("ledger", DEFAULT), now.get("ledger", DEFAULT)
+    if held != wanted:
+        refused.append(f"its records were kept by {held}, and are now kept by {wanted}")
+    for name, old in before["vertices"].items():
+        new = now["vertices"].get(name)
+        what = f"vertex {name} was removed" if new is None else _difference(name, old, new)
+        if not what:
+            continue
+        reads = any(ends["to"] == name for ends in before["edges"].values())
+        fault = _fault(name, old, new, forget, reads=reads)
+        if fault:
+            refused.append(f"{what}: {fault}")
+            continue
+        if new is None:
+            gone.append(name)
+        emptied.update((edge, what) for edge, ends in before["edges"].items() if ends["to"] == name)
+        if "windows" in old:
+            closed[name] = what
+    for name, old in before["edges"].items():
+        new = now["edges"].get(name)
+        if new is None:
+            emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) was removed")
+        elif "chained" in old and "chained" not in new and not _delivers(before, old["from"]):
+            separated.append(f"edge {name} was chained and has a buffer now")
+        elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
+            whose = old["to"] if "chained" in old or "chained" in new else old["from"]
+            refused.append(
+                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change "
+                "that led to this (of `chain`, or of what an edge needs to be chained), or rename vertex "
+                f"{whose}, which then starts empty, when no records wait"
+            )
+        elif new != old:
+            refused.append(
+                f"edge {name} went from {old['from']} to {old['to']} and now goes from {new['from']} to {new['to']}: "
+                "give it another name"
+            )
+    for kind in ("vertices", "edges"):
+        refused += [
+            f"{'a vertex' if kind == 'vertices' else 'an edge'} called {name} was removed earlier: use another name"
+            for name in before.get("gone", {}).get(kind, ())
+            if name in now[kind]
+        ]
+    removed = {
+        name: old["to"]
+        for name, old in before["edges"].items()
+        if name not in now["edges"] and old["to"] in now["vertices"] and "chained" not in old
+    }
+    added = [f"vertex {name} is new" for name in now["vertices"] if name not in before["vertices"]]
+    added += [f"edge {name} is new" for name in now["edges"] if name not in before["edges"]]
+    return Diff(refused, emptied, closed, gone, separated, removed, added)
+
+
+def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first difference, if there are several; those that never fit come first."""
+    if (old["kind"], old["of"]) != (new["kind"], new["of"]):
+        return f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}"
+    if old.get("windows") != new.get("windows"):
+        return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
+    if old["partitions"] != new["partitions"]:
+        return f"vertex {name} had {counted(old['partitions'], 'partition')} and now has {new['partitions']}"
+    return ""
+
+
+def _fault(
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str], *, reads: bool
+) -> str:
+    """Why a difference never fits, even if no records wait; empty if it fits when none do."""
+    if not reads:
+        if new is not None:
+            return "the position of a source is kept for each partition, in a form of its own"
+        if name not in forget:
+            return (
+                "its position would be forgotten, and a source with another name starts at its beginning. Put it "
+                f"back, or use `--forget {name}`"
+            )
+        return ""
+    if new is None:
+        return ""
+    other = "rename it; it then starts empty"
+    if old["kind"] != new["kind"] or old.get("windows") != new.get("windows"):
+        return other
+    return other if new["partitions"] < old["partitions"] else ""
+
+
+def _delivers(before: Mapping[str, Any], vertex: str) -> bool:
+    """Whether the chain with that vertex ends in a sink, which counts its deliveries and not the frames of a buffer."""
+    head = head_of(before, vertex)
+    chained = [old["to"] for old in before["edges"].values() if "chained" in old and head_of(before, old["to"]) == head]
+    # A vertex that follows in a chain is a map, without an end, or a sink.
+    return any(before["vertices"][name]["of"] for name in chained)
+
+
+def _place_text(edge: Mapping[str, Any]) -> str:
+    return "is chained" if "chained" in edge else f"has its buffer in the ledger of {edge.get('ledger', edge['from'])}"
+
+
+def _kind_text(vertex: Mapping[str, Any]) -> str:
+    return f"{vertex['of']} {vertex['kind']}".strip()
