@@ -17,16 +17,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from millstream.json_parser import parse_json
 from millstream.sandbox import DATA_DIRECTORIES
-from millstream_runner.cli.parsing import Parser
 
 _YAML = (".yaml", ".yml")
 _HELP_CHARACTERS_MAX = 60
 _FILE_BYTES_MAX = 1024 * 1024
 """Larger files are not read, because completion has to be quick."""
+
+
+class Grammar(Protocol):
+    """What is asked of the parser of a command: `millstream_runner.cli.parsing`, which asks this module for names."""
+
+    @property
+    def commands(self) -> argparse._SubParsersAction[Any] | None:
+        """Its subcommands."""
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """Its options and arguments, in order."""
 
 
 class Candidate(NamedTuple):
@@ -41,7 +52,7 @@ class Candidate(NamedTuple):
 class Line:
     """The meaning of the words before the one that is being typed."""
 
-    parser: Parser
+    parser: Grammar
     values: list[str] = field(default_factory=list)
     """The positional arguments of the last command."""
     options: dict[str, str] = field(default_factory=dict)
@@ -54,7 +65,7 @@ class Line:
     """After `--`, nothing is an option."""
 
 
-def main(parser: Parser, arguments: Sequence[str]) -> int:
+def main(parser: Grammar, arguments: Sequence[str]) -> int:
     """Answer a shell's script. The arguments are `SHELL WORD…`; the last word is the one that is being typed."""
     shell, *words = arguments
     fragment = None
@@ -66,7 +77,7 @@ def main(parser: Parser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
+def candidates(parser: Grammar, words: Sequence[str]) -> Iterator[Candidate]:
     """The candidates for the last word; each begins with it."""
     *before, current = words
     line = _read(parser, before)
@@ -74,7 +85,7 @@ def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
     if line.open_option is not None:
         yield from _matching(_values_of(line.open_option, line, current), current)
     elif current.startswith("-") and has_value and not line.is_literal:
-        action = line.parser._option_string_actions.get(option)
+        action = _option(line.parser, option)
         for found in _matching(_values_of(action, line, value), value) if action is not None else ():
             yield found._replace(word=f"{option}={found.word}")
     elif current.startswith("-") and not line.is_literal:
@@ -86,7 +97,7 @@ def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
             yield from _options_of(line)
 
 
-def names_of(metavar: str, parser: Parser, words: Sequence[str]) -> list[str]:
+def names_of(metavar: str, parser: Grammar, words: Sequence[str]) -> list[str]:
     """The candidates for a `metavar` whose values are known, given the words on the line."""
     of_kind = VALUES[metavar]
     with suppress(Exception):
@@ -95,7 +106,11 @@ def names_of(metavar: str, parser: Parser, words: Sequence[str]) -> list[str]:
     return []
 
 
-def _read(parser: Parser, words: Iterable[str]) -> Line:
+def _option(parser: Grammar, name: str) -> argparse.Action | None:
+    return next((action for action in parser.actions if name in action.option_strings), None)
+
+
+def _read(parser: Grammar, words: Iterable[str]) -> Line:
     line = Line(parser)
     for word in words:
         if line.open_option is not None:
@@ -105,7 +120,7 @@ def _read(parser: Parser, words: Iterable[str]) -> Line:
             line.is_literal = True
         elif word.startswith("-") and len(word) > 1 and not line.is_literal:
             name, has_value, value = word.partition("=")
-            action = line.parser._option_string_actions.get(name)
+            action = _option(line.parser, name)
             if action is None:
                 continue
             line.given.update(action.option_strings)

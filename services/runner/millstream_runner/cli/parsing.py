@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser):
         """The names to choose from, if the missing argument is an edge or a vertex."""
         if option not in ("EDGE", "VERTEX"):
             return []
-        # The completion reads the files of this directory, and imports this module.
+        # The completion reads the files of this directory.
         from millstream_runner.cli.completing import names_of
 
         return names_of(option, self, self._given)[:_NAMED_MAX]
