@@ -208,7 +208,7 @@ class KafkaSource(KafkaCluster):
 
     @property
     def topics(self) -> Sequence[str]:
-        """Rejects duplicates."""
+        """The names, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.topic.split(",") if name.strip()))
 
 

@@ -63,7 +63,7 @@ class RedisSource(RedisServer):
 
     @property
     def streams(self) -> Sequence[str]:
-        """Rejects duplicates."""
+        """The names, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.stream.split(",") if name.strip()))
 
 

@@ -96,7 +96,7 @@ class LineParser:
         return parsed
 
     def _parse_all(self, lines: Sequence[bytes], parsed: Parsed) -> None:
-        """All lines at once; `ValueError` when one of them is invalid."""
+        """Parses all lines at once. Raises `ValueError` if one of them is invalid."""
         extraction = self._extraction
         if self._encoding != UTF_8:
             values = "\n".join([line.decode(self._encoding) for line in lines]).encode().split(b"\n") if lines else []

@@ -150,7 +150,7 @@ class RefusableLane(PositionLane[T]):
         return made
 
     def _taken_over(self, position: Position, refused: dict[Position, tuple[str, str]]) -> None:
-        """The lane's stored state in the target; the lane now belongs to this owner."""
+        """Notes the stored state of the lane in the target, which belongs to this owner now."""
         if self._owner.fallback:
             return
         self._durable = max(self._durable, position)
@@ -168,7 +168,7 @@ class RefusableLane(PositionLane[T]):
             yield write.new[number][2]
 
     def _sort(self, write: _Write[T], number: int, item: SinkFrame) -> None:
-        """The records of a frame to write, and the refused ones."""
+        """Sorts the records of a frame into those to write and those that are refused."""
         converted = self._convert(item)
         indexes = item.indexes()
         for row, index in enumerate(indexes if self._refused else ()):

@@ -121,7 +121,7 @@ class BufferReader:
             await self._wake.wait()
 
     def pass_over(self, sequence: int) -> None:
-        """Whether every frame up to this sequence has been handed out, unless it was no longer stored."""
+        """Note that every frame up to this sequence has been handed out, unless it was no longer stored."""
         self.sequence = max(self.sequence, sequence)
         self._wake.set()
 

@@ -244,7 +244,7 @@ class FileSinkLane:
         file.keep(partition, body.add(converted.content, start, stop))
 
     def _end_begun(self, frame: str) -> None:
-        """Whether the file that a former owner has fixed is complete."""
+        """Seal the file whose end a former owner has fixed."""
         end, self._begun = self._begun, None
         assert end is not None, "a former owner has fixed an end"
         if self._growing is None:

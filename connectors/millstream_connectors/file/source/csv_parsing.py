@@ -223,7 +223,7 @@ class CsvParser:
                 invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))
 
     def _encode_all(self, rows: list[list[str]], parsed: Parsed, *, plain: bool) -> None:
-        """All rows at once; `ValueError` if one of them is invalid. `plain`: no text has anything to escape."""
+        """Encodes all rows at once. Raises `ValueError` if one is invalid. `plain`: no text has anything to escape."""
         if self._time_index >= 0:
             parsed.event_times_us = [self._extraction.parse_time(row[self._time_index]) for row in rows]
         if self._key_indexes:

@@ -399,8 +399,8 @@ class JetStreamSourceLane:
             self._at = max(self._at or 0, int(info["state"]["last_seq"]))
 
     async def _new_consumer(self) -> None:
-        """A new consumer, after the last message that was read. Messages that arrived and were not read arrive
-        again."""
+        """Creates a consumer that begins after the last message that was read. Messages that arrived and were not read
+        arrive again."""
         if self._restart != "start":
             _log.info("%s: reading continues after %s (%s)", self._where, self._at, self._restart or "reconnected")
         async with asyncio.timeout(self._spec.timeout_s):

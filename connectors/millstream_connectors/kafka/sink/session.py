@@ -270,7 +270,7 @@ class Session:
             self._refused = error
 
     def _check_not_lost(self) -> None:
-        """The error for a lane that has made progress, but whose position is missing in a topic with records."""
+        """Raises the error for a lane that has made progress, but whose position is missing in a topic with records."""
         if self._owner.start == Position(0) or self._is_empty():
             return
         raise DamageError(

@@ -59,7 +59,7 @@ class Run:
         return max(0, (stop if end is None else bisect_left(self.offsets, end, self.at, stop)) - self.at)
 
     def size_of(self, records: int) -> int:
-        """Bytes of the next `count` records."""
+        """Bytes of the next `records` records."""
         return self.ends[self.at + records - 1] - (self.ends[self.at - 1] if self.at else 0)
 
 
@@ -79,7 +79,7 @@ class Taken:
         return len(self._values)
 
     def add(self, run: Run, records: int) -> None:
-        """Take `count` records of a run."""
+        """Take the next `records` records of a run."""
         part = slice(run.at, run.at + records)
         self.size += run.size_of(records)
         self._values += run.values[part]

@@ -648,7 +648,7 @@ class PostgresCdcLane:
                 self._reading = None
 
     async def _take(self, into: Batch, records_max: int, bytes_max: int) -> None:
-        """The next batch."""
+        """Adds the next rows of the snapshot to a batch."""
         while self._rows and self._snapshot is not None and len(into.values) < records_max:
             row = self._rows[0]
             assert self._part_tail is not None, "a part was begun"

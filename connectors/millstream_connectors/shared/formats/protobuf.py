@@ -49,7 +49,7 @@ def parsed(schema: Schema) -> FileDescriptor:
 
 
 def _add_own(pool: DescriptorPool, name: str, added: set[str]) -> None:
-    """A file that is part of protobuf, after those that it imports."""
+    """Adds a file that is part of protobuf, after those that it imports."""
     if not name.startswith(_OWN) or name in added:
         return
     added.add(name)

@@ -52,7 +52,7 @@ class SqlFormat(RowFormat[Change]):
         self._backend = settings.backend
 
     def learn(self, known: dict[str, types.TypeEngine[Any]]) -> None:
-        """The types of the table's columns."""
+        """Takes the types of the table's columns from the database."""
         parses = self._backend != SQLITE
         for index, column in enumerate(self.columns):
             of = known.get(column.name)

@@ -121,7 +121,7 @@ class SqlSourceLane:
         return pack_position(KIND, self._owner.partitions, body)
 
     async def _connected(self) -> None:
-        """The connection, after the query was checked on it. Raises Millstream errors."""
+        """Opens the connection and checks the query on it. Raises Millstream errors."""
         if self._way.is_open:
             return
         spec, query, way = self._spec, self._query, self._way

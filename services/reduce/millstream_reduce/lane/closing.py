@@ -64,7 +64,7 @@ class Closing:
         OPEN ──► watermark ──► CLOSED, waiting ──► fewer than two hand-overs awaited ──► HANDED OVER
           └──► early results due ──► their rows so far are HANDED OVER; the window stays OPEN
 
-    `waiting_since_s` is the only state: whether closed windows wait, and since when.
+    `_waiting_since_s` is the only state: whether closed windows wait, and since when.
     """
 
     def __init__(self, queue: Queue, progress: LaneProgress, early: EarlyResults | None, *, lateness_us: int) -> None:

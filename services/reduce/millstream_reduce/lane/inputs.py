@@ -60,7 +60,7 @@ class ReduceInput:
 
 
 class ReduceInputs:
-    """All buffers of a lane. Created by `open_reduce_inputs`."""
+    """All buffers of a lane."""
 
     def __init__(self, inputs: Sequence[ReduceInput]) -> None:
         self.inputs = tuple(inputs)

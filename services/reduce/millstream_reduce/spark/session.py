@@ -299,7 +299,7 @@ def _import_connect() -> None:
 
 
 def _import_pyspark() -> None:
-    """All that a session on a JVM of ours will import."""
+    """Imports all that a session on a JVM of ours will import."""
     import pyspark.sql
     from pyspark.sql.pandas import functions, utils
 
@@ -311,7 +311,7 @@ def _import_pyspark() -> None:
 
 
 def _known_version() -> None:
-    """The version of pandas, known from our own dependencies."""
+    """Stands for a check of the version of pandas, which is known from our own dependencies."""
 
 
 def _attach(gateway: Gateway, python: str) -> SparkSession:

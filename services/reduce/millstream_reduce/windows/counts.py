@@ -91,7 +91,7 @@ class CountWindows(KeyedWindows):
         return pieces
 
     def _put(self, key: Key, triple: Triple, start: int, end: int) -> None:
-        """A piece, for which there is room, into the slot of its key."""
+        """Puts a piece, for which there is room, into the slot of its key."""
         slots = self._slots
         slot = self._filling.get(key, _ABSENT)
         if slot == _ABSENT:

@@ -292,7 +292,7 @@ class KeyedWindows(ABC):
         self._settle()
 
     def _attach_all(self, slots: Rows, columns: encoding.Slots) -> None:
-        """The pieces of the slots, by the place that they have in their slot."""
+        """Attaches the pieces of the slots, by the place that they have in their slot."""
         triples = columns.triples
         begins = np.cumsum(columns.pieces) - columns.pieces
         for place in range(int(columns.pieces.max(initial=0))):

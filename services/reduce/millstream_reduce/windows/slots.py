@@ -136,7 +136,7 @@ class Slots(Pool):
         return slots
 
     def attach(self, slots: Rows, entry: int, firsts: Rows, counts: Rows) -> None:
-        """A piece of the entry for each slot, no slot twice."""
+        """Attaches a piece of the entry to each slot, to none twice."""
         pieces = self._pieces.take(len(slots))
         chained = self._pieces
         chained.entry[pieces], chained.first[pieces], chained.count[pieces] = entry, firsts, counts
@@ -150,7 +150,7 @@ class Slots(Pool):
         self.open_rows += int(counts.sum())
 
     def attach_one(self, slot: int, entry: int, first: int, count: int) -> None:
-        """A piece of the entry for one slot."""
+        """Attaches a piece of the entry to one slot."""
         piece = int(self._pieces.take(1)[0])
         chained = self._pieces
         chained.entry[piece], chained.first[piece], chained.count[piece] = entry, first, count
@@ -165,7 +165,7 @@ class Slots(Pool):
         self.open_rows += count
 
     def join(self, slot: int, other: int) -> None:
-        """The first takes over the pieces and the span of the other, which becomes free."""
+        """Makes the first take over the pieces and the span of the other, which becomes free."""
         self.start[slot] = min(self.start[slot], self.start[other])
         self.end[slot] = max(self.end[slot], self.end[other])
         self.rows[slot] += self.rows[other]

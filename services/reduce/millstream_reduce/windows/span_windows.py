@@ -111,7 +111,7 @@ class SpanWindows(KeyedWindows):
         return slot
 
     def _list(self, key: Key, listed: list[int]) -> None:
-        """The key has these open slots, by start."""
+        """Notes that the key has these open slots, by start."""
         if len(listed) > 1:
             self._several[key] = listed
         else:
