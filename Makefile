@@ -23,7 +23,7 @@ BEFORE_TESTS = $(MAKE) --no-print-directory --jobs=2 lint servers
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo docs check test tests test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup servers demo docs check test tests test-all test-images test-collector test-lowest lint spelling types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -92,6 +92,9 @@ lint: $(STAMP)  ## Style, import direction, proto files, generated code.
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python tools/generate_protos.py --check
+
+spelling: $(STAMP)  ## Words that codespell does not know, in pages and in the product; no check depends on it.
+	$(BIN)/codespell *.md docs $(filter millstream services connectors,$(PRESENT))
 
 types: $(STAMP)  ## Strict type checking.
 	$(BIN)/mypy $(PRESENT)

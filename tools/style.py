@@ -31,15 +31,6 @@ FUNCTION_LINES_MAX = 80
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
 
-MAY_PRINT = (
-    "services/runner/millstream_runner/cli/",
-    "services/runner/millstream_runner/local/",
-    "examples/",
-    "benchmarks/",
-    "tools/",
-)
-"""Standard output belongs to the command line and to scripts; everything else logs."""
-
 STARTS_UNOWNED_TASKS = frozenset({"create_task", "ensure_future"})
 MAY_START_UNOWNED_TASKS = frozenset({
     # The two directions of a connection end together, awaited by the function that started them.
@@ -213,8 +204,6 @@ def faults_of_module(path: PurePosixPath, source: str) -> list[str]:
         faults.append(f"{path}: {lines} lines, {FILE_LINES_MAX} are the most; split it by what it is about")
     if VAGUE_NAMES & {*path.parts[:-1], path.stem}:
         faults.append(f"{path}: the name says nothing; name it for what it holds")
-    if path.parts[0] in PRODUCT and tree.body and ast.get_docstring(tree) is None:
-        faults.append(f"{path}: no docstring that says what the module owns")
     faults += (f"{path}:{line}: {fault}" for line, fault in sorted(_faults_of_nodes(path, tree)))
     return faults
 
@@ -241,8 +230,6 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 yield node.lineno, f"imports {name}, whose answers have no limit; see millstream/wire/bodies.py"
             case ast.Import(names=names) if any(one.name in _CLIENTS for one in names) and _must_limit(path):
                 yield node.lineno, "imports a client whose answers have no limit; see millstream/wire/bodies.py"
-            case ast.ExceptHandler() if _catches_everything(node) and _does_nothing(node):
-                yield node.lineno, "swallows every error; catch what you expect, or report it"
             case ast.ImportFrom(module="time") if any(alias.name == "sleep" for alias in node.names):
                 yield (
                     node.lineno,
@@ -257,7 +244,6 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
     owner, _, method = name.rpartition(".")
     starts_unowned_task = method in STARTS_UNOWNED_TASKS and (owner == "asyncio" or "loop" in owner)
     in_test = path.parts[0] == "tests"
-    names_its_output = any(keyword.arg == "file" for keyword in call.keywords)
     if name == "time.sleep" and path.parts[0] in (*PRODUCT, "tests"):
         yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
     if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS and not in_test:
@@ -278,8 +264,6 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
             yield call.lineno, f"{name} has no limit of depth; see millstream.json_parser"
         if name in READS_TIMES and not str(path).startswith(tuple(MAY_READ_TIMES)):
             yield call.lineno, f"{name} raises for times outside the calendar; see millstream.extract"
-    if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
-        yield call.lineno, "prints to standard output, which belongs to the command line; log it"
 
 
 def _must_limit(path: PurePosixPath) -> bool:
@@ -317,18 +301,6 @@ def _creates_files(call: ast.Call) -> bool:
 
 def _may_create_files(path: PurePosixPath) -> bool:
     return any(str(place) in MAY_CREATE_FILES for place in (path, *path.parents))
-
-
-def _catches_everything(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
-
-
-def _does_nothing(handler: ast.ExceptHandler) -> bool:
-    return all(
-        isinstance(statement, ast.Pass | ast.Continue)
-        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
-        for statement in handler.body
-    )
 
 
 def _imports_of_coroutine(coroutine: ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
