@@ -1,1 +1,1 @@
-"""External Redis and Valkey servers: how they are named and reached, and what their errors mean."""
+"""Connections to a Redis or Valkey server."""

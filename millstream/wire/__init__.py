@@ -1,1 +1,1 @@
-"""Network protocols: HTTP, TLS and Kafka connections, and the generated modules of our own formats."""
+"""Network protocols: HTTP and TLS connections, and the generated modules of our own formats."""

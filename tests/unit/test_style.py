@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tools import style
+from tools import layers, style
 
 CONFIGURATION = tomllib.loads((style.REPOSITORY / "pyproject.toml").read_text())
 SDK = style.REPOSITORY / "services/udf_sdk/millstream_udf"
@@ -149,6 +149,10 @@ def test_every_part_of_the_library_has_its_layer() -> None:
     parts |= {path.parent.name for path in style.REPOSITORY.glob("connectors/millstream_*/__init__.py")}
     assert parts - named == set()
     assert named - parts == set()
+
+
+def test_the_layers_are_in_the_page_as_they_are_in_the_rules() -> None:
+    assert layers.PAGE.read_text(encoding="utf-8") == layers.page(), "run tools/layers.py"
 
 
 def test_the_sdk_needs_grpcio_and_protobuf_only() -> None:
