@@ -16,7 +16,7 @@ from millstream_runner.local.directory import HOME, DataDirectory, read_json
 _MEANINGS = {
     Effect.RESTART: "a restart is enough",
     Effect.DRAIN: "only where no records wait: drain the pipeline first (Ctrl-C)",
-    Effect.REFUSED: "never fits what is stored",
+    Effect.REFUSED: "never fits what is stored: undo it, or start over (--fresh, or another --data-dir)",
 }
 
 
@@ -29,7 +29,10 @@ def dry_run(loaded: Loaded, arguments: argparse.Namespace) -> int:
         listed = [{"effect": one.effect.value, "what": one.what} for one in differences or ()]
         print(json.dumps({"starts_over": differences is None, "differences": listed}))
     elif differences is None:
-        print(f"the run starts from the beginning: it continues from nothing in {directory.root}")
+        stored = (
+            f"removes what is stored in {directory.root}" if arguments.fresh else f"finds nothing in {directory.root}"
+        )
+        print(f"the run {stored}, and starts from the beginning")
     elif not differences:
         print(f"nothing differs from the last run in {directory.root}")
     else:
