@@ -106,7 +106,7 @@ class Sweep:
         self._runs = runs
         self._journal = journal
         self._places = asyncio.Semaphore(at_a_time)
-        self._told_s = time.monotonic()
+        self._reported_at_s = time.monotonic()
         self.stopped = False
 
     def stop(self) -> None:
@@ -131,8 +131,8 @@ class Sweep:
             self._journal.add(Done(ended, missed=bool(outcome.missed), failed=bool(outcome.failed)))
             if outcome.failed:
                 print(f"FAILED --again '{outcome.pipeline}:{' '.join(outcome.points)}'\n{outcome}", file=sys.stderr)
-            if time.monotonic() - self._told_s >= REPORT_S:
-                self._told_s = time.monotonic()
+            if time.monotonic() - self._reported_at_s >= REPORT_S:
+                self._reported_at_s = time.monotonic()
                 failed = sum(done.failed for done in self._journal.done)
                 print(f"{len(outcomes)} of {len(cases)}, {failed} failed", file=sys.stderr)
         return outcomes

@@ -121,16 +121,16 @@ async def measure(text: str, seconds: float, workers: int | None, sink: str | No
     async with running(text, port, workers) as (runner, data):
         await until_started(data)
         await asyncio.sleep(_WARM_UP_S)
-        told_by = _port_of(data, sink) if sink is not None else None
-        before = await scrape_latency(told_by) if told_by is not None else None
+        observed_by = _port_of(data, sink) if sink is not None else None
+        before = await scrape_latency(observed_by) if observed_by is not None else None
         begun, begun_s = taken(runner, data), asyncio.get_running_loop().time()
         await asyncio.sleep(seconds)
         ended, passed_s = taken(runner, data), asyncio.get_running_loop().time() - begun_s
         shares = {name: 100 * (ended[name] - begun.get(name, 0.0)) / passed_s for name in sorted(ended)}
         found: dict[str, Any] = {"percent": {**shares, "all": sum(shares.values())}}
-        if told_by is not None and before is not None:
+        if observed_by is not None and before is not None:
             with suppress(RetryLaterError):
-                counts = (await scrape_latency(told_by)).since(before)
+                counts = (await scrape_latency(observed_by)).since(before)
                 found["latency_ms"] = {
                     f"p{100 * share:.0f}": (counts.quantile_s(share) or 0.0) * 1000 for share in (0.5, 0.99)
                 }

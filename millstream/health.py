@@ -57,7 +57,7 @@ class Silence:
 
     def __init__(self, now_s: float) -> None:
         self.seconds = 0.0
-        self._looked_s = now_s
+        self._checked_at_s = now_s
 
     def on_answer(self) -> None:
         """Called when the process has answered."""
@@ -65,8 +65,8 @@ class Silence:
 
     def look(self, now_s: float) -> float:
         """Returns the seconds of silence up to now."""
-        self.seconds += min(now_s - self._looked_s, _LOOK_COUNTS_S)
-        self._looked_s = now_s
+        self.seconds += min(now_s - self._checked_at_s, _LOOK_COUNTS_S)
+        self._checked_at_s = now_s
         return self.seconds
 
 
@@ -181,11 +181,11 @@ class Heartbeat:
     """The reading end of a process's heartbeat: an empty line for each beat, and messages of the process between them.
     Made by `open_heartbeat`."""
 
-    def __init__(self, read_end: int, write_end: int, on_said: Callable[[str], None]) -> None:
+    def __init__(self, read_end: int, write_end: int, on_line: Callable[[str], None]) -> None:
         self.write_end = write_end
         """The descriptor that the process must inherit; see `environment`."""
         self._read_end = read_end
-        self._on_said = on_said
+        self._on_line = on_line
         self._beaten = asyncio.Event()
         self._lines = LineSplitter()
 
@@ -206,19 +206,19 @@ class Heartbeat:
             self._beaten.set()
             for line in self._lines.feed(data):
                 if line:
-                    self._on_said(line.decode())
+                    self._on_line(line.decode())
 
 
 @contextmanager
-def open_heartbeat(on_said: Callable[[str], None] = lambda text: None) -> Iterator[Heartbeat]:
-    """A pipe for the heartbeat of a process that is about to start and that inherits `write_end`. `on_said` gets the
+def open_heartbeat(on_line: Callable[[str], None] = lambda text: None) -> Iterator[Heartbeat]:
+    """A pipe for the heartbeat of a process that is about to start and that inherits `write_end`. `on_line` gets the
     messages of the process."""
     read_end, write_end = os.pipe()
     try:
         os.set_blocking(read_end, False)
         # A full pipe must not stop the process: its supervisor may be stopped.
         os.set_blocking(write_end, False)
-        heartbeat = Heartbeat(read_end, write_end, on_said)
+        heartbeat = Heartbeat(read_end, write_end, on_line)
         loop = asyncio.get_running_loop()
         loop.add_reader(read_end, heartbeat.take)
         try:
@@ -251,23 +251,23 @@ class _Beating:
     def __init__(self, descriptor: int, loop: asyncio.AbstractEventLoop) -> None:
         self._descriptor = descriptor
         self._loop = loop
-        self._unsaid: list[bytes] = []
+        self._unsent: list[bytes] = []
         """Lines that did not fit into the pipe: the supervisor may be stopped."""
 
     def say(self, text: str) -> None:
-        self._unsaid.append(text.encode() + b"\n")
+        self._unsent.append(text.encode() + b"\n")
         self._write()
 
     def _write(self) -> None:
         with suppress(OSError):
-            while self._unsaid:
+            while self._unsent:
                 # A pipe takes such a short line completely or not at all.
-                os.write(self._descriptor, self._unsaid[0])
-                del self._unsaid[0]
+                os.write(self._descriptor, self._unsent[0])
+                del self._unsent[0]
 
     def beat(self) -> None:
-        if not self._unsaid:
-            self._unsaid.append(b"\n")
+        if not self._unsent:
+            self._unsent.append(b"\n")
         self._write()
         # The beats of all processes come at the same moments, so that they wake up their supervisor only once.
         self._loop.call_later(until_next(BEAT_INTERVAL_S, self._loop), self.beat)

@@ -186,7 +186,7 @@ class Sidecar:
         self._restarts = 0
         self._is_ready = False
         self._sources = SourceFiles(socket.parent / "imported", spec.command, spec.cwd or Path.cwd())
-        self._said_of_start = ""
+        self._reported_start = ""
         """Why the last start failed, if the function waits for a change of its files."""
 
     def statistics(self) -> SidecarStatistics:
@@ -284,8 +284,8 @@ class Sidecar:
             return _Run(str(error), 0.0, hopeless=True, waits_for_change=True)
         began = time.monotonic()
         self._is_ready = True
-        if self._said_of_start:
-            self._said_of_start = ""
+        if self._reported_start:
+            self._reported_start = ""
             self._note("the function is running, and the pipeline continues")
         kills = oom_kills_of(process.pid)
         try:
@@ -335,7 +335,7 @@ class Sidecar:
         """Reports once that the function cannot be started, and returns when one of its files was saved."""
         printed = "\n".join(self._printed()) or run.why
         waits = "The pipeline waits, and continues when you have saved the fix."
-        if printed == self._said_of_start:
+        if printed == self._reported_start:
             self._note("the function cannot be started, for the same reason as before")
         else:
             # The line is not the reason why this process ends: it continues.
@@ -345,7 +345,7 @@ class Sidecar:
                 waits,
                 extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id, NOTICE: True},
             )
-        self._said_of_start = printed
+        self._reported_start = printed
         self.spec.on_held_up(HeldUp.TO_BE_FIXED)
         try:
             while not self._sources.written():  # noqa: ASYNC110  # files have no event to wait for

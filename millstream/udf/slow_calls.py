@@ -34,15 +34,15 @@ class OldestCall:
         self.call: InFlight | None = None
         self.seconds = 0.0
         self._life = 0
-        self._looked_s = 0.0
+        self._checked_at_s = 0.0
 
     def look(self, call: InFlight | None, life: int, now_s: float) -> None:
         """`call`: the oldest one now; `life`: the number of the process that has it."""
         if call is None or call is not self.call or life != self._life:
             self.call, self._life, self.seconds = call, life, 0.0
         else:
-            self.seconds += min(now_s - self._looked_s, _LOOK_COUNTS_S)
-        self._looked_s = now_s
+            self.seconds += min(now_s - self._checked_at_s, _LOOK_COUNTS_S)
+        self._checked_at_s = now_s
 
 
 class Reporting:

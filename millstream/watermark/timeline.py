@@ -27,8 +27,8 @@ class Timeline:
 
     __slots__ = (
         "_asked",
+        "_last_sequence",
         "_points_max",
-        "_said_sequence",
         "_sequences",
         "_watermarks",
         "ended",
@@ -49,7 +49,7 @@ class Timeline:
         """Epoch of the newest entry; -1 before the first."""
         self.head_sequence = 0
         """The last sequence that the lane is known to have written to this buffer; 0 if there is none."""
-        self._said_sequence = 0
+        self._last_sequence = 0
         """The highest sequence in an entry of this epoch. It is below the head if the frames of the previous owner were
         trimmed, because the new owner does not find them."""
         self.idle = False
@@ -72,12 +72,12 @@ class Timeline:
         4. Same sequence, higher watermark (the watermark of an idle lane advances): the last step is raised.
         5. Higher sequence, higher watermark: a step is added.
         """
-        if epoch < self.epoch or (epoch == self.epoch and sequence < self._said_sequence):
+        if epoch < self.epoch or (epoch == self.epoch and sequence < self._last_sequence):
             return False
         before = (self.epoch, self.head_sequence, self.idle, self.ended)
         if epoch > self.epoch:
             self._withdraw(max(sequence, self._asked))
-        self._said_sequence = sequence
+        self._last_sequence = sequence
         sequence = max(sequence, self.head_sequence)
         self.epoch, self.head_sequence, self.idle, self.ended = epoch, sequence, idle, ended
         return self._step(sequence, watermark_us) or before != (epoch, sequence, idle, ended)

@@ -55,8 +55,8 @@ class Refusals:
         self._where = where
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._untold: Counter[str] = Counter()
-        self._told_s: float | None = None
+        self._unreported: Counter[str] = Counter()
+        self._reported_at_s: float | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -68,15 +68,15 @@ class Refusals:
         self._counts[reason] += 1
         if not logged:
             return
-        self._untold[reason] += 1
+        self._unreported[reason] += 1
         now_s = self._clock.monotonic_s()
-        if self._told_s is not None and now_s < self._told_s + REFUSALS_REPORTED_EVERY_S:
+        if self._reported_at_s is not None and now_s < self._reported_at_s + REFUSALS_REPORTED_EVERY_S:
             return
-        listed = ", ".join(f"{count} x {name}" for name, count in sorted(self._untold.items()))
+        listed = ", ".join(f"{count} x {name}" for name, count in sorted(self._unreported.items()))
         last = f"; the last from {client}" if client else ""
         _log.warning("%s refuses connections: %s%s", self._where, listed, last)
-        self._told_s = now_s
-        self._untold.clear()
+        self._reported_at_s = now_s
+        self._unreported.clear()
 
 
 class Lease:

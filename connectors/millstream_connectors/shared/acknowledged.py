@@ -173,7 +173,7 @@ class AcknowledgedLane:
         self._leased_until_s = -math.inf
         """Until when the server may withhold messages that were held over an earlier connection."""
         self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
-        self._told_redelivered = False
+        self._warned_redelivered = False
         self._connected = asyncio.Event()
         self._stopped = False
 
@@ -333,8 +333,8 @@ class AcknowledgedLane:
         good = [message for message, fault in refused if fault is None] if faults else taken
         if not good:
             return SourceBatch(None, position, invalid=faults)
-        if not self._told_redelivered and any(item.redelivered and not item.record_id for item in good):
-            self._told_redelivered = True
+        if not self._warned_redelivered and any(item.redelivered and not item.record_id for item in good):
+            self._warned_redelivered = True
             _log.warning(
                 "lane %s: %s redelivers messages that have no id; those that were already committed are "
                 "duplicated. Send messages with ids",

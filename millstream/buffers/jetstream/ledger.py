@@ -131,7 +131,7 @@ class JetStreamLedger:
         self._seen = seen
         self._left: set[LaneId] = set()
         """Lanes that may have left frames without a reference since their last mark."""
-        self._looked: dict[LaneId, int] = {}
+        self._checked_after_losses: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
@@ -192,7 +192,7 @@ class JetStreamLedger:
             await self._torn.wait(f"taking over lane {lane}")
             losses = self._connection.losses
             stored = await self._surely_mark(lane)
-            self._looked[lane] = losses
+            self._checked_after_losses[lane] = losses
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
                 with step("ledger.take_over", self._vertex):
@@ -370,13 +370,13 @@ class JetStreamLedger:
         incomplete = silences = 0
         while True:
             await self._connection.connected()
-            if commit.after and self._connection.losses != self._looked.get(commit.lane):
+            if commit.after and self._connection.losses != self._checked_after_losses.get(commit.lane):
                 # The server cannot compare more than the sequence, and may have come back with an older stream.
                 losses = self._connection.losses
                 if (landed := await self._settle(commit)) is not None:
                     self._statistics.answers_settled += 1
                     return landed
-                self._looked[commit.lane] = losses
+                self._checked_after_losses[commit.lane] = losses
                 continue
             refusal: ApiError | None = None
             losses = self._connection.losses

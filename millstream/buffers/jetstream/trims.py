@@ -59,7 +59,7 @@ class Seen:
         self._seen: dict[str, tuple[str, int]] = {}
         self._references: dict[str, list[tuple[int, int]]] = {}
         """Sequences of references, each with the sequence of the frame, by the subject of these frames."""
-        self._looked: dict[str, int] = {}
+        self._checked_through: dict[str, int] = {}
         """Up to where a reader has to come before a look at such a subject is worth it again; see `looked`."""
         self.references = 0
         """How many were seen."""
@@ -89,7 +89,7 @@ class Seen:
 
     def forget(self, stream: str) -> None:
         """A stream is deleted. Another one of this name begins again with the first sequence."""
-        for known in (self._seen, self._references, self._looked):
+        for known in (self._seen, self._references, self._checked_through):
             for name in [name for name in known if name.startswith(f"{stream}.")]:
                 del known[name]
         self._none_apart.discard(stream)
@@ -111,12 +111,12 @@ class Seen:
 
     def looked(self, subject: str, losses: int) -> int:
         """Up to where a reader has to come before it is worth asking which frames under this subject it needs."""
-        return self._looked.get(subject, -1) if losses == self._losses else -1
+        return self._checked_through.get(subject, -1) if losses == self._losses else -1
 
     def look(self, subject: str, beyond: int, losses: int) -> None:
         """The server was asked for that, and what it answered does not say it before `beyond` is passed."""
         self._begin(losses)
-        self._looked[subject] = beyond
+        self._checked_through[subject] = beyond
 
     def none_apart(self, stream: str, losses: int) -> bool:
         """Whether a stream has no frames stored apart that could be removed."""
@@ -132,7 +132,7 @@ class Seen:
         if losses != self._losses:
             self._seen.clear()
             self._references.clear()
-            self._looked.clear()
+            self._checked_through.clear()
             self._none_apart.clear()
             self._losses = losses
 

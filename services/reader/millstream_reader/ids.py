@@ -26,7 +26,7 @@ _ENTRY_BYTES = ID_DIGEST_BYTES + 1
 _PERIODS = 16
 """Periods in the time to live. An id is remembered for at most one period longer."""
 _LABELS = 256
-FULL_TOLD_EVERY_S = 60.0
+FULL_REPORTED_EVERY_S = 60.0
 """Shortest interval between log messages that no new id can be remembered."""
 _SWEPT_AT_ONCE = 1024
 """Buckets whose forgotten entries are freed in one call."""

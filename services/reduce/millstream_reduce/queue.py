@@ -76,7 +76,7 @@ class Queue:
         self._limits = limits
         self._keep_late = keep_late
         self._freed = asyncio.Event()
-        self._said_full = False
+        self._warned_full = False
 
     # In
 
@@ -217,7 +217,7 @@ class Queue:
             self._say_full()
             self._freed.clear()
             await self._freed.wait()
-        self._said_full = False
+        self._warned_full = False
 
     # Out
 
@@ -229,9 +229,9 @@ class Queue:
         """What the log contains beyond the lane's mark, in order."""
         return [item.appended for item in self._contents.unacknowledged]
 
-    def records_told(self) -> int:
+    def records_known(self) -> int:
         """See `QueueContents`."""
-        return self._contents.records_told()
+        return self._contents.records_known()
 
     def positions(self) -> dict[str, int]:
         """How far each edge has been read into the log: the sequence of its last frame."""
@@ -391,8 +391,8 @@ class Queue:
         return self._log.is_short or self._log.total_bytes >= self._limits.log_bytes_max
 
     def _say_full(self) -> None:
-        if not self._said_full:
-            self._said_full = True
+        if not self._warned_full:
+            self._warned_full = True
             _log.warning("%s: %s", self._log.identity, self._full_text())
 
     def _full_text(self) -> str:

@@ -226,7 +226,7 @@ class QueueContents:
 
     # As of the last entry
 
-    def records_told(self) -> int:
+    def records_known(self) -> int:
         """Records of windows that are not committed, of those that the mark counts. Where the input is kept, the mark
         says the same."""
         known = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)

@@ -497,7 +497,7 @@ class _Held:
         self._freed.set()
 
 
-async def serve_until_told(definition: Definition, path: str) -> int:
+async def serve_until_stopped(definition: Definition, path: str) -> int:
     """Serve on a unix socket at `path` until SIGTERM or SIGINT. Returns the exit code."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -580,7 +580,7 @@ def run(definition: Definition) -> None:
     context = _context()
     spanning = spans.exported(context.pipeline, context.vertex, context.replica)
     with spanning, asyncio.Runner(loop_factory=loop_factory()) as runner:
-        code = runner.run(serve_until_told(definition, path))
+        code = runner.run(serve_until_stopped(definition, path))
     # The user's running threads must not delay the end of a process that has answered everything.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -96,7 +96,7 @@ class LaneCore:
         tracker.on_crowd = self._hurry
         self._linger = linger or Linger()
         self._little = little
-        self._told: tuple[int, int] | None = None
+        self._last_published: tuple[int, int] | None = None
         """Records and bytes, taken and written, as of the last entry that was published soon."""
         self._gathering: asyncio.Timeout | None = None
         self._hurried = False
@@ -285,10 +285,10 @@ class LaneCore:
         """Whether the next entry is the first or last, or adds more than a little to the last one published soon."""
         mark = self.committer.mark
         records, size = progress(mark)
-        told = self._told
-        if told is not None and not mark.ended and self._little.covers(records - told[0], size - told[1]):
+        before = self._last_published
+        if before is not None and not mark.ended and self._little.covers(records - before[0], size - before[1]):
             return False
-        self._told = (records, size)
+        self._last_published = (records, size)
         return True
 
     async def publish_last(self) -> None:

@@ -121,14 +121,14 @@ class Mapper:
         self._stream = stream
         self._policy = policy
         self._where = where
-        self._has_said_mark = False
+        self._warned_mark = False
         """Whether a function that marks dead letters itself was reported."""
         self._has_dead_letter = has_dead_letter
         self._needs_tags = needs_tags
         self._rng = rng
         self._naming = naming
         self._bound = bound
-        self._told: set[tuple[str, str]] = set()
+        self._named_failures: set[tuple[str, str]] = set()
         """The kinds of failures that were logged: each is an error and its place in the code."""
 
     async def map(
@@ -340,12 +340,12 @@ class Mapper:
         Records that the function itself gives up have not failed, and `_may_wait` warns about Retry answers.
         """
         misfit = _is_misfit(outcome)
-        if (outcome.result != Result.ERROR and not misfit) or len(self._told) >= FAILURES_NAMED_MAX:
+        if (outcome.result != Result.ERROR and not misfit) or len(self._named_failures) >= FAILURES_NAMED_MAX:
             return
         kind = failure_kind(outcome.reason, misfit=misfit), _last_frame(outcome.detail)
-        if kind in self._told:
+        if kind in self._named_failures:
             return
-        self._told.add(kind)
+        self._named_failures.add(kind)
         named = self._naming.of(attempted.frame, index, attempted.origin)
         failed = "does not fit the function" if misfit else "made the function fail"
         lines = [
@@ -360,8 +360,8 @@ class Mapper:
         unless the input has dead letters, which a function may pass on."""
         if DEAD_LETTER_MARK not in answer.headers or DEAD_LETTER_MARK in frame.headers_column:
             return answer.headers
-        if not self._has_said_mark:
-            self._has_said_mark = True
+        if not self._warned_mark:
+            self._warned_mark = True
             _log.warning(
                 "%s: the function sets headers of dead letters, which only the vertex sets: they are left out. "
                 "Raise DeadLetter to give up a record, or use other names",

@@ -30,7 +30,7 @@ from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
 from millstream.watermark import future
 from millstream.watermark.source import SourceWatermark
-from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
+from millstream_reader.ids import FULL_REPORTED_EVERY_S, Admitted, SeenIds, full
 from millstream_reader.source import (
     InvalidRecord,
     ListeningLane,
@@ -138,7 +138,7 @@ class SourceVertexLane:
         self._away, self._failure = Pauses(_AWAY_FIRST_S, _AWAY_LAST_S), RepeatedFailure()
         self._held_up = False
         """Whether records were refused, or there may be some that could not be read: that is not silence."""
-        self._told_invalid = False
+        self._warned_invalid = False
         self._busy = False
         """Whether the last read has brought records."""
         # The records of one read are committed together, and each may go to a different partition on every edge.
@@ -323,14 +323,14 @@ class SourceVertexLane:
         if made_up and 0 not in made_up:
             return True
         ids = [record_id for index, record_id in enumerate(frame.id_bytes() or ()) if not (made_up and made_up[index])]
-        told_s: float | None = None
+        warned_at_s: float | None = None
         while not seen.has_room(ids):
             self._held_up = True
             if self._stopping.is_set():
                 return False
             now_s = self.core.clock.monotonic_s()
-            if told_s is None or now_s >= told_s + FULL_TOLD_EVERY_S:
-                told_s = now_s
+            if warned_at_s is None or now_s >= warned_at_s + FULL_REPORTED_EVERY_S:
+                warned_at_s = now_s
                 _log.warning("%s waits: %s", self.core.lane, full(seen))
             await asyncio.sleep(READ_TIMEOUT_S)
         self._held_up = False
@@ -361,8 +361,8 @@ class SourceVertexLane:
 
     def _warn_once(self, item: InvalidRecord, batch: SourceBatch, fate: str) -> None:
         """Log the first input that cannot be read: without this, only the account would show that none can be read."""
-        if not self._told_invalid:
-            self._told_invalid = True
+        if not self._warned_invalid:
+            self._warned_invalid = True
             named = self._named(item, batch)
             _log.warning("%s: %s\nIt is %s; others are counted and not logged.", self._where, named, fate)
 

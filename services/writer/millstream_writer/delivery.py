@@ -140,7 +140,7 @@ class Delivery:
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
         self._failure = RepeatedFailure()
-        self._told: set[tuple[str, str]] = set()
+        self._named_failures: set[tuple[str, str]] = set()
         """Kinds of failures that were logged."""
 
     @property
@@ -397,12 +397,12 @@ class Delivery:
     def _warn(self, failure: SinkFailure, frame: SinkFrame, row: int, fate: str) -> None:
         """Log the first failure of each kind: otherwise a mistake would appear only in the account. A record that a
         function sends to the fallback sink is not a failure."""
-        if failure.fallback or len(self._told) >= FAILURES_NAMED_MAX:
+        if failure.fallback or len(self._named_failures) >= FAILURES_NAMED_MAX:
             return
         kind = failure.reason, failure_kind(failure.detail, misfit=failure.code is codes.RECORD_MISFIT)
-        if kind in self._told:
+        if kind in self._named_failures:
             return
-        self._told.add(kind)
+        self._named_failures.add(kind)
         _, short = self._detail(failure)
         _log.warning(
             "%s: the sink did not take %s, so it %s: %s%s\nOthers like it are counted and not logged.",

@@ -51,7 +51,7 @@ from millstream_connectors.http.source.records import RequestRefused, Unpacker, 
 from millstream_connectors.http.source.replaced import Tokens
 from millstream_connectors.http.source.server import HttpServer, open_http_server
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
-from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
+from millstream_reader.ids import FULL_REPORTED_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
 
 KIND = "http"
@@ -196,7 +196,7 @@ class HttpSourceLane:
         self._seen = seen
         self._ids_waiting = 0
         """Waiting records with an id from their sender."""
-        self._full_told_s: float | None = None
+        self._full_reported_at_s: float | None = None
         self._refused_until_s = -math.inf
         """When senders whose records were refused for lack of room for their ids may have sent them again."""
         self._waiting: deque[tuple[Frame, bool]] = deque()
@@ -408,8 +408,8 @@ class HttpSourceLane:
         if self._seen is not None and not self._seen.has_room(given, self._ids_waiting):
             reason = full(self._seen)
             now_s = self._clock.monotonic_s()
-            if self._full_told_s is None or now_s >= self._full_told_s + FULL_TOLD_EVERY_S:
-                self._full_told_s = now_s
+            if self._full_reported_at_s is None or now_s >= self._full_reported_at_s + FULL_REPORTED_EVERY_S:
+                self._full_reported_at_s = now_s
                 _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
             again_s = max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s))
             self._refused_until_s = max(self._refused_until_s, now_s + again_s + _SENT_AGAIN_S)

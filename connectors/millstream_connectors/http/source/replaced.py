@@ -40,14 +40,14 @@ class Replaced(Generic[T]):
         self._clock = clock
         self._texts = tuple(read())
         self._value = make(self._texts)
-        self._looked_s = clock.monotonic_s()
+        self._checked_at_s = clock.monotonic_s()
         self._last_logged = ""
 
     def newest(self) -> T:
         """The current value, at most a second old."""
         now_s = self._clock.monotonic_s()
-        if now_s >= self._looked_s + REREAD_INTERVAL_S:
-            self._looked_s = now_s
+        if now_s >= self._checked_at_s + REREAD_INTERVAL_S:
+            self._checked_at_s = now_s
             self._look()
         return self._value
 

@@ -107,7 +107,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def remedy(self) -> str:
         owner, table = self._owner, self._settings.table
         if owner.must_be_known:
-            position = self._said(Kept(owner.ledger_id, 0, "", owner.mark, ""))
+            position = self._written_position(Kept(owner.ledger_id, 0, "", owner.mark, ""))
             return f"name another table in `table`, or set the property {self._application} of {table} to `{position}`"
         return (
             f"rename or drop the table {table}, name another one in `table`, or remove the table's property "
@@ -232,7 +232,7 @@ class IcebergLaneTable(LaneTable[Table]):
         return written.files
 
     @staticmethod
-    def _said(kept: Kept) -> str:
+    def _written_position(kept: Kept) -> str:
         """The property of the table with a position."""
         sequence, index = kept.position
         said = {"run": kept.run, "epoch": kept.epoch, "owner": kept.owner, "sequence": sequence, "index": index}
@@ -241,7 +241,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
         """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
-        said = self._said(Kept(owner.ledger_id, owner.epoch, str(self._name), position, frame))
+        said = self._written_position(Kept(owner.ledger_id, owner.epoch, str(self._name), position, frame))
         transaction = table.transaction()
         transaction.set_properties({self._application: said})
         shown = {"millstream-lane": self._application, "millstream-position": f"{position.sequence}/{position[1]}"}

@@ -73,7 +73,7 @@ class KafkaSourceLane:
         """By split: the offset at which it ends; None for no end."""
         self._waiting: deque[Run] = deque()
         """Records that were polled and not read yet."""
-        self._looked_s = 0.0
+        self._checked_at_s = 0.0
         self._is_away = False
         """Whether the client has reported an error, and not every leader has answered since."""
         self._heard_s = -math.inf
@@ -169,7 +169,7 @@ class KafkaSourceLane:
 
     def _splits(self) -> list[Split]:
         """The current splits of this lane."""
-        self._looked_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
         return [
             (topic, partition)
             for topic in self._topics()
@@ -280,7 +280,7 @@ class KafkaSourceLane:
         if self._is_away and time.monotonic() >= self._asked_s + KAFKA_LEADERS_EVERY_S:
             self._is_away = not self._all_answer()
             self._asked_s = time.monotonic()
-        if time.monotonic() >= self._looked_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
+        if time.monotonic() >= self._checked_at_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
             self._assign()
         # The call waits until it has the requested number.
         found = self._client.consume(1, timeout_s)

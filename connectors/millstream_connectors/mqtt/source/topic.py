@@ -42,7 +42,7 @@ class MqttSubscription:
         """Bytes of the largest message so far."""
         self._known = bool(owner.position)
         """Whether a lane has read from the session before, so the broker should have it."""
-        self._told_dropped = False
+        self._warned_dropped = False
 
     @property
     def lease_s(self) -> float | None:
@@ -98,8 +98,8 @@ class MqttSubscription:
     def _arrived(self, found: MQTTMessage, inbox: Inbox) -> None:
         if not found.qos and inbox.full:
             # The broker does not count messages of QoS 0, so nothing else limits them.
-            if not self._told_dropped:
-                self._told_dropped = True
+            if not self._warned_dropped:
+                self._warned_dropped = True
                 what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped"
                 _log.warning(what, self._owner.lane)
             return

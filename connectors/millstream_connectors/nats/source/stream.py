@@ -46,7 +46,7 @@ class NatsStream:
         self._early: list[Received] = []
         """Messages that arrived before there was an inbox."""
         self._dropped = 0
-        self._told_s: float | None = None
+        self._reported_at_s: float | None = None
 
     @property
     def replayable(self) -> bool:
@@ -115,8 +115,8 @@ class NatsStream:
         """Count a dropped message, and log it from time to time."""
         self._dropped += 1
         now_s = self._owner.clock.monotonic_s()
-        if self._told_s is None or now_s >= self._told_s + REFUSALS_REPORTED_EVERY_S:
-            self._told_s = now_s
+        if self._reported_at_s is None or now_s >= self._reported_at_s + REFUSALS_REPORTED_EVERY_S:
+            self._reported_at_s = now_s
             _log.warning(
                 "%s: messages arrive faster than the pipeline processes them: %d were dropped so far, and NATS does "
                 "not store them. `jetstream` loses none",

@@ -68,7 +68,7 @@ class OpenSearchSinkLane(UnkeptLane):
         """Of a request. Half of the smallest one that was too large for the server, if there was one."""
         self._owned: Owned | None = None
         """The versions of this owner with `upsert`, once they are known."""
-        self._looked_s = 0.0
+        self._checked_at_s = 0.0
         """When this lane was known to belong to this owner."""
 
     @property
@@ -213,12 +213,12 @@ class OpenSearchSinkLane(UnkeptLane):
         owned, clock = self._owned, self._owner.clock
         assert owned is not None, "documents are only deleted with `upsert`"
         now_s = clock.monotonic_s()
-        if now_s - self._looked_s < OPENSEARCH_OWNER_KNOWN_S:
+        if now_s - self._checked_at_s < OPENSEARCH_OWNER_KNOWN_S:
             return
         number, _ = await self._former(self._lane_document())
         if number > owned.number:
             raise fenced(self._owner, self._settings.index)
-        self._looked_s = now_s
+        self._checked_at_s = now_s
 
     async def _versions(self, sequence: int) -> Owned | None:
         if self._settings.mode != "upsert":
@@ -231,7 +231,7 @@ class OpenSearchSinkLane(UnkeptLane):
         """Reserve a number above those of all earlier owners of the lane. A lost answer leaves a number unused."""
         owner, settings, place = self._owner, self._settings, self._lane_document()
         for _ in range(_CONFLICTS_MAX):
-            self._looked_s = owner.clock.monotonic_s()
+            self._checked_at_s = owner.clock.monotonic_s()
             number, condition = await self._former(place)
             if number + 1 >= OWNERS_MAX:
                 what = f"{owner.where}: lane {owner.name} has had {counted(number, 'owner')}, more than versions count"

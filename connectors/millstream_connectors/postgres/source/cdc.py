@@ -127,13 +127,13 @@ class PostgresCdcLane:
         """How to remove what this lane has created on the server."""
         self._fault: UserError | None = None
         """What the last look at the server has found."""
-        self._looked_lsn = 0
+        self._checked_lsn = 0
         """How far the server's log was when the lane last asked."""
         self._given = b""
         """The last position that was returned."""
         self._given_lsn, self._given_s = 0, 0.0
-        self._told_lsn, self._told_s = 0, 0.0
-        self._looked_s = 0.0
+        self._reported_lsn, self._reported_at_s = 0, 0.0
+        self._checked_at_s = 0.0
         self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
         self._in_use_since_s: float | None = None
         self._warned_of_limit = False
@@ -205,7 +205,7 @@ class PostgresCdcLane:
 
     def pending_bytes(self) -> int | None:
         """Of the server's log that were not read, those of other tables and databases among them."""
-        at = max(self._looked_lsn, self._stream.server_lsn if self._stream is not None else 0)
+        at = max(self._checked_lsn, self._stream.server_lsn if self._stream is not None else 0)
         return max(0, at - self._changes.lsn) if at else None
 
     def is_held_up(self) -> bool:
@@ -235,12 +235,12 @@ class PostgresCdcLane:
             await asyncio.sleep(_TICK_S)
             now_s = self._now_s()
             if self._stream is not None:
-                if self._committed_lsn != self._told_lsn or self._stream.is_asked:
+                if self._committed_lsn != self._reported_lsn or self._stream.is_asked:
                     self._confirm()
-                elif now_s >= self._told_s + POSTGRES_FEEDBACK_EVERY_S:
+                elif now_s >= self._reported_at_s + POSTGRES_FEEDBACK_EVERY_S:
                     self._confirm(asks=True)
-            if now_s >= self._looked_s + POSTGRES_SLOT_LOOK_EVERY_S:
-                self._looked_s = now_s
+            if now_s >= self._checked_at_s + POSTGRES_SLOT_LOOK_EVERY_S:
+                self._checked_at_s = now_s
                 await self._look_at_slot()
 
     # The lane's position
@@ -307,7 +307,7 @@ class PostgresCdcLane:
 
     def _confirm(self, *, asks: bool = False) -> None:
         if self._stream is not None:
-            self._told_lsn, self._told_s = self._committed_lsn, self._now_s()
+            self._reported_lsn, self._reported_at_s = self._committed_lsn, self._now_s()
             with step("postgres_cdc.confirm", self._owner.lane.vertex):
                 self._stream.confirm(self._committed_lsn, asks=asks)
 
@@ -485,7 +485,7 @@ class PostgresCdcLane:
             async with self._lock, asyncio.timeout(self._spec.timeout_s):
                 slot = await catalog.slot_of(self._control, self._cdc.slot)
                 # A lane that waits for room reads no message that would say it.
-                self._looked_lsn = await catalog.flushed_lsn(self._control)
+                self._checked_lsn = await catalog.flushed_lsn(self._control)
                 await self._check_missing(self._control)
         except UserError as error:
             # The next read raises it.

@@ -20,12 +20,12 @@ class Losses:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._lost_s: dict[str, float] = {}
-        self._looked_s = 0.0
+        self._checked_at_s = 0.0
 
     def look(self, apart: Iterable[str], now_s: float) -> list[str]:
         """The partitions that have been apart for the limit. `apart`: those that have no connection now."""
-        counted_s = min(now_s - self._looked_s, self._limit_s * _PAUSE_SHARE)
-        self._looked_s = now_s
+        counted_s = min(now_s - self._checked_at_s, self._limit_s * _PAUSE_SHARE)
+        self._checked_at_s = now_s
         known = self._lost_s
         self._lost_s = {name: known[name] + counted_s if name in known else 0.0 for name in apart}
         return [name for name, lost_s in self._lost_s.items() if lost_s >= self._limit_s]

@@ -63,7 +63,7 @@ class Intake:
         self._milestones = milestones
         self._logged: deque[Logged] = deque()
         self._sync_wanted = asyncio.Event()
-        self._looked_s = 0.0
+        self._checked_at_s = 0.0
         """When the inputs were last checked, by the monotonic clock."""
 
     @property
@@ -88,10 +88,10 @@ class Intake:
         """
         await self.inputs.wait(pause_s)
         clock = self._progress.core.clock
-        missing_s = self._looked_s + GATHER_S - clock.monotonic_s()
+        missing_s = self._checked_at_s + GATHER_S - clock.monotonic_s()
         if missing_s > 0 and not self.inputs.left_other_form:
             await self.inputs.gather(missing_s, TAKE_BYTES, when_due())
-        self._looked_s = clock.monotonic_s()
+        self._checked_at_s = clock.monotonic_s()
         return await self._append()
 
     async def retrace(self, retracing: Retracing) -> int | None:

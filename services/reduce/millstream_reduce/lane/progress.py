@@ -173,10 +173,10 @@ def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.Inpu
 
 def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
     """Raises `DamageError` unless the queue has the records that the mark counts as open."""
-    check_told(where, queue.directory, queue.records_told(), mark)
+    check_records_known(where, queue.directory, queue.records_known(), mark)
 
 
-def check_told(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
+def check_records_known(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
     """The same for a log that holds `told` of the records that the mark counts.
 
     For lanes that keep their input: a rebuilt log lacks records when they did not keep it all the time.

@@ -80,11 +80,11 @@ class Pipeline:
     """YAML with source vertex `in`, sink vertex `out` and name `bench`."""
     processes: tuple[str, ...]
     """The processes, in the order of the file."""
-    told_by: str
+    observed_by: str
     """The process whose metrics have the latency."""
     metric: str
     """A histogram in seconds."""
-    told_through: str | None = None
+    observed_edge: str | None = None
     """The edge to the sink, if the source's lane commits for the sink."""
     passes_on: bool = True
     """Whether the sink gets as many records as the source makes, so that its rate can be measured."""
@@ -177,7 +177,7 @@ async def measure_map(
         compression=load.compression.value,
     )
     if load.unbuffered:
-        pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, told_through=f"{maps[-1]}-out")
+        pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, observed_edge=f"{maps[-1]}-out")
     else:
         maps_apart = () if load.from_source else ("map-0",)
         pipeline = Pipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
@@ -251,9 +251,9 @@ async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load
         asyncio.TaskGroup() as group,
     ):
         clock = _Clock(load, measured)
-        if pipeline.told_through is not None:
+        if pipeline.observed_edge is not None:
             store = await _store(buffer.stores, "in")
-            group.create_task(clock.follow_chain(store, pipeline.told_through), name="chain")
+            group.create_task(clock.follow_chain(store, pipeline.observed_edge), name="chain")
         elif pipeline.passes_on:
             group.create_task(clock.follow_source(await _store(buffer.stores, "in")), name="source")
             group.create_task(clock.follow_sink(await _store(buffer.stores, "out")), name="sink")
@@ -349,7 +349,7 @@ async def _sample(
         _sample_use(directory, measured)
         if begun_s is not None:
             measured.sampled_s = loop.time() - begun_s
-        port = _port_of(directory, pipeline.told_by)
+        port = _port_of(directory, pipeline.observed_by)
         if port is not None:
             with suppress(RetryLaterError):
                 counts = await scrape_latency(port, pipeline.metric)

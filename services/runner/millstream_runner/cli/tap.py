@@ -48,7 +48,7 @@ class _Shown:
     shown: int = 0
     left_out: int = 0
     """Records that `--key` excluded."""
-    told_frames: int = 0
+    reported_frames: int = 0
     """How many of the missed frames were reported with a line."""
     is_enough: bool = False
     """Whether `--limit` ended it."""
@@ -160,9 +160,9 @@ def _print_held(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
 
 
 def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, shown: _Shown) -> None:
-    if tap.missed_frames > shown.told_frames:
-        missed = tap.missed_frames - shown.told_frames
-        shown.told_frames = tap.missed_frames
+    if tap.missed_frames > shown.reported_frames:
+        missed = tap.missed_frames - shown.reported_frames
+        shown.reported_frames = tap.missed_frames
         print(f"tap: {counted(missed, 'frame')} missed here: removed before the tap could show them", file=sys.stderr)
     for one in passed:
         if _is_wanted(one, arguments.key):

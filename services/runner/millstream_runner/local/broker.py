@@ -200,14 +200,14 @@ class EmbeddedBroker:
         """Returns when the child has exited, by itself or because of `stop`."""
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._end_when_told(child), name="end of the broker"),
+                group.create_task(self._end_when_asked(child), name="end of the broker"),
                 group.create_task(self._watch_disk(child), name="disk of the broker"),
             ]
             await child.wait()
             for task in tasks:
                 task.cancel()
 
-    async def _end_when_told(self, child: Process) -> None:
+    async def _end_when_asked(self, child: Process) -> None:
         await self._stop.wait()
         await child.end(Stop(_STOP_TIMEOUT_S))
 

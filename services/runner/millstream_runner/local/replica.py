@@ -104,7 +104,7 @@ class Reports:
     """Gets a line about every restart and silence."""
     on_change: Callable[[], None]
     """Called whenever the state or the process has changed."""
-    on_said: Callable[[str], None] = lambda text: None
+    on_line: Callable[[str], None] = lambda text: None
     """Gets what it sends besides its heartbeat."""
     on_started: Callable[[], None] = lambda: None
     """Called when there is a new process."""
@@ -198,7 +198,7 @@ class Supervisor(Generic[PlanT]):
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
         begun_s = time.monotonic()
-        with open_heartbeat(self._reports.on_said) as heartbeat, open_channel(self._print) as channel:
+        with open_heartbeat(self._reports.on_line) as heartbeat, open_channel(self._print) as channel:
             async with self._open_process(command, heartbeat, channel) as process, asyncio.TaskGroup() as group:
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
@@ -206,7 +206,7 @@ class Supervisor(Generic[PlanT]):
                 self._reports.on_started()
                 health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
-                    group.create_task(self._end_when_told(process), name="end"),
+                    group.create_task(self._end_when_asked(process), name="end"),
                     group.create_task(channel.serve(), name="print"),
                     group.create_task(
                         process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
@@ -234,7 +234,7 @@ class Supervisor(Generic[PlanT]):
             pass_fds=(heartbeat.write_end, channel.descriptor),
         )
 
-    async def _end_when_told(self, process: Process) -> None:
+    async def _end_when_asked(self, process: Process) -> None:
         await self._stop.wait()
         process.signal(signal.SIGTERM)
 

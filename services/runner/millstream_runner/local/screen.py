@@ -112,12 +112,12 @@ class TerminalScreen:
         self._scene: Scene | None = None
         self._prints = 0
         """Blocks that write to standard output now, on the same terminal."""
-        self._unsaid: list[str] = []
+        self._unsent: list[str] = []
         """Messages that came meanwhile."""
 
     def message(self, text: str) -> None:
         if self._prints:
-            self._unsaid.append(text)
+            self._unsent.append(text)
             return
         self._erase()
         _say(self._stream, text)
@@ -136,9 +136,9 @@ class TerminalScreen:
         finally:
             self._prints -= 1
             if not self._prints:
-                for text in self._unsaid:
+                for text in self._unsent:
                     _say(self._stream, text)
-                self._unsaid.clear()
+                self._unsent.clear()
                 self._draw()
 
     def show(self, scene: Scene) -> None:

@@ -48,7 +48,7 @@ class _Writer:
 
     records_before: int
     """At the time when the tap began."""
-    frames_told: int
+    frames_before_tap: int
     """Up to this number its frames were seen, or are known to be missed."""
 
 
@@ -172,7 +172,7 @@ class Tap:
     async def _behind(self, marks: Mapping[LaneId, mark_pb2.Mark]) -> bool:
         """Whether frames that these marks name have not been taken yet, and still can be."""
         for buffer in self.buffers:
-            told = {key: writer.frames_told for key, writer in buffer.writers.items()}
+            told = {key: writer.frames_before_tap for key, writer in buffer.writers.items()}
             if all(told.get(key, 0) >= one.frames for key, one in _written(marks, buffer.buffer).items()):
                 continue
             if not self._arrived.is_empty or await buffer.ledger.peek(buffer.buffer, buffer.after, 1):
@@ -237,8 +237,8 @@ def _is_new(buffer: WatchedBuffer, frame: StoredFrame) -> bool:
     writer = buffer.writers.get(witness.lane) if witness is not None else None
     if witness is None or writer is None:
         return True
-    if witness.number <= writer.frames_told:
+    if witness.number <= writer.frames_before_tap:
         return False
-    buffer.missed_frames += witness.number - writer.frames_told - 1
-    writer.frames_told = witness.number
+    buffer.missed_frames += witness.number - writer.frames_before_tap - 1
+    writer.frames_before_tap = witness.number
     return True

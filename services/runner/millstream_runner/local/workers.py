@@ -157,7 +157,7 @@ class LocalWorker:
                 keep_output=logs.keep_output,
                 progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
                 lanes_ended=self._have_ended,
-                on_said=self._hear,
+                on_line=self._hear,
                 on_started=self._remind,
                 prints=hooks.prints,
                 on_entry=hooks.on_entry,

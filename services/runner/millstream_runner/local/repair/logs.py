@@ -28,7 +28,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.config import window_config
 from millstream_reduce.earlier_keys import StoredKeys
-from millstream_reduce.lane.progress import check_told, progress_of
+from millstream_reduce.lane.progress import check_records_known, progress_of
 from millstream_reduce.log.damage import windows_text
 from millstream_reduce.log.files import SystemFiles
 from millstream_reduce.log.inspection import inspect_log
@@ -118,7 +118,7 @@ class ReduceLogs:
                     f"committed, and the others, which {directory} should contain, are missing",
                 )
         if group_by.keeps_input and not contents.is_behind:
-            check_told(str(identity), directory, contents.records_told(), mark)
+            check_records_known(str(identity), directory, contents.records_known(), mark)
         return contents
 
     def _identity(self, lane: LaneId, epoch: int, ledger: Ledger) -> LogIdentity:
