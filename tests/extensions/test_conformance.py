@@ -5,6 +5,7 @@ Sinks and sources of tables and of NATS have them in `tests/contract`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -35,6 +36,11 @@ TOYS = Path(__file__).parent / "toys"
 
 # Only `make test-all` takes a minute for each.
 SinkConformance.away_s = SourceConformance.away_s = sized(0, 60)
+
+
+def test_the_suites_are_found_where_earlier_versions_had_them() -> None:
+    earlier = importlib.import_module("millstream.testing")
+    assert (earlier.SinkConformance, earlier.SourceConformance) == (SinkConformance, SourceConformance)
 
 
 @pytest.fixture(scope="module")
