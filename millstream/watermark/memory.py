@@ -15,8 +15,8 @@ from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import NewEntry, OtStatistics, OtUpdate, check_own, decode_update, raise_epoch
+from millstream.watermark.publish import PublishingStore
+from millstream.watermark.store import OtUpdate, check_own, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -95,37 +95,20 @@ class OtMemory:
             raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
 
 
-class MemoryOtStore:
+class MemoryOtStore(PublishingStore):
     """`OtStore` over an `OtMemory`."""
 
     def __init__(
         self, memory: OtMemory, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
     ) -> None:
+        super().__init__(vertex, tasks, interval_s)
         self._memory = memory
         self._pipeline = pipeline
-        self._vertex = vertex
-        self._statistics = OtStatistics()
-        self._put_epochs: dict[str, int] = {}
-        """Epoch of the last put, by lane key."""
-        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    def statistics(self) -> OtStatistics:
-        return self._statistics
-
-    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
-        self._publisher.publish(lane.key, entry, soon=soon)
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
         return await raise_epoch(
             lambda: self._read(lane.key), lambda guard, entry: self._put_after(lane.key, guard, entry), epoch
         )
-
-    async def flush(self) -> None:
-        await self._publisher.flush()
 
     async def get_all(self) -> Mapping[str, OtUpdate]:
         bucket = self._memory._bucket(self._pipeline, self._vertex)

@@ -12,55 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
 from millstream.errors import DamageError, InfrastructureError
 from millstream.record import LaneId
-from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import NewEntry, OtStatistics, OtUpdate, check_own, raise_epoch
+from millstream.watermark.publish import PublishingStore
+from millstream.watermark.store import OtUpdate, check_own, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
 
 
-class RevisionedOtStore(ABC):
+class RevisionedOtStore(PublishingStore):
     """The part of an `OtStore` that does not depend on the technology."""
 
     failures: ClassVar[tuple[type[Exception], ...]]
     """Exceptions of requests that may succeed later."""
 
     def __init__(self, vertex: str, name: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        """`name`: the store's name, for the log. `interval_s`: the interval between two puts of a lane."""
-        self._vertex = vertex
+        """`name`: the store's name, for the log."""
+        super().__init__(vertex, tasks, interval_s)
         self._name = name
         self._revisions: dict[str, int] = {}
         """Revision of this process's last put, by lane key."""
-        self._put_epochs: dict[str, int] = {}
-        """Epoch of this process's last put, answered or not, by lane key."""
-        self._statistics = OtStatistics()
-        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    def statistics(self) -> OtStatistics:
-        return self._statistics
-
-    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
-        self._publisher.publish(lane.key, entry, soon=soon)
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
         return await raise_epoch(
             lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
         )
-
-    async def flush(self) -> None:
-        await self._publisher.flush()
 
     def close(self) -> None:
         """End publishing."""
