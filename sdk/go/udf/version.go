@@ -1,4 +1,4 @@
 package udf
 
 // Version is the version of this SDK.
-const Version = "0.1.0"
+const Version = "0.2.0"

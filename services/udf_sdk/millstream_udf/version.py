@@ -2,5 +2,5 @@
 
 PROTOCOL_VERSION = 1
 """Version of the protocol in `proto/millstream/udf/v1/udf.proto`."""
-SDK_VERSION = "0.1.0"
+SDK_VERSION = "0.2.0"
 """Version of this distribution."""
