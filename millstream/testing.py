@@ -1,4 +1,4 @@
-"""Where the suites for connectors of other packages were in version 0.1: `millstream_testing` has them.
+"""Where the suites for connectors of other packages were before 0.2: `millstream_testing` has them.
 
 It is found by name, because that package knows every connector and this one knows none.
 """
