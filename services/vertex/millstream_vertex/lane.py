@@ -224,7 +224,7 @@ class LaneCore:
     def renew_mark(self) -> None:
         """Commit the mark again if the lane has nothing to commit and other lanes have written much since its last
         commit. The mark would be the first message of the ledger, and what is removed behind it would keep its place
-        (docs/decisions/0108-a-mark-does-not-stay-behind.md)."""
+        (docs/decisions/0108-trims-let-the-broker-remove-whole-files.md)."""
         if self._renewing or self._leaving or self.deliverer is not None or not self.is_quiet or len(self.units):
             return
         if self.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:

@@ -6,7 +6,7 @@
 
 The replicas share one connection to the broker, one watch of each OT store, one trimmer of each ledger that they read,
 and one endpoint for metrics and probes. A replica that has ended does not affect the others. One that fails ends the
-worker, and the process that started the worker decides what to restart (docs/decisions/0023). The error is logged under
+worker, and the process that started the worker decides what to restart (docs/decisions/0015). The error is logged under
 the name of the replica, and its exit code becomes the worker's.
 
 Above it: the process. Below it: the assembly of one replica, and the environment.
