@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+from millstream.stream_writes import StreamEndedError, write
 from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.native.service import FATAL
 from millstream_udf.calls_socket import SUFFIX
@@ -43,12 +44,11 @@ class GrpcWire:
 
     async def send(self, message: bytes) -> None:
         try:
-            await self._call.write(message)
+            await write(self._call, message, message)
+        except StreamEndedError:
+            await self.end()
         except grpc.aio.AioRpcError as error:
             self._ended(error.code(), error.details())
-        except asyncio.InvalidStateError:
-            # The stream ended just before the write.
-            await self.end()
 
     async def receive(self) -> bytes:
         try:

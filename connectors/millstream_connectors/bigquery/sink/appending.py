@@ -14,6 +14,7 @@ import grpc.aio
 from google.cloud.bigquery_storage_v1 import types
 from google.protobuf import descriptor_pb2
 
+from millstream.stream_writes import StreamEndedError, write
 from millstream_connectors.bigquery.client import BigQueryLink
 
 _IN_FLIGHT = 4
@@ -101,9 +102,8 @@ class Appending:
             self._call = self._link.append(self._stream)
             sent.proto_rows.writer_schema.proto_descriptor.CopyFrom(self._row)
         try:
-            await self._call.write(sent)
-        except asyncio.InvalidStateError as error:
-            # The service has ended the call.
+            await write(self._call, sent, sent.SerializeToString())
+        except StreamEndedError as error:
             raise NotAppendedError(await self._call.code(), await self._call.details() or "it was ended") from error
 
     @property
