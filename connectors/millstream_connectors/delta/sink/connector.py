@@ -11,7 +11,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.delta.azurite import azurite_note
 from millstream_connectors.delta.settings import DeltaSink
-from millstream_connectors.lake.settings import TableConnector
+from millstream_connectors.lake.connector import TableConnector
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.iceberg.settings import IcebergSink, table_findings, table_notes
-from millstream_connectors.lake.settings import TableConnector
+from millstream_connectors.lake.connector import TableConnector
 from millstream_writer.connector import SinkOwner
 
 if TYPE_CHECKING:

@@ -1,0 +1,49 @@
+"""What the sinks of tables have in common: their guarantee, and what a commit and an envelope need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from millstream import codes
+from millstream.dead_letter import MEMBERS
+from millstream.spec.connectors import Guarantee, SinkUse
+from millstream.spec.values import ShapeProblem
+from millstream_connectors.lake.settings import TableCommits
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
+
+S = TypeVar("S", bound=TableCommits)
+
+
+class TableConnector(SinkConnector[S]):
+    """A sink whose commits contain the rows and the position after them."""
+
+    whole = True
+
+    def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
+        if fallback:
+            return as_fallback("table")
+        return self.promise
+
+    def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
+        """Rejects a commit that could never fill up, because the buffer would stay full forever, and columns that an
+        envelope does not have."""
+        if (settings.max_records or 0) > use.buffer_records:
+            what = f"a commit needs more records than the buffer ({use.buffer_records} records) can hold"
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("maxRecords",), what, f"at most {use.buffer_records}")
+        for index, column in enumerate(settings.columns if use.envelope else ()):
+            if column.name not in MEMBERS:
+                what = f"the envelope of a record has no `{column.name}`"
+                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
+
+    def envelope_form(self, settings: S) -> EnvelopeForm:
+        return EnvelopeForm.COLUMNS
+
+    def with_envelope(self, settings: S, owner: SinkOwner) -> S:
+        """The settings, with the columns of an envelope if records are written as envelopes."""
+        from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS
+
+        if owner.envelope and not settings.columns:
+            return settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
+        return settings
