@@ -95,7 +95,8 @@ def _group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ends a server that no later test of this process asks for. One that waits takes 5 % of a processor."""
+    """Ends a server that no later test of this process asks for. One that waits takes 3 to 5 % of a processor, and a
+    Pulsar that was killed once takes half of one."""
     group = _group_of(item.nodeid)
     if group not in SLOW_STARTS or (nextitem is not None and _group_of(nextitem.nodeid) == group):
         return
@@ -163,12 +164,9 @@ def mariadb() -> Iterator[MariaServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A Kafka broker that is up, the same one for every test of a file. A test that kills it starts it again.
-
-    It starts in 5 s of a processor, and an idle one takes 3 % of one and 0.4 GB: more for the rest of a session.
-    """
+    """A Kafka broker that is up, the same one for every test that asks for it. A test that kills it starts it again."""
     from tests.support.kafka_server import open_kafka, why_missing
 
     if why := why_missing():
@@ -188,12 +186,9 @@ def rabbit() -> Iterator[RabbitServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pulsar() -> Iterator[PulsarServer]:
-    """A standalone Pulsar, the same one for every test of a file. A test that kills it starts it again.
-
-    One that was killed registers its bookie without end, which takes half a processor, so it does not stay for others.
-    """
+    """A standalone Pulsar, the same one for every test that asks for it. A test that kills it starts it again."""
     from tests.support.pulsar_server import open_pulsar, why_missing
 
     if why := why_missing():
