@@ -81,7 +81,7 @@ async def running(text: str, metrics_port: int, workers: int | None) -> AsyncIte
         (directory / "identity.py").write_text(_FUNCTION)
         options = ["--metrics-port-base", str(metrics_port), *(["--workers", str(workers)] if workers else [])]
         run = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet", *options), cwd=directory
+            sys.executable, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet", *options, cwd=directory
         )
         try:
             yield run.pid, directory / ".millstream" / "low"

@@ -235,7 +235,13 @@ async def open_run(directory: Path, files: Mapping[str, str]) -> AsyncIterator[O
         (directory / name).write_text(text, encoding="utf-8")
     with (directory / "runner.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream_runner", "run", "--data-dir", "state", "pipeline.yaml"),
+            sys.executable,
+            "-m",
+            "millstream_runner",
+            "run",
+            "--data-dir",
+            "state",
+            "pipeline.yaml",
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,

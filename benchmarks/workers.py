@@ -58,7 +58,13 @@ async def measure(vertices: int, workers: int | None) -> Cost:
         options = [] if workers is None else ["--workers", str(workers)]
         begun_s = time.monotonic()
         run = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet", *options),
+            sys.executable,
+            "-m",
+            "millstream_runner",
+            "run",
+            "pipeline.yaml",
+            "--quiet",
+            *options,
             cwd=directory,
             stdout=asyncio.subprocess.PIPE,
         )

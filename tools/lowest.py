@@ -87,10 +87,26 @@ def _pinned(file: Path) -> dict[str, Version]:
 def _resolve(tests: Path, wanted: Path) -> None:
     """What the two distributions and all of their extras say they need, at its lowest, beside what tests need."""
     _uv(
-        *("pip", "compile", "--quiet", "--resolution", "lowest-direct", "--python-version", "3.11", "--all-extras"),
+        "pip",
+        "compile",
+        "--quiet",
+        "--resolution",
+        "lowest-direct",
+        "--python-version",
+        "3.11",
+        "--all-extras",
         # Otherwise the versions of the last time stay.
-        *("--upgrade", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
-        *("--no-emit-package", "millstream-udf", "--output-file", str(wanted), *OURS, str(tests)),
+        "--upgrade",
+        "--no-header",
+        "--no-annotate",
+        "--no-emit-index-url",
+        "--no-emit-find-links",
+        "--no-emit-package",
+        "millstream-udf",
+        "--output-file",
+        str(wanted),
+        *OURS,
+        str(tests),
     )
 
 

@@ -124,11 +124,30 @@ class Pod:
         full = f"{self.prefix}-{name}"
         network = f"container:{self.names[0]}" if self.names else "none"
         podman(
-            *("run", "--detach", "--name", full, "--pull=never", "--network", network),
-            *("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:mode=1777"),
-            *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
-            *("--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:2000"),
-            *("--volume", f"{self.directory}:/pipeline", *options, self.images[service], *arguments),
+            "run",
+            "--detach",
+            "--name",
+            full,
+            "--pull=never",
+            "--network",
+            network,
+            "--read-only",
+            "--read-only-tmpfs=false",
+            "--tmpfs",
+            "/tmp:mode=1777",
+            "--cap-drop",
+            "all",
+            "--security-opt",
+            "no-new-privileges",
+            "--ulimit",
+            "nofile=1024:4096",
+            "--ulimit",
+            "nproc=1000:2000",
+            "--volume",
+            f"{self.directory}:/pipeline",
+            *options,
+            self.images[service],
+            *arguments,
         )
         self.names.append(full)
         return full

@@ -28,10 +28,26 @@ pytestmark = pytest.mark.timeout(7200)
 @pytest.mark.parametrize("service", ["broker", "vertex", "udf-python"])
 def test_it_runs_without_rights_and_writes_nowhere(images: Images, service: str) -> None:
     said = podman(
-        *("run", "--rm", "--pull=never", "--network", "none", "--read-only", "--read-only-tmpfs=false"),
-        *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
-        *("--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:2000"),
-        *("--entrypoint", "python", images[service], "-c", WHAT_IT_MAY),
+        "run",
+        "--rm",
+        "--pull=never",
+        "--network",
+        "none",
+        "--read-only",
+        "--read-only-tmpfs=false",
+        "--cap-drop",
+        "all",
+        "--security-opt",
+        "no-new-privileges",
+        "--ulimit",
+        "nofile=1024:4096",
+        "--ulimit",
+        "nproc=1000:2000",
+        "--entrypoint",
+        "python",
+        images[service],
+        "-c",
+        WHAT_IT_MAY,
     )
     assert json.loads(said) == [10001, 10001, [10001], [], 0, 1]
 

@@ -145,7 +145,11 @@ async def _start(
     out, err = prints / "out", prints / "err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         starting = started(
-            *(sys.executable, "-P", "-m", "millstream_runner", *arguments),
+            sys.executable,
+            "-P",
+            "-m",
+            "millstream_runner",
+            *arguments,
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out_file if descriptor is None else descriptor,

@@ -35,7 +35,10 @@ sys.exit(main(sys.argv[1:]))
 )
 async def test_what_is_missing_is_named_with_its_remedy(tmp_path: Path, command: str) -> None:
     async with started(
-        *(sys.executable, "-c", WITHOUT, *command.split()),
+        sys.executable,
+        "-c",
+        WITHOUT,
+        *command.split(),
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 async def serving(directory: Path, function: str, socket: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A function in a process that Millstream did not start."""
     async with started(
-        *(sys.executable, "-m", "millstream_udf", function),
+        sys.executable,
+        "-m",
+        "millstream_udf",
+        function,
         cwd=directory,
         env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(socket)},
     ) as process:

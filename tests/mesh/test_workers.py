@@ -67,8 +67,19 @@ async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: 
     file = directory / "pipeline.json"
     file.write_text(resolved.dump(run.resolved.plan, run.resolved.base_dir))
     async with started(
-        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--replicas", *replicas),
-        *("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--metrics-port", str(port)),
+        sys.executable,
+        "-m",
+        "millstream_worker",
+        "--pipeline",
+        str(file),
+        "--replicas",
+        *replicas,
+        "--broker",
+        run.server.url,
+        "--broker-access",
+        str(run.server.access_file),
+        "--metrics-port",
+        str(port),
         stderr=asyncio.subprocess.PIPE,
     ) as process:
         yield Worker(process)
@@ -263,8 +274,15 @@ async def test_replicas_that_the_pipeline_does_not_have(
     loaded = load(path)
     file.write_text(resolved.dump(loaded.plan, loaded.base_dir))
     async with started(
-        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", "nats://127.0.0.1:1"),
-        *("--replicas", *replicas),
+        sys.executable,
+        "-m",
+        "millstream_worker",
+        "--pipeline",
+        str(file),
+        "--broker",
+        "nats://127.0.0.1:1",
+        "--replicas",
+        *replicas,
         stderr=asyncio.subprocess.PIPE,
     ) as process:
         code, logged = await Worker(process).ended()

@@ -30,7 +30,11 @@ async def kill_at(spec: dict[str, Any], ledger: Path, point: str) -> None:
     async with (
         asyncio.timeout(60),
         started(
-            *(sys.executable, "-m", "tests.recovery.killed_cdc", json.dumps(spec), str(ledger)),
+            sys.executable,
+            "-m",
+            "tests.recovery.killed_cdc",
+            json.dumps(spec),
+            str(ledger),
             cwd=REPOSITORY,
             env={**os.environ, CRASH_AT: point},
         ) as process,

@@ -38,7 +38,11 @@ async def kill_at(spec: dict[str, Any], point: str, *, epochs: tuple[int, int] =
     async with (
         asyncio.timeout(60),
         started(
-            *(sys.executable, "-m", "tests.recovery.killed_sinks", json.dumps(spec), f"{epochs[0]}"),
+            sys.executable,
+            "-m",
+            "tests.recovery.killed_sinks",
+            json.dumps(spec),
+            f"{epochs[0]}",
             cwd=REPOSITORY,
             env={**os.environ, CRASH_AT: point},
         ) as process,

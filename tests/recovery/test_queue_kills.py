@@ -25,7 +25,12 @@ WAIT_S = 300
 async def live(directory: Path, epoch: int, lines: int | None, rng: random.Random) -> tuple[int, int]:
     """Run the lane until it ends, or for so many lines and a moment, then kill it. Returns what was durable last."""
     starting = started(
-        *(sys.executable, "-m", "tests.recovery.queue_lane", str(directory), str(epoch), str(FRAMES)),
+        sys.executable,
+        "-m",
+        "tests.recovery.queue_lane",
+        str(directory),
+        str(epoch),
+        str(FRAMES),
         stdout=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
     )

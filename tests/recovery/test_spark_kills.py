@@ -132,7 +132,10 @@ async def test_a_request_is_answered_although_driver_and_jvm_hang_and_are_killed
 @pytest.mark.sweep
 async def test_a_jvm_that_ends_while_objects_are_given_back_to_it_leaves_no_noise(tmp_path: Path) -> None:
     async with started(
-        *(sys.executable, "-c", NOTHING_ASKED, str(tmp_path / "spark")),
+        sys.executable,
+        "-c",
+        NOTHING_ASKED,
+        str(tmp_path / "spark"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     ) as process:

@@ -190,7 +190,7 @@ async def test_no_command_shows_a_secret(
     async def call(*lines: str) -> None:
         printed, said = asyncio.subprocess.PIPE, asyncio.subprocess.PIPE
         async with started(
-            *(sys.executable, "-c", CALLING, *lines), cwd=directory, stdout=printed, stderr=said
+            sys.executable, "-c", CALLING, *lines, cwd=directory, stdout=printed, stderr=said
         ) as process:
             out, err = await process.communicate()
         assert process.returncode == 0, (out + err).decode()

@@ -60,7 +60,7 @@ class LaneOwner:
         writes = [FrameWrite(buffer, data) for buffer, data in frames]
         digests = b"".join(id_digest(record_id.encode()) for record_id in ids)
         return Commit(
-            *(self.lane, writes, mark, self.stored.sequence, digests, ids_ttl_s), replaces=self.stored.mark.commit_id
+            self.lane, writes, mark, self.stored.sequence, digests, ids_ttl_s, replaces=self.stored.mark.commit_id
         )
 
     async def send(self, commit: Commit) -> Receipt:

@@ -295,8 +295,15 @@ class JetStreamLedger:
 
     def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
         return PullReader(
-            *(self._connection, self._stream, subject, after, self._created, self._statistics, check),
-            *(self._seen, self._get),
+            self._connection,
+            self._stream,
+            subject,
+            after,
+            self._created,
+            self._statistics,
+            check,
+            self._seen,
+            self._get,
         )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
@@ -311,7 +318,12 @@ class JetStreamLedger:
         which the server comes back, so nothing of it is repeated."""
         connection = self._connection
         wanted = purges(
-            *(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses),
+            self._stream,
+            through,
+            self._info,
+            self._get,
+            self._seen,
+            lambda: connection.losses,
             refers=self._holds.references,
         )
         async for subject, first, losses in wanted:
@@ -390,7 +402,9 @@ class JetStreamLedger:
                         "the NATS server at %s has not answered %d commits of lane %s in a row over a working "
                         "connection. Check its log and its disk: a stream that could not be written waits until the "
                         "server is restarted",
-                        *(self._connection.place, silences, commit.lane),
+                        self._connection.place,
+                        silences,
+                        commit.lane,
                     )
             except ApiError as error:
                 refusal = error
@@ -649,8 +663,15 @@ class JetStreamBroker:
             # A server that accepts only smaller messages still stores each frame.
             holds = replace(holds, packs=False)
         ledger = JetStreamLedger(
-            *(self._connection, stream, vertex, info["created"], found, self._server_start),
-            *(sharing_of(metadata), holds, self._seen),
+            self._connection,
+            stream,
+            vertex,
+            info["created"],
+            found,
+            self._server_start,
+            sharing_of(metadata),
+            holds,
+            self._seen,
         )
         self._ledgers[vertex] = ledger
         return ledger

@@ -238,7 +238,10 @@ class JetStreamOtStore(RevisionedOtStore):
         left = await self._read_behind(read) if read.last else 1
         while left:
             left = await read_page(
-                *(self._connection, self._stream, f"{self._prefix}>", read.last),
+                self._connection,
+                self._stream,
+                f"{self._prefix}>",
+                read.last,
                 lambda message: self._take(read, message),
                 timeout_s=limits.OT_PUT_TIMEOUT_S,
             )
@@ -249,7 +252,7 @@ class JetStreamOtStore(RevisionedOtStore):
         one has replaced it, everything is read again.
         """
         found = await read_next(
-            *(self._connection, self._stream, f"{self._prefix}>", read.last - 1), timeout_s=limits.OT_PUT_TIMEOUT_S
+            self._connection, self._stream, f"{self._prefix}>", read.last - 1, timeout_s=limits.OT_PUT_TIMEOUT_S
         )
         if found is None:
             # It does not exist: the bucket was set back or emptied.

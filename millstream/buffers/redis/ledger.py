@@ -406,7 +406,7 @@ class RedisBroker:
         known = self._ledgers.get(vertex)
         if known is None or known.ledger_id.partition(" ")[2] != ledger_id:
             known = self._ledgers[vertex] = RedisLedger(
-                *(self._connection, self._pipeline, vertex, ledger_id, found, sharing, int(layout))
+                self._connection, self._pipeline, vertex, ledger_id, found, sharing, int(layout)
             )
         return known
 

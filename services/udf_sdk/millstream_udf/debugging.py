@@ -48,7 +48,9 @@ def wait_for_debugger() -> None:
     vertex = os.environ.get("MILLSTREAM_VERTEX", "the function")
     _log.info(
         "%s waits for a debugger at %s:%s (VS Code: F5; PyCharm: Attach to DAP); Ctrl-C ends the run",
-        *(vertex, HOST, port),
+        vertex,
+        HOST,
+        port,
         extra=_NOTICE,
     )
     debugger.wait_for_client()

@@ -205,7 +205,12 @@ class Replay:
             lane,
             # No bounds: it is not known here what other lanes have consumed. The broker's own bounds apply.
             Committer(
-                *(ledger, lane, taken_over, sequences, Router(routes), Backpressure({})),
+                ledger,
+                lane,
+                taken_over,
+                sequences,
+                Router(routes),
+                Backpressure({}),
                 compression=self._plan.pipeline.spec.compression,
                 members=members,
             ),

@@ -131,7 +131,10 @@ class SinkVertexLane:
         core = self.core
         frames = [
             SinkFrame(
-                *(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/"),
+                read.frame,
+                read.sequence,
+                read.first_index,
+                f"{self._id_prefix}{read.sequence}/",
                 name=read.witness.name if read.witness is not None else "",
             )
             for read in batch

@@ -86,7 +86,12 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     return LaneCore(
         lane,
         Committer(
-            *(ledger, lane, taken_over, sequences, router, shared.backpressure),
+            ledger,
+            lane,
+            taken_over,
+            sequences,
+            router,
+            shared.backpressure,
             compression=shared.config.resolved.pipeline.spec.compression,
             never_waits_for=inside,
             members=members,

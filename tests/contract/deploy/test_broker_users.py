@@ -139,8 +139,17 @@ async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_pat
     loaded = load(tmp_path / "p.yaml")
     file.write_text(resolved.dump(loaded.plan, loaded.base_dir))
     starting = started(
-        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", broker.url),
-        *("--broker-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
+        sys.executable,
+        "-m",
+        "millstream_worker",
+        "--pipeline",
+        str(file),
+        "--broker",
+        broker.url,
+        "--broker-access",
+        str(broker.folder / "p"),
+        "--replicas",
+        *(f"{vertex}-0" for vertex in VERTICES),
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(WAIT_S), starting as process:

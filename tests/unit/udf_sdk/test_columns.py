@@ -98,14 +98,22 @@ ODD = {
         frame_pb2.SealedHeadersColumn(
             starts=columns.pack_offsets([0, 2]), names=["a", "a"], values=[b"1", b"2"]
         ).SerializeToString(),
-        *(1, 0, 1, (array("I", [0]),), b""),
+        1,
+        0,
+        1,
+        (array("I", [0]),),
+        b"",
     ),
     "starts that fall": Question(
         frame_pb2.SealedListColumn(
             starts=columns.pack_offsets([0, 2, 1, 3]),
             items=frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 1, 2, 3]), data=b"abc"),
         ).SerializeToString(),
-        *(3, 0, 2, (array("I", [2, 0]),), b""),
+        3,
+        0,
+        2,
+        (array("I", [2, 0]),),
+        b"",
     ),
 }
 

@@ -190,7 +190,12 @@ class Rig:
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
         backpressure = backpressure if backpressure is not None else open_backpressure(router.buffers)
         return Committer(
-            *(ledger, lane, taken_over, sequences, router, backpressure),
+            ledger,
+            lane,
+            taken_over,
+            sequences,
+            router,
+            backpressure,
             compression=self.compression,
             never_waits_for=never_waits_for,
             members=members,
@@ -239,7 +244,7 @@ class Rig:
         needs_tags = router.needs_tags
         mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=needs_tags, concurrency=concurrency)
         reading = open_buffer_reader(
-            *(upstream, INPUT, start, lane_input), witnesses=from_messages(committer.mark.read), in_parts=True
+            upstream, INPUT, start, lane_input, witnesses=from_messages(committer.mark.read), in_parts=True
         )
         async with reading as reader, asyncio.TaskGroup() as tasks:
             self.trimmer = trimmer = Trimmer(upstream.trim)

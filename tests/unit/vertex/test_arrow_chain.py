@@ -175,7 +175,10 @@ async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:
         outlet = ToBuffers(router, takes_arrow=router.takes_arrow)
         async with open_stream(price, may_return_arrow=outlet.takes_arrow) as stream:
             step = MapStep(
-                *(LaneId("second", "in", 0), mapper_of(stream), router, outlet),
+                LaneId("second", "in", 0),
+                mapper_of(stream),
+                router,
+                outlet,
                 telemetry=Telemetry(),
                 counters=LaneCounters(),
                 clock=SystemClock(),

@@ -167,7 +167,7 @@ async def test_records_that_a_sink_has_taken_are_kept_no_longer_although_their_c
         delivery = Delivery(sink, None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
         core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
         lane = SourceVertexLane(
-            *(core, source, None, Router([]), ToSink(last, 1)), SourceWatermark(), None, OnFailure.STOP
+            core, source, None, Router([]), ToSink(last, 1), SourceWatermark(), None, OnFailure.STOP
         )
         rig.faults.hold()
         tasks.create_task(lane.run())
@@ -219,7 +219,7 @@ async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_rep
         delivery = Delivery(sink, None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
         core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
         lane = SourceVertexLane(
-            *(core, GivenSource(frames), None, Router([]), ToSink(last, 1)), SourceWatermark(), None, OnFailure.STOP
+            core, GivenSource(frames), None, Router([]), ToSink(last, 1), SourceWatermark(), None, OnFailure.STOP
         )
         core.deliverer.prompt = prompt
         rig.faults.hold()

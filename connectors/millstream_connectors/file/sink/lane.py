@@ -414,7 +414,9 @@ async def open_file_sink(
             finished = await loop.run_in_executor(worker, directory.finished) or start
             await _check_past(directory, start, finished, held_instead, owner.where)
         lane = FileSinkLane(
-            *(directory, file_format, spec.rolling),
+            directory,
+            file_format,
+            spec.rolling,
             start=start,
             finished=finished,
             clock=clock,

@@ -146,7 +146,9 @@ class OpenSearchSinkLane(UnkeptLane):
         _log.warning(
             "%s: %s accepts no request of %d bytes, so it gets smaller ones. Lower `maxBytes`, or let the server and "
             "the proxies in front of it accept more",
-            *(self._owner.where, self._link.place, size),
+            self._owner.where,
+            self._link.place,
+            size,
         )
         return [failed for half in batches(batch, self._bytes_max) for failed in await self._send(half)]
 

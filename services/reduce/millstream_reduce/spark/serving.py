@@ -184,7 +184,11 @@ def _say_ready(session: Session, description: spark_pb2.DescribeResponse) -> Non
         slowly = "; `millstream spark prepare` halves that"
     _log.info(
         "Spark %s is ready after %.1f s (%s%s)%s",
-        *(description.spark_version, description.start_s, description.master, java, slowly),
+        description.spark_version,
+        description.start_s,
+        description.master,
+        java,
+        slowly,
     )
 
 

@@ -66,7 +66,8 @@ def _load(arguments: argparse.Namespace) -> Load:
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
         return Load(
-            *(arguments.records, arguments.size),
+            arguments.records,
+            arguments.size,
             keys=arguments.keys,
             partitions=arguments.partitions,
             chain=arguments.chain,
@@ -182,7 +183,10 @@ def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> Coroutine
     async def measured() -> dict[str, Any]:
         _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
         load = WindowLoad(
-            *(arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows),
+            arguments.records_per_window,
+            arguments.keys,
+            arguments.rate,
+            arguments.windows,
             record_bytes=arguments.size,
             query=arguments.query or QUERY,
         )

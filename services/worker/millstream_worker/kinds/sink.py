@@ -200,7 +200,10 @@ def _opened(
             )
             fallback = await opening.reached(lambda: open_sink(instead, aside))
         delivery = Delivery(
-            *(primary, fallback, opening.retry_policy, limits),
+            primary,
+            fallback,
+            opening.retry_policy,
+            limits,
             where=opening.where,
             rng=shared.rng,
             stop_error=UdfError if settings.program is not None else UserError,

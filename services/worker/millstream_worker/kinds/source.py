@@ -104,8 +104,14 @@ class SourceVertex(RunnableKind[Source]):
                 mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
             watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
             return SourceVertexLane(
-                *(core, source, mapper, opening.router, outlet),
-                *(watermark, seen, shared.graph.on_invalid(lane.vertex)),
+                core,
+                source,
+                mapper,
+                opening.router,
+                outlet,
+                watermark,
+                seen,
+                shared.graph.on_invalid(lane.vertex),
                 pipeline=shared.pipeline,
                 naming=shared.naming,
                 run=(await shared.ledger(lane.vertex)).ledger_id,

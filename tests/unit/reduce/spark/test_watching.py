@@ -28,7 +28,9 @@ class Clock:
 async def process(code: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs the code, and has begun to."""
     async with started(
-        *(sys.executable, "-c", f"print(flush=True)\n{code}"),
+        sys.executable,
+        "-c",
+        f"print(flush=True)\n{code}",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     ) as begun:

@@ -87,7 +87,9 @@ async def _open_broker(store: Path) -> AsyncIterator[Client]:
         )
         with (Path(name) / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(str(beside) if beside.exists() else "nats-server", "-c", str(config)),
+                str(beside) if beside.exists() else "nats-server",
+                "-c",
+                str(config),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "ORACLE_KEY": key},
