@@ -16,12 +16,18 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+
+from millstream.spec.topology import components  # noqa: E402 (found by the path)
+
 _PRODUCT = ("millstream", "services", "connectors")
 _PACKAGES = (
     ("millstream_udf",),
@@ -95,9 +101,8 @@ class Structure:
     @cached_property
     def circles(self) -> list[list[str]]:
         """Groups of modules that import each other."""
-        reached = {name: self.reached(name) for name in self.modules}
-        found = {tuple(sorted(two for two in reached[one] if one in reached[two])) for one in self.modules}
-        return sorted(list(group) for group in found if len(group) > 1)
+        arcs = [(name, other) for name, others in self.imports.items() for other in others]
+        return sorted(sorted(group) for group in components(list(self.modules), arcs) if len(group) > 1)
 
     @cached_property
     def upward(self) -> list[str]:
