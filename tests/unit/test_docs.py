@@ -165,3 +165,11 @@ def test_each_stop_of_the_tour_names_a_function() -> None:
     assert len(STOPS) >= len(links) - 3
     steps = re.findall(r"^\d+\. ", TOUR, re.M)
     assert len(steps) == 16
+
+
+def test_each_everyday_change_names_three_code_files_at_most() -> None:
+    page = (REPOSITORY / "docs" / "where-to-change.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| to change")]
+    assert len(rows) == 10
+    for row in rows:
+        assert len(re.findall(r"\(\.\./[\w/.]+\.py\)", row)) <= 3, row
