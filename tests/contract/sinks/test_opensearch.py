@@ -45,7 +45,7 @@ from tests.support.web_server import open_handler
 from tests.unit.writer.sink_frames import sink_frame
 
 
-@pytest.fixture(params=["opensearch", pytest.param("elasticsearch", marks=pytest.mark.sweep)])
+@pytest.fixture(scope="module", params=["opensearch", pytest.param("elasticsearch", marks=pytest.mark.sweep)])
 def server(request: pytest.FixtureRequest) -> OpenSearchServer:
     found: OpenSearchServer = request.getfixturevalue(request.param)
     return found
@@ -104,17 +104,15 @@ VALUE_LISTS = st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=10, 
 
 @examples(max_examples=2, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(VALUE_LISTS)
-def test_documents_have_the_values_of_their_records(
-    opensearch: OpenSearchServer, documents: list[dict[str, str]]
-) -> None:
+def test_documents_have_the_values_of_their_records(server: OpenSearchServer, documents: list[dict[str, str]]) -> None:
     texts = [object_text({**one, "id": str(number)}) for number, one in enumerate(documents)]
     frame = sink_frame([text.encode() for text in texts], 1, ids=[str(number) for number in range(len(texts))])
     for mode, more in (("insert", {}), ("upsert", {"mode": "upsert", "id": "id"})):
-        index = opensearch.index()
+        index = server.index()
         # No member needs a type.
-        opensearch.ask("PUT", index, {"mappings": {"dynamic": False}})
-        asyncio.run(write(opensearch_spec(opensearch, index, **more), 1, frame))
-        found = {name.rpartition("/")[2]: repr(one) for name, one in opensearch.documents(index).items()}
+        server.ask("PUT", index, {"mappings": {"dynamic": False}})
+        asyncio.run(write(opensearch_spec(server, index, **more), 1, frame))
+        found = {name.rpartition("/")[2]: repr(one) for name, one in server.documents(index).items()}
         # The representation has the types and all digits.
         expected = {str(at): repr(json.loads(text, parse_float=Decimal)) for at, text in enumerate(texts)}
         assert found == expected, mode
