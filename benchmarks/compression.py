@@ -40,12 +40,12 @@ from typing import Any
 import psutil
 from demo_cost import FLIGHTS, MIB, Seen
 
+from millstream.compression import Compression
 from millstream.frame import Frame, build_frame
 from millstream.ledger.compression import Compressor, decompressed
 from millstream.ledger.packs import Pack
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, PACK_BYTES_MAX, PACK_RECORDS_MAX
 from millstream.ports import free_ports
-from millstream.spec.buffers import Compression
 
 FEW = 2_000
 _LOOK_S = 0.1

@@ -18,9 +18,9 @@ import lz4.block
 from google.protobuf.message import DecodeError
 
 from millstream import codes
+from millstream.compression import Compression
 from millstream.errors import DamageError, UserError
 from millstream.limits import KIB, MESSAGE_BYTES_MAX
-from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import compressed_pb2
 from millstream_udf.fields import Data, field, without_large
 

@@ -4,10 +4,10 @@ Above it: the spec, and the registry that opens the technologies.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any
 
 from millstream import codes
+from millstream.compression import Compression
 from millstream.nearest import one_of
 from millstream.spec.rules import After
 from millstream.spec.values import problem
@@ -20,15 +20,6 @@ GROUP = "millstream.buffers"
 COMPRESSION = "compression"
 """The key beside that of the technology."""
 _TYPE = "type"
-
-
-class Compression(StrEnum):
-    """How stored frames are compressed. Numaflow has the same names, in capitals."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
-    GZIP = "gzip"
 
 
 def known() -> list[str]:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from millstream import codes
+from millstream.compression import Compression
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.plurals import counted
 from millstream.spec import numaflow
-from millstream.spec.buffers import Compression, InterStepBuffer, compression_in, technology_in
+from millstream.spec.buffers import InterStepBuffer, compression_in, technology_in
 from millstream.spec.edge_names import default_edge_name
 from millstream.spec.kinds import KINDS, PlacedEnd, PlacedProgram, VertexKind, VertexUse
 from millstream.spec.logging import Logging

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream import codes
+from millstream.compression import Compression
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.ledger.compression import COMPRESSED_BYTES_MIN, Compressor, decompressed, is_compressed
 from millstream.ledger.packs import Pack, frames_in, is_pack, shares_of
 from millstream.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
-from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import compressed_pb2
 from millstream_vertex.map_lane import MapLane
 from millstream_writer.committer import Unit

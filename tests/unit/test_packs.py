@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from millstream.compression import Compression
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.ledger.compression import decompressed, is_compressed
@@ -13,7 +14,6 @@ from millstream.ledger.frames import decoded
 from millstream.ledger.packs import Pack, finished_bytes, frames_in, is_pack, shares_of
 from millstream.limits import FRAME_RECORDS_MAX, KIB, PACK_RECORDS_MAX
 from millstream.record import BufferId, Position
-from millstream.spec.buffers import Compression
 from millstream_reader.buffer import ReadFrame, open_buffer_reader
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.slicing import FIRST_SLICE_RECORDS

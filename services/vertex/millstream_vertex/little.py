@@ -1,16 +1,13 @@
 """How much progress of a lane counts as little: such progress may be published some tens of milliseconds later. If it
 has no output, it may also be committed later.
 
-Above it: `lane`. It knows counts; it does not know what waits for them.
+Above it: `lane`, and `settings`, which derives the thresholds from the pipeline. It knows counts; it does not know what
+waits for them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from millstream.limits import OT_LITTLE_SHARE
-from millstream.plan.plan import Plan
-from millstream.spec.topology import reachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +26,3 @@ class Little:
 
 
 NOTHING_IS_LITTLE = Little(0, 0, watermark=False)
-
-
-def little_of(plan: Plan, vertex: str) -> Little:
-    """The thresholds for the lanes of a vertex: small shares of every buffer that they read or write."""
-    edges = [edge for edge in plan.edges if vertex in (edge.from_, edge.to)]
-    limits = [plan.limits_of(edge.to) for edge in edges]
-    behind = reachable([edge.to for edge in plan.edges_out[vertex]], [(edge.from_, edge.to) for edge in plan.edges])
-    return Little(
-        min((each.usable_length // OT_LITTLE_SHARE for each in limits), default=0),
-        min((each.usable_bytes // OT_LITTLE_SHARE for each in limits), default=0),
-        watermark=not any(plan.vertex(name).definition.has_windows for name in behind),
-    )

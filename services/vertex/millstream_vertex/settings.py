@@ -1,4 +1,5 @@
-"""Derives a vertex's settings from the pipeline before anything runs: routes, bounds of ledgers and buffers. Pure.
+"""Derives a vertex's settings from the pipeline before anything runs: routes, bounds of ledgers and buffers, what
+counts as little progress. Pure.
 
 Above it: the assembly. Below it: the graph.
 """
@@ -19,6 +20,7 @@ from millstream.limits import (
     LEDGER_SLACK_BYTES,
     LOG_SEGMENT_BYTES,
     LOG_SEGMENT_BYTES_MIN,
+    OT_LITTLE_SHARE,
 )
 from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
@@ -26,8 +28,10 @@ from millstream.plan.sharing import same_frames
 from millstream.spec.connectors import IdBounds
 from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge, Pipeline
+from millstream.spec.topology import reachable
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
+from millstream_vertex.little import Little
 from millstream_writer.backpressure import BufferLimits
 from millstream_writer.committer import Member
 from millstream_writer.routing import FrameLimits, Route, tag_condition
@@ -143,6 +147,18 @@ def buffer_limits(plan: Plan, edge: Edge) -> BufferLimits:
         limits.usable_bytes,
         # Partitions of one edge have the same writers.
         writers=len(lanes_of(plan, edge.from_)),
+    )
+
+
+def little_of(plan: Plan, vertex: str) -> Little:
+    """The thresholds for the lanes of a vertex: small shares of every buffer that they read or write."""
+    edges = [edge for edge in plan.edges if vertex in (edge.from_, edge.to)]
+    limits = [plan.limits_of(edge.to) for edge in edges]
+    behind = reachable([edge.to for edge in plan.edges_out[vertex]], [(edge.from_, edge.to) for edge in plan.edges])
+    return Little(
+        min((each.usable_length // OT_LITTLE_SHARE for each in limits), default=0),
+        min((each.usable_bytes // OT_LITTLE_SHARE for each in limits), default=0),
+        watermark=not any(plan.vertex(name).definition.has_windows for name in behind),
     )
 
 

@@ -25,10 +25,9 @@ from millstream.watermark.store import newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.lane_log import log_opened
-from millstream_vertex.little import little_of
 from millstream_vertex.past import check_not_older
 from millstream_vertex.places import check_places
-from millstream_vertex.settings import members_of
+from millstream_vertex.settings import little_of, members_of
 from millstream_worker.kind import RunnableKind
 from millstream_worker.opening import LaneOpening, VertexLane
 from millstream_worker.shared import Shared

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account, account_of
+from millstream.compression import Compression
 from millstream.errors import (
     BufferFullError,
     RetryLaterError,
@@ -38,7 +39,6 @@ from millstream.limits import (
 )
 from millstream.pauses import Pauses, RepeatedFailure
 from millstream.record import BufferId, LaneId, Position
-from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import FrameLimits, Router

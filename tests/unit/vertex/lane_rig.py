@@ -11,6 +11,7 @@ from typing import Any
 from millstream import limits
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.compression import Compression
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
 from millstream.ledger.packs import frames_in
@@ -19,7 +20,6 @@ from millstream.ledger.witness import from_messages
 from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.spec.buffers import Compression
 from millstream.telemetry import Telemetry
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native.messages import map_answer_of

@@ -19,11 +19,11 @@ from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
+from millstream.compression import Compression
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
-from millstream.spec.buffers import Compression
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.store import OtStore, OtStores

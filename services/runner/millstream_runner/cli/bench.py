@@ -13,9 +13,9 @@ import uvloop
 
 from millstream import codes
 from millstream.buffers.registry import technology
+from millstream.compression import Compression
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec.buffers import Compression
 from millstream_runner.bench.running import Load, Measured, measure_map
 from millstream_runner.local.formatting import aligned
 
