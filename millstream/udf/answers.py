@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from millstream.frame import Frame
-from millstream.spec.protocols import FunctionKind
 
 
 class Result(Enum):
@@ -99,17 +98,3 @@ class ReadBatch:
     """How many attempts a read that failed stands for."""
     pending: int | None = None
     """Records that wait after the batch; None: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A function's description of itself."""
-
-    kinds: frozenset[FunctionKind] = frozenset()
-    """The kinds that it serves."""
-    language: str = ""
-    sdk_version: str = ""
-    concurrency: int = 0
-    """Records of one stream that the function processes concurrently; 0: unknown."""
-    keeps_positions: bool = False
-    """Whether it is a sink whose target stores the positions of lanes."""

@@ -26,8 +26,9 @@ from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.plurals import counted
 from millstream.udf.background import beside
-from millstream.udf.lives import Lives, ProcessEndedError
-from millstream.udf.protocol import StreamName
+from millstream.udf.endings import ProcessEndedError
+from millstream.udf.lives import Lives
+from millstream.udf.streams import StreamName
 
 _log = logging.getLogger(__name__)
 

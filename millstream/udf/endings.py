@@ -1,33 +1,12 @@
-"""How the process of a function has ended, and whether that is its own doing. Pure, except for the kernel's counts.
+"""How the process of a function has ended, for those whose calls it had. Plain values.
 
-    exit, crash signal, out-of-memory kill, time limit     the function's own doing: a record may be the cause
-    SIGKILL, SIGTERM, ... from elsewhere                   says nothing about the records
-
-Above it: the supervisor of the process (`sidecar.py`). Below it: nothing.
+Above it: the streams of calls, and those that make them. Below it: nothing. `exits.py` tells how a process has ended,
+and `lives.py` which calls may be the cause.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from millstream.processes import exit_text
-
-_CRASHES = frozenset(
-    (
-        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
-        # Limits, and timers that a program sets for itself.
-        *(signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE),
-    )
-)
-"""Signals by which a program ends itself. All others come from outside."""
-_KILLED_CHILD = frozenset((128 + signal.SIGKILL, 128 + signal.SIGTERM))
-"""Exit codes of a shell whose program was killed."""
-_ROOT = Path("/sys/fs/cgroup")
-LOOK_INTERVAL_S = 1.0
-"""Time between two checks of the kernel's count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,75 +28,23 @@ class Ending:
         return self.own and (broke or not self.maybe_asked)
 
 
-def ending_of(exit_code: int, *, out_of_memory: bool, tail: str) -> Ending:
-    """The ending of a process that nothing here has ended. `out_of_memory`: the kernel killed a process in its cgroup
-    because the memory was full, at about the same time."""
-    why = f"exited with {exit_text(exit_code)}"
-    if exit_code >= 0:
-        own = exit_code not in _KILLED_CHILD
-        return Ending(why, own, maybe_asked=exit_code == 0, tail=tail)
-    if -exit_code == signal.SIGKILL and out_of_memory:
-        return Ending("was killed by the kernel because the memory of its cgroup was full", own=True, tail=tail)
-    return Ending(why, -exit_code in _CRASHES, tail=tail)
+class ProcessEndedError(Exception):
+    """The process has ended during the call, by its own doing."""
+
+    def __init__(self, ending: Ending, *, alone: bool) -> None:
+        """`alone`: whether no other call was in flight."""
+        super().__init__(f"its process {ending.why}")
+        self.ending = ending
+        self.alone = alone
 
 
-class OomKills:
-    """The kernel's count of processes in the cgroup of a process that it killed because memory was full.
+@dataclass(slots=True)
+class LostCall:
+    """A call whose stream has ended."""
 
-    It counts the processes of the cgroup, not those of a function. So it has to be read every second, and a SIGKILL is
-    one for lack of memory only if the count has just risen. Without a count, every SIGKILL comes from outside.
-    """
-
-    def __init__(self, counter: Path | None) -> None:
-        self._counter = counter
-        self._count = self._read()
-        self._risen_s: float | None = None
-        """When the count was last seen to have risen."""
-
-    @property
-    def known(self) -> bool:
-        return self._count is not None
-
-    def look(self, now_s: float) -> None:
-        before, now = self._count, self._read()
-        if now is None:
-            return
-        if before is not None and now > before:
-            self._risen_s = now_s
-        self._count = now
-
-    def have_risen(self, now_s: float) -> bool:
-        """Whether the kernel has killed a process just now."""
-        self.look(now_s)
-        return self._risen_s is not None and now_s - self._risen_s <= 2 * LOOK_INTERVAL_S
-
-    def _read(self) -> int | None:
-        if self._counter is None:
-            return None
-        try:
-            lines = self._counter.read_text().splitlines()
-        except (OSError, ValueError):
-            return None
-        counts = (line.removeprefix("oom_kill ") for line in lines if line.startswith("oom_kill "))
-        return next((int(count) for count in counts if count.isdecimal()), None)
-
-
-def oom_kills_of(pid: int) -> OomKills:
-    """The count for the cgroup of a process."""
-    try:
-        cgroups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return OomKills(None)
-    return OomKills(next((path for path in counters(cgroups) if path.is_file()), None))
-
-
-def counters(cgroups: Sequence[str]) -> list[Path]:
-    """The files that may have the count, from the lines of /proc/PID/cgroup."""
-    found = []
-    for line in cgroups:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            found.append(_ROOT / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
-    return found
+    life: int
+    """The process that had it."""
+    alone: bool
+    """Whether it was the only call in flight."""
+    broke: bool = False
+    """Whether the stream has certainly ended with an error."""

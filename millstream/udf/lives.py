@@ -18,19 +18,9 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from millstream.udf.endings import Ending
+from millstream.udf.endings import Ending, LostCall
 
 _ENDINGS_KEPT = 64
-
-
-class ProcessEndedError(Exception):
-    """The process has ended during the call, by its own doing."""
-
-    def __init__(self, ending: Ending, *, alone: bool) -> None:
-        """`alone`: whether no other call was in flight."""
-        super().__init__(f"its process {ending.why}")
-        self.ending = ending
-        self.alone = alone
 
 
 class InFlight(Protocol):
@@ -44,18 +34,6 @@ class InFlight(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
     what: str
-
-
-@dataclass(slots=True)
-class LostCall:
-    """A call whose stream has ended."""
-
-    life: int
-    """The process that had it."""
-    alone: bool
-    """Whether it was the only call in flight."""
-    broke: bool = False
-    """Whether the stream has certainly ended with an error."""
 
 
 class Lives:

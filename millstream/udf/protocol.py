@@ -1,11 +1,11 @@
 """The caller's side of a user-defined function: the interface for vertices, and the one that protocols implement.
 
-    lane ─► UdfClient: streams of one function        (`function.py` joins the two below)
+    lane ─► streams of one function (`streams.py`), opened by a UdfClient        (`function.py` joins the two below)
               ├─► Connection: the function's description, and its streams           from a `UdfProtocol`
               └─► Sidecar: its process (`sidecar.py`), which depends on no protocol
 
-Above it: the lanes of the vertex process. Below it: the protocols, each in a folder, found by name
-(`millstream.spec.protocols`). It handles frames and answers; it does not depend on buffers, marks or policies.
+Above it: the vertex process, which opens streams for its lanes. Below it: the protocols, each in a folder, found by
+name (`millstream.spec.protocols`). It does not depend on buffers, marks or policies.
 """
 
 from __future__ import annotations
@@ -19,30 +19,13 @@ from typing import Protocol
 
 from millstream import codes
 from millstream.errors import MillstreamError, UdfError
-from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
-from millstream.udf.answers import Description, MapAnswer, ReadBatch, SinkAnswer
-from millstream.udf.endings import Ending
-from millstream.udf.lives import Lives, LostCall
+from millstream.udf.lives import Lives
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the socket where a sidecar must serve."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamName:
-    """Names the opener of a stream: the function gets the name, and it is part of every error."""
-
-    pipeline: str
-    vertex: str
-    lane: str
-    replica: int
-
-    @property
-    def where(self) -> str:
-        """The name for messages."""
-        return f"{self.pipeline}/{self.vertex}/{self.lane}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,127 +41,18 @@ class ClientTls:
     """The name in the function's certificate, if it differs from the address."""
 
 
-class MapStream(Protocol):
-    """One open stream for one lane: map or source transform."""
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A function's description of itself."""
 
-    @property
-    def calls_max(self) -> int:
-        """How many unanswered calls the function allows."""
-
-    @property
-    def takes_arrow(self) -> bool:
-        """Whether frames may have Arrow columns in place of values. The stream stays usable for them if the function is
-        replaced by one that takes none."""
-
-    async def call(
-        self,
-        frame: Frame,
-        *,
-        watermark_us: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        id_prefix: str = "",
-        first_index: int = 0,
-        alone: bool = False,
-    ) -> MapAnswer:
-        """Sends one frame and waits for its answer. Many calls may wait at once; they are sent in order. With `alone`,
-        the function has no other call until this one is answered.
-
-        When the stream breaks or the sidecar is killed, the call is sent again on the next stream. If the sidecar has
-        ended by its own doing, the call raises `ProcessEndedError`: its records may be the cause. Only the returned
-        answer counts, and every column of it fits the call: one that does not fit is replaced by one with an `error`.
-        Raises `UdfError` with the cause when the function breaks the protocol in another way (invalid message, unknown
-        call id, duplicate answer). The caller handles `answer.error` and `answer.outcomes`.
-        """
-
-
-class SinkStream(Protocol):
-    """One open stream for one lane of a user-defined sink."""
-
-    @property
-    def calls_max(self) -> int: ...
-
-    async def call(
-        self,
-        frame: Frame,
-        *,
-        id_prefix: str,
-        first_index: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        alone: bool = False,
-    ) -> SinkAnswer:
-        """Sends one frame and waits for its answer, like `MapStream.call`."""
-
-
-class StreamLostError(Exception):
-    """The stream of a sink that keeps positions has ended; the text gives the reason. Records that were not flushed are
-    lost, and the target may or may not contain those of an unfinished flush: the lane has to be reopened."""
-
-    def __init__(self, why: str, lost: LostCall | None = None) -> None:
-        """`lost`: the call that was in flight."""
-        super().__init__(why)
-        self.lost = lost
-
-
-class SinkFencedError(Exception):
-    """The target already has the lane's epoch or a higher one: another owner, or another run, has opened the lane."""
-
-    def __init__(self, said: str, position: bytes = b"") -> None:
-        super().__init__(said)
-        self.position = position
-        """The position of the target, if the function has returned it."""
-
-
-class SinkFunctionError(Exception):
-    """The function failed, and nothing of the transaction remains: the lane has to be reopened. The text is the
-    function's message."""
-
-
-class PositionSinkStream(Protocol):
-    """One lane of a user-defined sink that keeps positions. One call at a time; each raises `StreamLostError` when the
-    stream ends, `SinkFunctionError` when the function fails, and `UdfError` when it breaks the protocol."""
-
-    @property
-    def checks(self) -> bool:
-        """Whether the sink may refuse records, so that they have to be checked before they are written."""
-
-    def alone(self, records: int) -> AbstractAsyncContextManager[None]:
-        """In the block, the function has no other calls than those of this stream, with so many records."""
-
-    def cause(self, lost: LostCall) -> Ending | None:
-        """The end of the process that had a call of an earlier stream, if the call may be the cause."""
-
-    async def open(self, lane: str, epoch: int) -> bytes:
-        """Takes over the lane. Returns the target's position; empty if it has none. Raises `SinkFencedError`."""
-
-    async def check(
-        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
-    ) -> SinkAnswer:
-        """Returns which of these records the sink refuses. Writes nothing."""
-
-    async def write(
-        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
-    ) -> None:
-        """Adds records to the transaction."""
-
-    async def flush(self, position: bytes) -> None:
-        """Commits the transaction and the position together. Raises `SinkFencedError`."""
-
-
-class SourceStream(Protocol):
-    """One open stream for one lane of a user-defined source. One read at a time."""
-
-    @property
-    def is_away(self) -> bool:
-        """Whether a read is waiting for the source's process, because its stream has ended."""
-
-    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
-        """Like `SourceLane.read`. A batch that does not fit is replaced by one with an `error`. After a break, and
-        after such a batch, the stream is reopened at the position of the last batch that was read: earlier records are
-        still in this process, and reopening at the last committed position would repeat them."""
-
-    async def committed(self, position: bytes) -> None: ...
+    kinds: frozenset[FunctionKind] = frozenset()
+    """The kinds that it serves."""
+    language: str = ""
+    sdk_version: str = ""
+    concurrency: int = 0
+    """Records of one stream that the function processes concurrently; 0: unknown."""
+    keeps_positions: bool = False
+    """Whether it is a sink whose target stores the positions of lanes."""
 
 
 class UdfClient(Protocol):

@@ -56,8 +56,9 @@ from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import NOTICE
 from millstream.tracebacks import shortened
 from millstream.udf.background import beside
-from millstream.udf.endings import LOOK_INTERVAL_S, Ending, OomKills, ending_of, oom_kills_of
+from millstream.udf.endings import Ending
 from millstream.udf.environment import inherited
+from millstream.udf.exits import LOOK_INTERVAL_S, OomKills, ending_of, oom_kills_of
 from millstream.udf.lives import Lives
 from millstream.udf.program_lines import readable
 from millstream.udf.protocol import NoAnswerError

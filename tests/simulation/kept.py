@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from millstream.frame import Frame
 from millstream.udf.answers import Outcome, Result, SinkAnswer
-from millstream.udf.lives import LostCall
-from millstream.udf.protocol import SinkFencedError, SinkFunctionError, StreamLostError
+from millstream.udf.endings import LostCall
+from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError
 
 T = TypeVar("T")
 

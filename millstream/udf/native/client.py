@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
-from millstream.udf.answers import Description, MapAnswer, SinkAnswer
+from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives
@@ -34,16 +34,8 @@ from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
-from millstream.udf.protocol import (
-    ClientTls,
-    Connection,
-    MapStream,
-    NoAnswerError,
-    PositionSinkStream,
-    SinkStream,
-    SourceStream,
-    StreamName,
-)
+from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
 from millstream_udf.fields import field, without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 

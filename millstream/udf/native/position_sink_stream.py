@@ -20,12 +20,12 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
 from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.checks import check_parts
-from millstream.udf.endings import Ending
-from millstream.udf.lives import Lives, LostCall
+from millstream.udf.endings import Ending, LostCall
+from millstream.udf.lives import Lives
 from millstream.udf.native.messages import calls_allowed, hello_of, shown_position, sink_answer_of
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
-from millstream.udf.protocol import SinkFencedError, SinkFunctionError, StreamLostError, StreamName
+from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError, StreamName
 from millstream_udf.fields import field
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -25,11 +25,12 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import ReadBatch
 from millstream.udf.calls import HALF_CLOSE_TIMEOUT_S, Wire, WireEndedError
 from millstream.udf.checks import check_parts
-from millstream.udf.lives import Lives, LostCall
+from millstream.udf.endings import LostCall
+from millstream.udf.lives import Lives
 from millstream.udf.native.messages import batch_of, calls_allowed, hello_of, shown_position
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
-from millstream.udf.protocol import StreamName
+from millstream.udf.streams import StreamName
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 

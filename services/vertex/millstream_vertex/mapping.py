@@ -28,8 +28,8 @@ from millstream.plurals import counted
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
-from millstream.udf.lives import ProcessEndedError
-from millstream.udf.protocol import MapStream
+from millstream.udf.endings import ProcessEndedError
+from millstream.udf.streams import MapStream
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream.watermark import future
 from millstream_udf import columns

@@ -20,7 +20,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer
 from millstream.udf.function import open_remote_function
 from millstream.udf.native.messages import map_answer_of
-from millstream.udf.protocol import MapStream
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.answering_server import open_server

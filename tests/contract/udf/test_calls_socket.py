@@ -17,8 +17,8 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction, open_remote_function
-from millstream.udf.protocol import MapStream
 from millstream.udf.sidecar import python_command
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 from millstream_udf.calls_socket import SUFFIX, TOKEN_BYTES
 from millstream_udf.message_socket import MessageSocket

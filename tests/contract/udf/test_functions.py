@@ -17,10 +17,10 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Result
+from millstream.udf.endings import ProcessEndedError
 from millstream.udf.function import LocalFunction
-from millstream.udf.lives import ProcessEndedError
-from millstream.udf.protocol import MapStream
 from millstream.udf.sidecar import python_command
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values_of

@@ -15,8 +15,8 @@ import pytest
 from millstream import codes
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Result
+from millstream.udf.endings import ProcessEndedError
 from millstream.udf.function import LocalFunction, open_local_function
-from millstream.udf.lives import ProcessEndedError
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
 from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of

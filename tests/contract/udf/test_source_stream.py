@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from millstream.udf.function import open_remote_function
-from millstream.udf.protocol import SourceStream
+from millstream.udf.streams import SourceStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.answering_server import open_server

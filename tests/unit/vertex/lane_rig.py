@@ -23,7 +23,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native.messages import map_answer_of
-from millstream.udf.protocol import MapStream
+from millstream.udf.streams import MapStream
 from millstream.watermark.future import FutureBound
 from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
 from millstream.watermark.store import follow

@@ -3,7 +3,7 @@
 The sink guarantees at least once: whether a record takes effect twice depends on the function. It gets an id for each
 record that is the same at every attempt, so it can avoid duplicates.
 
-Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`).
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.streams`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from millstream.record import Position
 from millstream.udf.answers import Outcome, Result, SinkAnswer
-from millstream.udf.lives import ProcessEndedError
-from millstream.udf.protocol import SinkStream, StreamName, UdfClient
+from millstream.udf.endings import ProcessEndedError
+from millstream.udf.protocol import UdfClient
+from millstream.udf.streams import SinkStream, StreamName
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_connectors.user_defined.sink.outcomes import failures_of
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult

@@ -14,7 +14,7 @@ A transaction that ends the process of its function is repeated in halves, until
 refused. A delivery that has to be whole is never committed in parts, so its parts are only written, not committed: that
 finds the records that end the process in `write`.
 
-Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`).
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.streams`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,9 @@ from millstream.pauses import Pauses, pause
 from millstream.record import Position
 from millstream.retry import Waiting
 from millstream.udf.answers import Outcome, Result, SinkAnswer
-from millstream.udf.endings import Ending
-from millstream.udf.lives import LostCall
-from millstream.udf.protocol import (
-    PositionSinkStream,
-    SinkFencedError,
-    SinkFunctionError,
-    StreamLostError,
-    UdfClient,
-)
+from millstream.udf.endings import Ending, LostCall
+from millstream.udf.protocol import UdfClient
+from millstream.udf.streams import PositionSinkStream, SinkFencedError, SinkFunctionError, StreamLostError
 from millstream.udf.suspects import DEATHS_MAX, Suspects, outcome_of
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced, unknown

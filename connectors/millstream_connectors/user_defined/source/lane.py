@@ -1,6 +1,6 @@
 """A source written by the user, behind the source protocol of a sidecar.
 
-Above it: a source lane. Below it: the stream to the function (`millstream.udf.protocol`), which has checked that the
+Above it: a source lane. Below it: the stream to the function (`millstream.udf.streams`), which has checked that the
 function's answers are consistent. It does not know processes.
 """
 
@@ -18,7 +18,8 @@ from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.record import LaneId
 from millstream.tracebacks import raised, shortened
-from millstream.udf.protocol import SourceStream, StreamName, UdfClient
+from millstream.udf.protocol import UdfClient
+from millstream.udf.streams import SourceStream, StreamName
 from millstream_reader.source import SourceBatch
 
 _log = logging.getLogger(__name__)

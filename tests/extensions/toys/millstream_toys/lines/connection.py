@@ -20,11 +20,12 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
-from millstream.udf.answers import Description, MapAnswer
+from millstream.udf.answers import MapAnswer
 from millstream.udf.calls import CallStream, Dialect, Wire, WireEndedError, open_call_stream
 from millstream.udf.checks import check_map_answer
 from millstream.udf.lives import Lives
-from millstream.udf.protocol import Connection, MapStream, NoAnswerError, StreamName
+from millstream.udf.protocol import Connection, Description, NoAnswerError
+from millstream.udf.streams import MapStream, StreamName
 from millstream_udf import columns
 
 LINE_BYTES_MAX = 64 * 1024 * 1024

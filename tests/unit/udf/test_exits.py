@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.udf.endings import LOOK_INTERVAL_S, OomKills, counters, ending_of, oom_kills_of
+from millstream.udf.exits import LOOK_INTERVAL_S, OomKills, counters, ending_of, oom_kills_of
 
 
 @pytest.mark.parametrize("code", [1, 3, 255, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGXCPU])
