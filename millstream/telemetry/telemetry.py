@@ -1,31 +1,49 @@
 """Telemetry that lanes report while they work: spans, processing times, latencies.
 
-Above it: lanes. Below it: tracing and metrics. Each of them may be off; then a call costs almost nothing.
+Above it: lanes. Below it: a tracer and a meter, which are passed in. Each of them may be off; then a call costs almost
+nothing. It does not know OpenTelemetry, whose import takes a tenth of a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from millstream.frame import Frame
 from millstream.telemetry.untraced import Span, UntracedSpan
 
-if TYPE_CHECKING:
-    # Importing OpenTelemetry takes a tenth of a second; a process that exports nothing does not import it.
-    from millstream.telemetry.metrics import VertexMetrics
-    from millstream.telemetry.tracing import Tracing
-
 _UNTRACED = UntracedSpan()
+
+
+class Tracer(Protocol):
+    """Starts the spans of one replica, of frames that may be sampled."""
+
+    def span(
+        self, name: str, parent: str, attributes: Mapping[str, str | int], *, links: Sequence[str] = ()
+    ) -> AbstractContextManager[Span]:
+        """A child span of `parent`, which is a traceparent, linked to other ones."""
+
+    def source_span(self, name: str, frame: Frame, attributes: Mapping[str, str | int]) -> AbstractContextManager[Span]:
+        """The first span of a frame's trace."""
+
+
+class Meter(Protocol):
+    """Takes the times of one replica."""
+
+    def observe_processing(self, stage: str, seconds: float) -> None:
+        """See `Telemetry.observe_processing`."""
+
+    def observe_latency(self, seconds: float, records: int) -> None:
+        """See `Telemetry.observe_latency`."""
 
 
 class Telemetry:
     """The telemetry of one replica. Made by `ProcessTelemetry`; without arguments it reports nothing."""
 
-    def __init__(self, tracing: Tracing | None = None, metrics: VertexMetrics | None = None) -> None:
-        self._tracing = tracing
-        self._metrics = metrics
+    def __init__(self, tracer: Tracer | None = None, meter: Meter | None = None) -> None:
+        self._tracer = tracer
+        self._meter = meter
 
     def span(
         self, name: str, *, parent: str, lane: str = "", records: int = 0, sequence: int = 0, links: Sequence[str] = ()
@@ -38,9 +56,9 @@ class Telemetry:
         """
         if not parent:
             return _UNTRACED
-        if self._tracing is None:
+        if self._tracer is None:
             return UntracedSpan(parent)
-        return self._tracing.span(
+        return self._tracer.span(
             name,
             parent,
             {"millstream.lane": lane, "millstream.records": records, "millstream.sequence": sequence},
@@ -49,19 +67,19 @@ class Telemetry:
 
     def source_span(self, frame: Frame, *, lane: str = "") -> AbstractContextManager[Span]:
         """The span `millstream.source.read`: the trace of a frame begins with it, if the frame is sampled."""
-        if self._tracing is None:
+        if self._tracer is None:
             return _UNTRACED
-        return self._tracing.source_span(
+        return self._tracer.source_span(
             "millstream.source.read", frame, {"millstream.lane": lane, "millstream.records": frame.records}
         )
 
     def observe_processing(self, stage: str, seconds: float) -> None:
         """Records how long a stage (udf, transformer, sink, commit) took for one frame."""
-        if self._metrics is not None:
-            self._metrics.observe_processing(stage, seconds)
+        if self._meter is not None:
+            self._meter.observe_processing(stage, seconds)
 
     def observe_latency(self, seconds: float, records: int) -> None:
         """Records that a sink has written a frame of `records` records whose oldest one entered the pipeline `seconds`
         ago."""
-        if self._metrics is not None:
-            self._metrics.observe_latency(seconds, records)
+        if self._meter is not None:
+            self._meter.observe_latency(seconds, records)

@@ -23,7 +23,7 @@ from millstream.plan.lanes import all_lanes, lanes_of
 from millstream.plan.placement import replicas_of
 from millstream.record import LaneId
 from millstream.spec.loading import load
-from millstream.telemetry import open_telemetry
+from millstream.telemetry.opening import open_telemetry
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
 from millstream_worker.environment import VertexConfig

@@ -17,7 +17,7 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clo
 from millstream.limits import BARE_COMMIT_INTERVAL_S, MARK_BEHIND_BYTES_MAX
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import OtStore
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1 import ot_pb2

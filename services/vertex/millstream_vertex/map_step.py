@@ -21,7 +21,7 @@ from millstream.clock import Clock
 from millstream.frame import Frame
 from millstream.naming import Origin
 from millstream.record import BufferId, LaneId
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream_reader.buffer import late_records
 from millstream_udf import columns
 from millstream_vertex.lane import LaneCounters

@@ -34,7 +34,7 @@ from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, Record, id_digest
 from millstream.spec import topology
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore

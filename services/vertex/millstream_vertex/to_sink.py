@@ -35,7 +35,7 @@ from millstream.limits import (
     SINK_AHEAD_BYTES_MAX,
 )
 from millstream.record import LaneId, Position
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream_vertex.lane import LaneCore, LaneCounters
 from millstream_writer.committer import Committer, Delivered, Unit, size_of
 from millstream_writer.committer import Delivery as Made

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from millstream.clock import Clock
 from millstream.plan.lanes import owned_lanes
 from millstream.statistics import VertexStatistics
-from millstream.telemetry import Identity, ProcessTelemetry
 from millstream.telemetry.logging import log_lane
+from millstream.telemetry.opening import Identity, ProcessTelemetry
 from millstream_vertex.cycle import wait_until_empty
 from millstream_vertex.lane_log import log_finished
 from millstream_worker.environment import OpenEnvironment, VertexConfig, open_outside

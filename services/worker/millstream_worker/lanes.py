@@ -20,7 +20,7 @@ from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBL
 from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore

@@ -32,8 +32,8 @@ from millstream.pauses import until_next
 from millstream.plan.resolved import Resolved
 from millstream.priority import give_way
 from millstream.record import ReplicaId
-from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.logging import log_replica
+from millstream.telemetry.opening import Identity, ProcessTelemetry, open_telemetry
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.sources import OnChange, programs_below
 from millstream_worker.assembly import VertexProcess, open_vertex

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 from millstream.clock import Clock
 from millstream.statistics import VertexStatistics
-from millstream.telemetry import Identity, Telemetry
-from millstream.telemetry import open_telemetry as open_process_telemetry
+from millstream.telemetry.opening import Identity
+from millstream.telemetry.opening import open_telemetry as open_process_telemetry
+from millstream.telemetry.telemetry import Telemetry
 from tests.unit.telemetry.numbers import REPORTS
 
 

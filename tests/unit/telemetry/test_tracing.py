@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from millstream import codes, limits
 from millstream.frame import Frame, frame_of_records
 from millstream.record import Record
-from millstream.telemetry import Telemetry
 from millstream.telemetry.logging import configure_logging
+from millstream.telemetry.telemetry import Telemetry
 from millstream.telemetry.tracing import contexts_of, parse_traceparent
 from millstream.udf.environment import inherited
 from tests.support.errors import raises
@@ -182,7 +182,7 @@ def _time_of(span: Callable[..., AbstractContextManager[object]]) -> float:
 def test_a_process_that_exports_nothing_does_not_import_opentelemetry() -> None:
     program = """
 import asyncio, sys
-from millstream.telemetry import Identity, open_telemetry
+from millstream.telemetry.opening import Identity, open_telemetry
 async def run():
     identity = Identity("p", "v", "map", 0)
     async with open_telemetry([identity]) as process:

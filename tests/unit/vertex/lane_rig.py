@@ -20,7 +20,7 @@ from millstream.ledger.witness import from_messages
 from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native.messages import map_answer_of
 from millstream.udf.streams import MapStream

@@ -19,7 +19,7 @@ from millstream.errors import UdfError
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream_vertex.lane import LaneCounters
 from millstream_vertex.map_step import Lineage, MapStep, Stepped, ToBuffers, ToNext
 from millstream_writer.routing import Route, Router, shared_route

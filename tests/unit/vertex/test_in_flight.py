@@ -22,7 +22,7 @@ from millstream.limits import (
 )
 from millstream.record import LaneId, Position
 from millstream.retry import OnFailure
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.source import SourceWatermark
 from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
 from millstream_reader.source import SourceBatch

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from millstream.clock import END_OF_TIME_US, Clock, SystemClock
 from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracked, Tracker

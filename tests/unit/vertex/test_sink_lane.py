@@ -14,7 +14,7 @@ from millstream.clock import SystemClock
 from millstream.ledger.witness import from_messages
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import Position
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracker

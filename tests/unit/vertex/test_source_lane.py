@@ -18,7 +18,7 @@ from millstream.errors import RetryLaterError
 from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, LaneId, Record
 from millstream.retry import OnFailure
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.future import DROPPED, FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_reader.ids import SeenIds
