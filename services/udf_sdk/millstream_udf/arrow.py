@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from millstream_udf import arrow_values, columns
 from millstream_udf.arrow_json import fitting
-from millstream_udf.failures import BadOutput
 from millstream_udf.fields import content, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.json_rows import json_column
-from millstream_udf.misfits import Misfit
+from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -21,7 +21,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.arrow_messages import is_compressed
-from millstream_udf.failures import BadOutput
+from millstream_udf.misfits import BadOutput
 
 if TYPE_CHECKING:
     import pyarrow as pa

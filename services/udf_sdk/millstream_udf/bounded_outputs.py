@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from millstream_udf.failures import BadOutput
+from millstream_udf.misfits import BadOutput
 
 OUTPUTS_VARIABLE = "MILLSTREAM_UDF_OUTPUTS_MAX"
 """Environment variable with the `outputsMax` of the vertex, if the pipeline sets it."""

@@ -30,8 +30,9 @@ from millstream_udf.bounded_outputs import collected, collected_async
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
-from millstream_udf.failures import FAILURES, BadOutput, failure
+from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import Inputs
+from millstream_udf.misfits import BadOutput
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.returned_values import returns_nothing, yielded
 

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from millstream_udf import debugging
 from millstream_udf.cancellation import failure_in_task
-from millstream_udf.misfits import MISFIT_CODE, Misfit
+from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -57,10 +57,6 @@ def _is_interrupt(error: BaseException) -> bool:
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
     return innermost is not None and innermost.tb_frame.f_code.co_filename == asyncio.runners.__file__
-
-
-class BadOutput(TypeError):
-    """A function returned a value that cannot be sent. This package raises it, so its traceback is not shown."""
 
 
 class Outcomes:

@@ -17,7 +17,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from millstream_udf.arrow_json import items
-from millstream_udf.failures import BadOutput
+from millstream_udf.misfits import BadOutput
 
 MANY_ROWS = 512
 """From so many rows on, Arrow takes less time."""

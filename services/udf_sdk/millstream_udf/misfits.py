@@ -1,7 +1,8 @@
-"""Describes a value that does not fit a function's type: the place in it, and what is there. Pure.
+"""Values that do not fit: an input its function's type, described by the place in it and what is there; an output what
+can be sent. Pure.
 
-Above it: everything that decodes values. Below it: nothing. Quoted parts of values are short and escaped, and omitted
-if the pipeline hides values in messages.
+Above it: everything that decodes or encodes values. Below it: nothing. Quoted parts of values are short and escaped,
+and omitted if the pipeline hides values in messages.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Misfit(ValueError):
     def __str__(self) -> str:
         where = f"field `{path_text(self.path)}`" if self.path else "it"
         return f"the value does not fit {self.owner}: {where} {self.what}" if self.owner else f"{where} {self.what}"
+
+
+class BadOutput(TypeError):
+    """A function returned a value that cannot be sent. This package raises it, so its traceback is not shown."""
 
 
 def path_text(path: Path) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from millstream_udf import columns
 from millstream_udf.bounded_outputs import collected
-from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
+from millstream_udf.failures import FAILURES, Outcomes, failure
 from millstream_udf.inputs import Inputs
-from millstream_udf.misfits import hidden
+from millstream_udf.misfits import BadOutput, hidden
 from millstream_udf.returned_values import yielded
 from millstream_udf.typed_values import JSON, Encoder, is_object
 from millstream_udf.values import Message, Record

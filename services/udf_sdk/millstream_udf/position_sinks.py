@@ -22,9 +22,9 @@ from millstream_udf.answering import context_of, error_text
 from millstream_udf.cancellation import result_in_task, result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import Definition, Takes
-from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
+from millstream_udf.failures import FAILURES, Outcomes, failure
 from millstream_udf.inputs import Inputs
-from millstream_udf.misfits import Misfit
+from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
 from millstream_udf.wire.udf.v1 import udf_pb2

@@ -27,11 +27,11 @@ from millstream_udf.cancellation import called_once, failure_in_task, outcome_of
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate
-from millstream_udf.failures import FAILURES, BadOutput, describe, failure, summary
+from millstream_udf.failures import FAILURES, describe, failure, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
-from millstream_udf.misfits import MISFIT_CODE, Misfit
+from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
 from millstream_udf.reduce_arrow import Tables, is_table, outputs_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
 
-from millstream_udf.failures import BadOutput
+from millstream_udf.misfits import BadOutput
 
 _T = TypeVar("_T")
 _AFTER_YIELD = {"RESUME", "JUMP_BACKWARD_NO_INTERRUPT", "END_SEND"}

@@ -12,7 +12,8 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.cancellation import result_of_call
 from millstream_udf.context import Context, set_current
-from millstream_udf.failures import FAILURES, BadOutput, describe, failure, summary
+from millstream_udf.failures import FAILURES, describe, failure, summary
+from millstream_udf.misfits import BadOutput
 from millstream_udf.outputs import fault_of_record
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.typed_values import JSON, Encoder

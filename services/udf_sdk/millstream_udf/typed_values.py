@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from millstream_udf.failures import FAILURES, BadOutput, failure
+from millstream_udf.failures import FAILURES, failure
 from millstream_udf.json_types import (
     Convert,
     UnsupportedType,
@@ -30,7 +30,7 @@ from millstream_udf.json_types import (
     name_of,
     pydantic_misfit,
 )
-from millstream_udf.misfits import Misfit, shown_bytes
+from millstream_udf.misfits import BadOutput, Misfit, shown_bytes
 from millstream_udf.values import Message, Record
 
 Decode = Callable[[bytes], Any]

@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millstream_udf import json_rows
-from millstream_udf.failures import BadOutput
 from millstream_udf.json_rows import rows_as_json
+from millstream_udf.misfits import BadOutput
 
 ROWS: dict[str, Any] = {
     "whole": pa.array([0, -(2**63), 2**63 - 1], pa.int64()),

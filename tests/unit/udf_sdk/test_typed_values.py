@@ -20,9 +20,8 @@ import pydantic
 import pytest
 
 from millstream_udf import typed_values
-from millstream_udf.failures import BadOutput
 from millstream_udf.json_types import UnsupportedType
-from millstream_udf.misfits import VALUES_VARIABLE, Misfit
+from millstream_udf.misfits import VALUES_VARIABLE, BadOutput, Misfit
 from millstream_udf.typed_values import JSON, decoder
 
 
