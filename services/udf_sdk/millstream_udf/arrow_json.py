@@ -6,13 +6,12 @@ Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a func
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import arrow_texts
+from millstream_udf.json_rows import items
 from millstream_udf.json_types import loaded
 from millstream_udf.misfits import Misfit, expected, missing
 
@@ -112,17 +111,3 @@ def _are_apart(values: Sequence[bytes]) -> bool:
     there is at least one object for each value, and if there are as many as values, each is where it belongs."""
     stripped = list(map(bytes.strip, values))
     return {value[:1] for value in stripped} == {b"{"} and {value[-1:] for value in stripped} == {b"}"}
-
-
-def items(column: Any) -> list[bytes]:
-    """The byte strings of a binary array. Slicing its data is five times as fast as `to_pylist`."""
-    if not len(column):
-        return []
-    _, offsets_buffer, data_buffer = column.buffers()
-    offsets = array("i")
-    offsets.frombytes(memoryview(offsets_buffer)[4 * column.offset : 4 * (column.offset + len(column) + 1)])
-    first = offsets[0]
-    data = b"" if data_buffer is None else bytes(memoryview(data_buffer)[first : offsets[-1]])
-    if first == 0:
-        return [data[start:stop] for start, stop in pairwise(offsets)]
-    return [data[start - first : stop - first] for start, stop in pairwise(offsets)]

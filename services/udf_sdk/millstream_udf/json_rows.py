@@ -3,20 +3,22 @@
     many rows ─► Arrow: each column as texts, then all of them joined
     few rows ──► Python, which takes less time to begin
 
-Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a function uses it.
+Above it: `arrow`, `reduce_arrow`, `arrow_values` and `arrow_json`. Below it: pyarrow, imported only if a function uses
+it.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any
 
-from millstream_udf.arrow_json import items
 from millstream_udf.misfits import BadOutput
 
 MANY_ROWS = 512
@@ -36,8 +38,22 @@ def rows_as_json(table: Any) -> list[bytes]:
     return items(json_column(table))
 
 
+def items(column: Any) -> list[bytes]:
+    """The byte strings of a binary array. Slicing its data is five times as fast as `to_pylist`."""
+    if not len(column):
+        return []
+    _, offsets_buffer, data_buffer = column.buffers()
+    offsets = array("i")
+    offsets.frombytes(memoryview(offsets_buffer)[4 * column.offset : 4 * (column.offset + len(column) + 1)])
+    first = offsets[0]
+    data = b"" if data_buffer is None else bytes(memoryview(data_buffer)[first : offsets[-1]])
+    if first == 0:
+        return [data[start:stop] for start, stop in pairwise(offsets)]
+    return [data[start - first : stop - first] for start, stop in pairwise(offsets)]
+
+
 def json_column(table: Any) -> Any:
-    """The same as a binary array. `table`: a table or a batch."""
+    """The rows as a binary array of JSON objects. `table`: a table or a batch. Raises `BadOutput`."""
     import pyarrow as pa
 
     names = table.schema.names

@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import arrow
-from millstream_udf.arrow_json import decoded, items
+from millstream_udf.arrow_json import decoded
 from millstream_udf.groups import Chunk, Group, Part
 from millstream_udf.inputs import Inputs
-from millstream_udf.json_rows import rows_as_json
+from millstream_udf.json_rows import items, rows_as_json
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.values import Message
 
