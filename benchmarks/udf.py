@@ -29,8 +29,8 @@ import uvloop
 from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream.udf.streams import StreamName
 from millstream_udf import freed_memory
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.calls_socket import SUFFIX

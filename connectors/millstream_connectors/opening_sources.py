@@ -20,8 +20,7 @@ from millstream.record import LaneId
 from millstream.spec.needs import naming_needs
 from millstream.spec.sources import Source
 from millstream.spec.values import SpecModel
-from millstream.udf.protocol import UdfClient
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName, UdfClient
 from millstream_connectors.shared.extracting_lane import ExtractingLane
 from millstream_reader.connector import SourceConnector, SourceOwner
 from millstream_reader.ids import SeenIds

@@ -18,7 +18,8 @@ from millstream.extract import Extraction, member, time_parser
 from millstream.frame import Frame
 from millstream.spec.programs import CatBuiltin, EventTime, EventTimeBuiltin, FilterArguments, FilterBuiltin
 from millstream.udf.answers import MapAnswer, Outcome, Result
-from millstream.udf.streams import MapStream, StreamName
+from millstream.udf.protocol import StreamName
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 
 _CALLS_MAX = 1

@@ -28,7 +28,7 @@ from millstream.plurals import counted
 from millstream.udf.background import beside
 from millstream.udf.endings import ProcessEndedError
 from millstream.udf.lives import Lives
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName
 
 _log = logging.getLogger(__name__)
 

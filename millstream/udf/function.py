@@ -20,11 +20,19 @@ from millstream.spec.protocols import NATIVE, FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.background import beside
 from millstream.udf.lives import Lives
-from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, UdfProtocol, protocol_of
+from millstream.udf.protocol import (
+    ClientTls,
+    Connection,
+    Description,
+    NoAnswerError,
+    StreamName,
+    UdfProtocol,
+    protocol_of,
+)
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
 from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.socket_directory import open_socket_directory
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 
 _log = logging.getLogger(__name__)
 

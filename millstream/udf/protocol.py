@@ -22,10 +22,25 @@ from millstream.errors import MillstreamError, UdfError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.lives import Lives
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the socket where a sidecar must serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """Names the opener of a stream: the function gets the name, and it is part of every error."""
+
+    pipeline: str
+    vertex: str
+    lane: str
+    replica: int
+
+    @property
+    def where(self) -> str:
+        """The name for messages."""
+        return f"{self.pipeline}/{self.vertex}/{self.lane}"
 
 
 @dataclass(frozen=True, slots=True)

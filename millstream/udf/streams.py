@@ -7,27 +7,11 @@ policy.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer, ReadBatch, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
-
-
-@dataclass(frozen=True, slots=True)
-class StreamName:
-    """Names the opener of a stream: the function gets the name, and it is part of every error."""
-
-    pipeline: str
-    vertex: str
-    lane: str
-    replica: int
-
-    @property
-    def where(self) -> str:
-        """The name for messages."""
-        return f"{self.pipeline}/{self.vertex}/{self.lane}"
 
 
 class MapStream(Protocol):

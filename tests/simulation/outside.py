@@ -22,8 +22,8 @@ from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.protocol import Description
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
+from millstream.udf.protocol import Description, StreamName
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf import columns
 from tests.simulation.history import Violation
 from tests.simulation.kept import SimPositionSink, Table, Way

@@ -34,8 +34,8 @@ from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
-from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
+from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import field, without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 

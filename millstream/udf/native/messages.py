@@ -19,8 +19,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
 from millstream.udf.checks import check_map_answer, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
-from millstream.udf.protocol import Description
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import Description, StreamName
 from millstream_udf import columns
 from millstream_udf.fields import Large
 from millstream_udf.wire.frame.v1 import frame_pb2

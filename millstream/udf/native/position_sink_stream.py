@@ -25,7 +25,8 @@ from millstream.udf.lives import Lives
 from millstream.udf.native.messages import calls_allowed, hello_of, shown_position, sink_answer_of
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
-from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError, StreamName
+from millstream.udf.protocol import StreamName
+from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError
 from millstream_udf.fields import field
 from millstream_udf.wire.udf.v1 import udf_pb2
 

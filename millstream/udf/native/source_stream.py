@@ -30,7 +30,7 @@ from millstream.udf.lives import Lives
 from millstream.udf.native.messages import batch_of, calls_allowed, hello_of, shown_position
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 

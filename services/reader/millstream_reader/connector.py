@@ -21,8 +21,7 @@ from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
     from millstream.clock import Clock
-    from millstream.udf.protocol import UdfClient
-    from millstream.udf.streams import StreamName
+    from millstream.udf.protocol import StreamName, UdfClient
     from millstream_reader.ids import SeenIds
     from millstream_reader.source import SourceLane
 

@@ -29,8 +29,8 @@ from millstream.record import ReplicaId
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import log_replica
-from millstream.udf.protocol import UdfClient
-from millstream.udf.streams import MapStream, StreamName
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream.udf.streams import MapStream
 from millstream.watermark.store import OtStores
 from millstream_worker.programs import NOT_DEVELOPED, Development, open_programs
 from millstream_worker.trimmers import Trimmers, open_trimmers

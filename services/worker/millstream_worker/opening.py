@@ -27,7 +27,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_udf import arrow_values

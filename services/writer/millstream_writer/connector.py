@@ -22,8 +22,7 @@ from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
     from millstream.clock import Clock
-    from millstream.udf.protocol import UdfClient
-    from millstream.udf.streams import StreamName
+    from millstream.udf.protocol import StreamName, UdfClient
     from millstream_writer.known_target import KnownTarget
     from millstream_writer.sink import SinkLane
 
@@ -116,7 +115,7 @@ class SinkOwner:
 
     @property
     def stream_name(self) -> StreamName:
-        from millstream.udf.streams import StreamName
+        from millstream.udf.protocol import StreamName
 
         return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
 

@@ -13,8 +13,8 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.spec.models import Source
 from millstream.udf.function import open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream.udf.streams import StreamName
 from millstream_connectors.opening_sources import open_source
 from millstream_reader.source import SourceLane, is_held_up
 from tests.contract.sources.lanes import WAIT_S, lane_id, read_to_end

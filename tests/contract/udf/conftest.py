@@ -16,8 +16,9 @@ from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer
 from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream.udf.streams import MapStream, StreamName
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 
 HERE = Path(__file__).parent

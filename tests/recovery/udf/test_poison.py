@@ -18,8 +18,8 @@ from millstream.frame import Frame, build_frame
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream.udf.streams import StreamName
 from millstream_vertex.mapping import Mapped, Mapper
 
 TIMEOUT_S = 300

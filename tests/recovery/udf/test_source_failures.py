@@ -13,8 +13,8 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.record import LaneId
 from millstream.udf.function import open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream.udf.streams import StreamName
 from millstream_connectors.user_defined.source.lane import UserDefinedLane, open_user_defined
 from tests.support.errors import raises
 

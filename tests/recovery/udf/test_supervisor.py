@@ -23,9 +23,9 @@ from millstream.frame import build_frame
 from millstream.limits import HUNG_AFTER_S
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import STARTS_MAX, SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
-from millstream.udf.streams import StreamName
 from millstream_udf import columns
 from tests.support.children import started
 

@@ -12,7 +12,7 @@ from millstream.spec.programs import CatBuiltin, EventTimeBuiltin, FilterBuiltin
 from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.builtin import open_builtin
 from millstream.udf.checks import check_map_answer
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName
 from millstream_udf import columns
 
 NAME = StreamName("flights", "clean", "in-clean.0", 0)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from millstream.record import Position
 from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream.udf.endings import ProcessEndedError
-from millstream.udf.protocol import UdfClient
-from millstream.udf.streams import SinkStream, StreamName
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream.udf.streams import SinkStream
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_connectors.user_defined.sink.outcomes import failures_of
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult

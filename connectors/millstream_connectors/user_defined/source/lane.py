@@ -18,8 +18,8 @@ from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.record import LaneId
 from millstream.tracebacks import raised, shortened
-from millstream.udf.protocol import UdfClient
-from millstream.udf.streams import SourceStream, StreamName
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream.udf.streams import SourceStream
 from millstream_reader.source import SourceBatch
 
 _log = logging.getLogger(__name__)

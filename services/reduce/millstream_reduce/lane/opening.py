@@ -21,7 +21,7 @@ from millstream.plan.lanes import inputs_of, upstream_lanes
 from millstream.plan.resolved import Resolved
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
-from millstream.udf.streams import StreamName
+from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
 from millstream_reduce.engine import OpenEngine

@@ -24,8 +24,8 @@ from millstream.udf.answers import MapAnswer
 from millstream.udf.calls import CallStream, Dialect, Wire, WireEndedError, open_call_stream
 from millstream.udf.checks import check_map_answer
 from millstream.udf.lives import Lives
-from millstream.udf.protocol import Connection, Description, NoAnswerError
-from millstream.udf.streams import MapStream, StreamName
+from millstream.udf.protocol import Connection, Description, NoAnswerError, StreamName
+from millstream.udf.streams import MapStream
 from millstream_udf import columns
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
