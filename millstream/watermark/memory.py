@@ -34,14 +34,9 @@ class OtMemory:
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
-        self._puts_to_lose = 0
         self._answers_to_lose = 0
         self._held: list[tuple[_Bucket, OtUpdate]] | None = None
         self._away = False
-
-    def lose_puts(self, count: int) -> None:
-        """Lose the next puts: they are neither stored nor answered."""
-        self._puts_to_lose += count
 
     def lose_answers(self, count: int) -> None:
         """Lose the answers to the next puts, which are stored."""
@@ -78,8 +73,7 @@ class OtMemory:
             del self._buckets[name]
 
     def _put(self, bucket: _Bucket, key: str, entry: OtEntry, put_before: int | None) -> None:
-        if self._away or self._puts_to_lose:
-            self._puts_to_lose = max(0, self._puts_to_lose - 1)
+        if self._away:
             raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
         stored = bucket.entries.get(key)
         check_own(entry, OtEntry.FromString(stored) if stored is not None else None, put_before)

@@ -10,7 +10,6 @@ Above it: the link. Below it: pamqp's tables of decoders, which this module chan
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +17,6 @@ from pamqp import decode
 
 UNREADABLE = "x-millstream-unreadable"
 """A header that a message gets if one of its own cannot be decoded; its value is the reason."""
-
-_Decoder = Callable[[bytes], tuple[int, Any]]
 
 
 def accept_any_content() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,8 +34,6 @@ from millstream.watermark.revisions import RevisionedOtStore
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
-
-_log = logging.getLogger(__name__)
 
 _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"

@@ -12,7 +12,6 @@ owner that was replaced while it was paused cannot put its old entry over the ne
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
@@ -31,8 +30,6 @@ from millstream.watermark.revisions import RevisionedOtStore
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
-
-_log = logging.getLogger(__name__)
 
 
 class RedisOtStore(RevisionedOtStore):

@@ -203,8 +203,3 @@ def _check_object(leaf: Any, kind: Any, name: str) -> None:
             f"{name} is annotated to return {name_of(leaf)}, which cannot be written as JSON: {error}; set "
             "encode=... in the decorator, or return bytes"
         ) from None
-
-
-def parameter_hint(hints: dict[str, Any], parameter: inspect.Parameter) -> Any:
-    """The annotation of a parameter."""
-    return hints.get(parameter.name, inspect.Parameter.empty)

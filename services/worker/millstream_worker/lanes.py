@@ -7,7 +7,6 @@ Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -33,8 +32,6 @@ from millstream_worker.opening import LaneOpening, VertexLane
 from millstream_worker.shared import Shared
 from millstream_writer.committer import Committer
 from millstream_writer.routing import Router
-
-_log = logging.getLogger(__name__)
 
 
 async def open_lane(

@@ -20,7 +20,7 @@ from millstream.plan.shape import shape_of
 from millstream.spec.loading import load
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.main import main
-from millstream_runner.cli.run import result_text
+from millstream_runner.cli.run import result_lines
 from millstream_runner.cli.template_names import TEMPLATES
 from millstream_runner.local.run import RunResult
 from millstream_runner.local.summary import Summary
@@ -368,7 +368,7 @@ def test_that_nothing_is_lost_is_said_only_where_it_is_known(
 ) -> None:
     summary = Summary([], [], differences)
     result = RunResult(exit_code, None, summary if exit_code != 130 else None, tmp_path, 1.0, had_ended=False)
-    assert ("nothing is lost" in result_text(result)) == said
+    assert ("nothing is lost" in "\n".join(result_lines(result))) == said
 
 
 def test_a_vertex_that_follows_in_a_chain_is_in_the_log_of_its_first(

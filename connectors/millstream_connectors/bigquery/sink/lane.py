@@ -60,7 +60,6 @@ from millstream_writer.sink import SinkFrame, SinkLane
 _log = logging.getLogger(__name__)
 
 REFUSED = "BigQuery refuses it"
-_GIVEN_UP = (*FAILURES, NotAppendedError)
 
 
 class Fault(NamedTuple):

@@ -37,7 +37,6 @@ from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 
 KIND = "objects"
-_PAUSES_S = (0.1, 5.0)
 _CHANGED = "Put the object back as it was, or start over with --fresh; write new data to objects with new names"
 
 _log = logging.getLogger(__name__)

@@ -138,11 +138,6 @@ class TextFile:
         self._tail = b""
 
     @property
-    def read_offset(self) -> int:
-        """Bytes read into memory so far; at or after `mark.offset`."""
-        return self._read_offset
-
-    @property
     def lines_in_memory(self) -> int:
         return len(self._lines) - self._next
 

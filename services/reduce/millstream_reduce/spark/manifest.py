@@ -136,7 +136,6 @@ class Spans:
 
 
 _COLUMNS = ("window", "directory", "segment", "offset", "length", "first_row", "rows")
-_OFFSET = _COLUMNS.index("offset")
 
 
 class Manifest:

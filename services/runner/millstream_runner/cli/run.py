@@ -131,10 +131,6 @@ def how_it_went(result: RunResult) -> str:
     return "stopped"
 
 
-def result_text(result: RunResult) -> str:
-    return "\n".join(result_lines(result))
-
-
 def result_lines(result: RunResult, width: int | None = None) -> list[str]:
     """The outcome of a run, for people: its account, and the next step. `width`: columns of the terminal."""
     lines = list(summary_lines(result.summary, width)) if result.summary is not None else []
