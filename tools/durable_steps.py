@@ -108,10 +108,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/redis/server.py", ""): "the server's settings: written again at every start",
     ("millstream/buffers/redis/ot_store.py", "RedisOtStore._put_after"): "inside the step redis.publish",
     ("millstream/buffers/jetstream/nats_server.py", ""): "a server of a test or a benchmark",
-    (
-        "millstream/buffers/jetstream/pull.py",
-        "PullReader",
-    ): "requests for frames, and a consumer that the broker forgets",
+    ("millstream/nats/pulling.py", ""): "requests for messages, and a consumer that the broker forgets",
     ("millstream/buffers/jetstream/references.py", "request_apart"): "a request for what is stored",
     ("millstream/buffers/jetstream/sending.py", "send_commit"): "inside the steps ledger.commit and ledger.take_over",
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._put_after"): "inside the step watermark.publish",

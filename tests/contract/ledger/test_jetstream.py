@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
+from millstream.nats import pulling
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import ApiError, BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
@@ -440,16 +440,14 @@ async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetS
 async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
     harness: JetStreamHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second = 1_000_000_000
-    soon = {"batch": pull.PULL_FRAMES, "expires": 2 * second, "idle_heartbeat": second}
     asked = 0
 
-    def request(frames: int) -> bytes:
+    def soon_s() -> float:
         nonlocal asked
         asked += 1
-        return json.dumps(soon).encode()
+        return pulling.EXPIRES_MIN_S
 
-    monkeypatch.setattr(pull, "_pull_request", request)
+    monkeypatch.setattr(pull, "_expires_s", soon_s)
     owner = await owner_of(harness)
 
     async def until_one_waits(other: BrokerConnection) -> None:
@@ -497,7 +495,7 @@ async def test_a_reader_that_hears_nothing_begins_again(
     harness: JetStreamHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server's first sign of life comes after a second.
-    monkeypatch.setattr(pull, "_SILENCE_MAX_S", 0.2)
+    monkeypatch.setattr(pulling, "_SILENCE_MAX_S", 0.2)
     owner = await owner_of(harness)
     async with owner.ledger.read(A, 0) as frames, asyncio.TaskGroup() as tasks, asyncio.timeout(WAIT_S):
         assert isinstance(frames, PullReader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from array import array
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ import millstream_connectors
 from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
 from millstream.nats.client import Client, header_bytes
+from millstream.nats.deliveries import origin_of
 from millstream_connectors.jetstream.source.lane import JetStreamSourceLane
 from millstream_connectors.kafka.source.runs import Taken, runs_of
 from millstream_connectors.postgres.source.pgoutput import Begin, NotPgoutputError, parse
@@ -125,11 +127,9 @@ def _delivered(properties: Any) -> Any:
 
 def _jetstream(given: int) -> Decoded:
     lane = JetStreamSourceLane.__new__(JetStreamSourceLane)
-    lane._consumer, lane._restart, lane._delivered, lane._owed = "c", None, 0, 1
-    lane._owner = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0))  # type: ignore[assignment]
-    lane._something, lane._arrived = SimpleNamespace(set=lambda: None), []  # type: ignore[assignment]
-    reply = f"$JS.ACK.s.c.1.7.1.{given}.0"
-    lane._on_message(SimpleNamespace(reply=reply, subject="a", headers=None, data=b"v"))  # type: ignore[arg-type]
+    lane._arrived = deque()
+    sent: Any = SimpleNamespace(subject="a", headers=None, data=b"v")
+    lane._on_message(sent, origin_of(f"$JS.ACK.s.c.1.7.1.{given}.0"))
     (message,) = lane._arrived
     return message.time_us, message.fault
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 from array import array
 from collections import deque
@@ -24,7 +23,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 from zlib import crc32
 
 from millstream import codes
@@ -32,9 +30,10 @@ from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.extract import EPOCH_NS
 from millstream.frame import build_frame
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
-from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
+from millstream.nats.client import Msg, header_bytes
 from millstream.nats.connection import ApiError, BrokerConnection
-from millstream.nats.deliveries import origin_of
+from millstream.nats.deliveries import Origin
+from millstream.nats.pulling import EXPIRES_MIN_S, PullConsumer
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
 from millstream_connectors.shared.messages import event_time, invalid
@@ -46,17 +45,6 @@ from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
 KIND = "jetstream"
 SUBJECT_HEADER = "Nats-Subject"
-_NANOSECONDS = 1_000_000_000
-_PULL_EXPIRES_S = 2
-_HEARTBEAT_S = 1
-assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses such pulls"
-_SILENCE_MAX_S = 3.0
-"""Three missed heartbeats."""
-_INACTIVE_S = 120
-"""The server removes the consumer of a lane that sends no requests for this long. The lane creates a new one when it
-continues."""
-_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
-"""Pause between attempts to reach the server."""
 _RECORD_OVERHEAD_BYTES = 64
 
 _log = logging.getLogger(__name__)
@@ -111,26 +99,14 @@ class JetStreamSourceLane:
         """Digest of that message."""
         self._end: int | None = None
         """The last sequence to read, if the source has an end."""
-        self._inbox = connection.client.new_inbox()
-        self._consumer = ""
-        self._round = 0
-        """Counts consumers, to recognize what an earlier one still sends."""
-        self._losses = -1
-        self._delivered = 0
-        self._owed = 0
-        """Number of requested messages that have not arrived."""
+        self._consumer = PullConsumer(connection, spec.stream, on_message=self._on_message, on_expired=self._on_expired)
         self._waiting = 0
         """Number of messages that wait at the server, as last reported."""
         self._arrived: deque[_Message] = deque()
-        self._something = asyncio.Event()
-        self._restart: str | None = "start"
-        """Why a new consumer is needed; None if it is not."""
-        self._heard_s = 0.0
         self._ran_out = False
         """Whether a pull ended because there were no more messages."""
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
-        self._subscription: Subscription | None = None
 
     @property
     def replayable(self) -> bool:
@@ -141,20 +117,12 @@ class JetStreamSourceLane:
         self._restore()
         if self._idle:
             return
-        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
-        self._deaf = self._connection.on_loss(self._something.set)
+        await self._consumer.open()
         with translated(self._connection, self._where):
             await self._new_consumer()
 
     async def close(self) -> None:
-        if self._subscription is None:
-            return
-        self._deaf()
-        client = self._connection.client
-        with suppress(nats_errors.Error):
-            if not client.is_closed:
-                await self._subscription.unsubscribe()
-            await self._remove_consumer()
+        await self._consumer.close()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if not self._arrived and not self._draining and not self._is_ended():
@@ -293,7 +261,7 @@ class JetStreamSourceLane:
                     await self._advance(until_s)
             self._reaching.worked()
         except RetryLaterError as error:
-            self._needs_restart(str(error))
+            self._consumer.needs_restart(str(error))
             self._reaching.failed(error)
 
     async def _is_reached(self, timeout_s: float) -> bool:
@@ -306,142 +274,68 @@ class JetStreamSourceLane:
         return True
 
     async def _advance(self, until_s: float) -> None:
-        if self._restart is not None or self._losses != self._connection.losses:
+        if self._consumer.is_over:
             await self._new_consumer()
-        while not self._arrived and self._restart is None and not self._is_ended():
+        while not self._arrived and self._consumer.restart is None and not self._is_ended():
             if self._ran_out or (self._end is not None and self._waiting == 0):
                 await self._follow_stream()
                 if self._is_ended():
                     return
-            self._something.clear()
-            await self._ask()
+            self._consumer.forget_news()
+            if not self._consumer.requested:
+                # A pull that cannot hold the largest message would never deliver it.
+                size = max(NATS_PULL_BYTES, 2 * int(self._connection.server.get("max_payload", 0)))
+                await self._consumer.request(NATS_PULL_MESSAGES, size, EXPIRES_MIN_S)
             left_s = until_s - self._now_s()
             if left_s <= 0:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._something.wait()
-            if self._owed and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
-                self._needs_restart("the server does not answer")
+                    await self._consumer.wait()
 
-    async def _ask(self) -> None:
-        """Request more messages, if no request is in progress."""
-        if self._owed:
-            return
-        self._owed = NATS_PULL_MESSAGES
-        self._heard_s = self._now_s()
-        # A pull that cannot hold the largest message would never deliver it.
-        size = max(NATS_PULL_BYTES, 2 * int(self._connection.server.get("max_payload", 0)))
-        request = {
-            "batch": NATS_PULL_MESSAGES,
-            "max_bytes": size,
-            "expires": _PULL_EXPIRES_S * _NANOSECONDS,
-            "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
-        }
-        await self._connection.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._spec.stream}.{self._consumer}",
-            json.dumps(request).encode(),
-            reply=f"{self._inbox}.{self._round}",
-        )
-
-    def _on_message(self, message: Msg) -> None:
-        # A message arrives under its own subject; its reply subject identifies the request. A status arrives at our
-        # inbox.
-        if not message.reply.startswith("$JS.ACK."):
-            if message.subject == f"{self._inbox}.{self._round}":
-                self._heard_s = self._now_s()
-                self._on_status(message.headers or {})
-            return
-        origin = origin_of(message.reply)
-        if origin.consumer != self._consumer or self._restart is not None:
-            return
-        self._heard_s = self._now_s()
-        if origin.delivered != self._delivered + 1:
-            self._needs_restart(f"delivery {origin.delivered} came after {self._delivered}")
-            return
-        self._delivered = origin.delivered
-        self._owed -= 1
+    def _on_message(self, message: Msg, origin: Origin) -> None:
         self._waiting = origin.waiting
-        headers = message.headers or {}
         time_us, fault = event_time(EPOCH_NS, origin.time_ns)
+        headers = message.headers or {}
         self._arrived.append(_Message(origin.sequence, message.subject, headers, message.data, time_us, fault))
-        self._something.set()
 
-    def _on_status(self, headers: Mapping[str, str]) -> None:
-        status, description = headers.get("Status", ""), headers.get("Description", "")
-        if status == "100":
-            last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
-            if last_delivered > self._delivered:
-                self._needs_restart(
-                    f"deliveries up to {last_delivered} were sent, but only those up to {self._delivered} arrived"
-                )
-            return
-        if status not in ("404", "408", "409") or "Nats-Pending-Messages" not in headers:
-            self._needs_restart(f"the server answered {status} {description}")
-            return
-        # The pull has reached its limit of time or bytes.
-        self._owed = 0
-        self._ran_out = status != "409"
-        self._something.set()
-
-    def _needs_restart(self, reason: str) -> None:
-        self._restart = reason
-        self._something.set()
+    def _on_expired(self) -> None:
+        self._ran_out = True
 
     async def _follow_stream(self) -> None:
         """No messages of the lane's subjects are left: everything up to the stream's end has been checked."""
         info = await _info(self._connection, self._spec.stream)
-        consumer = await self._connection.api(f"CONSUMER.INFO.{self._spec.stream}.{self._consumer}")
+        consumer = await self._connection.api(f"CONSUMER.INFO.{self._spec.stream}.{self._consumer.name}")
         delivered = int(consumer["delivered"]["consumer_seq"])
         self._waiting = int(consumer["num_pending"])
         self._ran_out = False
-        if info is not None and self._waiting == 0 and delivered == self._delivered and not self._arrived:
+        if info is not None and self._waiting == 0 and delivered == self._consumer.delivered and not self._arrived:
             self._at = max(self._at or 0, int(info["state"]["last_seq"]))
 
     async def _new_consumer(self) -> None:
         """Creates a consumer that begins after the last message that was read. Messages that arrived and were not read
         arrive again."""
-        if self._restart != "start":
-            _log.info("%s: reading continues after %s (%s)", self._where, self._at, self._restart or "reconnected")
+        reason = self._consumer.restart
+        if reason != "":
+            _log.info("%s: reading continues after %s (%s)", self._where, self._at, reason or "reconnected")
         async with asyncio.timeout(self._spec.timeout_s):
             await self._connection.connected()
-            self._round += 1
-            self._losses = self._connection.losses
-            self._delivered = self._owed = 0
+            self._consumer.reset()
             self._arrived.clear()
             await self._check_stream()
-            await self._create_consumer()
-        self._restart = None
+            self._waiting = await self._consumer.create(self._consumer_settings())
         self._ran_out = False
 
-    async def _remove_consumer(self) -> None:
-        client = self._connection.client
-        if client.is_connected and self._consumer:
-            # No task waits for the answer; the server would later remove the consumer by itself.
-            await client.publish(f"$JS.API.CONSUMER.DELETE.{self._spec.stream}.{self._consumer}", b"")
-            self._consumer = ""
-
-    async def _create_consumer(self) -> None:
-        await self._remove_consumer()
-        name = f"r{uuid4().hex}"
-        config: dict[str, Any] = {
-            "name": name,
-            "ack_policy": "none",
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": _INACTIVE_S * _NANOSECONDS,
-        }
+    def _consumer_settings(self) -> dict[str, Any]:
+        """Where a consumer begins, and which subjects it reads."""
+        settings: dict[str, Any] = {}
         if self._at is None:
-            config |= {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
+            settings |= {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
         else:
-            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
+            settings |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
         if self._subjects:
-            config["filter_subjects"] = self._subjects
-        answer = await self._connection.api(
-            f"CONSUMER.CREATE.{self._spec.stream}.{name}", {"stream_name": self._spec.stream, "config": config}
-        )
-        self._consumer = name
-        self._waiting = int(answer["num_pending"])
+            settings["filter_subjects"] = self._subjects
+        return settings
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
