@@ -27,15 +27,8 @@ from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import KIB, MIB, RECORD_BYTES_MAX
 from millstream_connectors.file.source.csv_parsing import CsvFormat, CsvParser, check_columns, read_header
-from millstream_connectors.shared.parsing import (
-    UTF_8,
-    InvalidLine,
-    LineParser,
-    Parsed,
-    Parser,
-    SealedRecords,
-    normal_encoding,
-)
+from millstream_connectors.file.source.line_buffer import KEPT_BYTES_MAX, Consumed, LineBuffer
+from millstream_connectors.shared.parsing import UTF_8, LineParser, Parsed, Parser, SealedRecords, normal_encoding
 from millstream_reader.source import InvalidRecord
 from millstream_udf import columns
 
@@ -47,8 +40,6 @@ HEAD_BYTES = 256
 _TAIL_BYTES = 64
 _ZSTD_BYTES = 1 * KIB
 """Bytes of zstd that are decompressed at a time: four of them may be 128 KiB of text."""
-_INVALID_BYTES_MAX = 64 * KIB
-"""Bytes of invalid input that are kept for messages."""
 _RECORD_OVERHEAD = 16
 """Bytes of a record in the columns besides its value and keys."""
 
@@ -123,13 +114,7 @@ class TextFile:
         self._parser: Parser | None = None
         self._read_offset = mark.offset
         self._read_bytes = 0
-        self._lines: list[bytes] = []
-        self._next = 0
-        self._rest = b""
-        self._rest_dropped = 0
-        self._dropped: dict[int, int] = {}
-        """Lines that were too long to keep: index of their beginning in `_lines`, and number of omitted bytes."""
-        self._last_is_open = False
+        self._lines = LineBuffer()
         self._lines_wanted = 0
         self._names_bytes = 1
         """Bytes of the names of columns, which every record has and the file once."""
@@ -138,13 +123,9 @@ class TextFile:
         self._tail = b""
 
     @property
-    def lines_in_memory(self) -> int:
-        return len(self._lines) - self._next
-
-    @property
     def open_line(self) -> bool:
         """Whether the text in memory ends in a line without a newline."""
-        return bool(self._rest or self._rest_dropped)
+        return self._lines.has_open_line
 
     def stat(self) -> os.stat_result:
         """Inode of the open file, whatever its name is now."""
@@ -204,7 +185,7 @@ class TextFile:
         self._read_bytes += len(block)
         if isinstance(self._parser, CsvParser) and (self._read_bytes > ARROW_AFTER_BYTES or "pyarrow" in sys.modules):
             self._parser.use_arrow()
-        self._add(block)
+        self._lines.add(block)
         return True
 
     def _read_block(self) -> bytes:
@@ -253,33 +234,6 @@ class TextFile:
 
     # In memory.
 
-    def _add(self, block: bytes) -> None:
-        """Split a block into lines, and append them."""
-        if self._next:
-            del self._lines[: self._next]
-            self._dropped = {index - self._next: count for index, count in self._dropped.items()}
-            self._next = 0
-        first, *others = block.split(b"\n")
-        if self._rest_dropped or (not others and len(self._rest) + len(first) > RECORD_BYTES_MAX):
-            kept = (self._rest + first)[:_INVALID_BYTES_MAX]
-            self._rest_dropped += len(self._rest) + len(first) - len(kept)
-            self._rest = kept
-        else:
-            self._rest += first
-        if others:
-            self._end_line()
-            self._rest = others.pop()
-            self._lines += others
-
-    def _end_line(self) -> None:
-        if len(self._rest) > RECORD_BYTES_MAX:
-            self._rest_dropped = len(self._rest) - _INVALID_BYTES_MAX
-            self._rest = self._rest[:_INVALID_BYTES_MAX]
-        if self._rest_dropped:
-            self._dropped[len(self._lines)] = self._rest_dropped
-        self._lines.append(self._rest)
-        self._rest, self._rest_dropped = b"", 0
-
     def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
         """The next records in memory; None if they need another `fill`.
 
@@ -287,16 +241,15 @@ class TextFile:
         invalid header.
         """
         closing = closing and self.at_end
-        if closing and self.open_line:
-            self._end_line()
-            self._last_is_open = True
-        if self._next in self._dropped:
+        if closing:
+            self._lines.end()
+        if self._lines.next_is_overlong:
             return self._take_overlong()
         if self._parser is None:
             self._parser = self.take_header(closing=closing)
-        if self._parser is None or self._next >= len(self._lines):
+        if self._parser is None or not self._lines:
             return None
-        stop = min(self._dropped, default=len(self._lines))
+        stop = self._lines.before_overlong
         parsed = self._parse(self._parser, stop, records_max, bytes_max, final=closing or stop < len(self._lines))
         if parsed is None:
             return None
@@ -311,10 +264,10 @@ class TextFile:
             return LineParser(encoding=text.encoding, json_lines=text.name == "jsonl", extraction=text.extraction)
         names: Sequence[str]
         if text.reads_header:
-            if not self.lines_in_memory:
+            if not self._lines:
                 return None
             try:
-                header = read_header(self._lines[self._next :], text.encoding, text.csv, final=closing)
+                header = read_header(self._lines.first(len(self._lines)), text.encoding, text.csv, final=closing)
             except ValueError as error:
                 raise UserError(
                     codes.SOURCE_COLUMNS, f"{self.name}:1: {error}. Correct the file, or set `header: false`"
@@ -330,24 +283,23 @@ class TextFile:
         return CsvParser(names, encoding=text.encoding, csv_format=text.csv, extraction=text.extraction)
 
     def _parse(self, parser: Parser, stop: int, records_max: int, bytes_max: int, *, final: bool) -> Parsed | None:
-        """Records of the lines up to `stop`, within the limits; None when more lines are needed."""
+        """Records of the next `stop` lines, within the limits; None when more lines are needed."""
         records_max = min(records_max, max(1, bytes_max // self._names_bytes))
         count = self._fitting(stop, records_max, bytes_max)
         while True:
-            end = self._next + count
-            part = self._lines[self._next : end]
+            part = self._lines.first(count)
             # A row with more lines than fit is read alone, whatever its size.
             alone = self._lines_wanted > 0
-            parsed = parser.parse(part, 1 if alone else records_max, final=final and end == stop)
+            parsed = parser.parse(part, 1 if alone else records_max, final=final and count == stop)
             if parsed.lines == 0:
-                if end == stop:
+                if count == stop:
                     if sum(map(len, part)) <= RECORD_BYTES_MAX:
                         self._lines_wanted = len(part)
                         return None
                     # No row is this large: its first line must be invalid.
                     self._lines_wanted = 0
                     return parser.parse(part[:1], 1, final=True)
-                self._lines_wanted = count = min(2 * count, stop - self._next)
+                self._lines_wanted = count = min(2 * count, stop)
                 continue
             raw_bytes = sum(map(len, part[: parsed.lines])) + parsed.lines
             size = parsed.size + _RECORD_OVERHEAD * parsed.records
@@ -361,9 +313,9 @@ class TextFile:
     def _fitting(self, stop: int, records_max: int, bytes_max: int) -> int:
         """How many lines to parse at once."""
         if self._lines_wanted:
-            return min(2 * self._lines_wanted, stop - self._next)
-        count = min(stop - self._next, records_max)
-        part = self._lines[self._next : self._next + count]
+            return min(2 * self._lines_wanted, stop)
+        count = min(stop, records_max)
+        part = self._lines.first(count)
         if (sum(map(len, part)) + _RECORD_OVERHEAD * count) * self._expansion <= bytes_max:
             return count
         lengths = accumulate(map(len, part))
@@ -375,12 +327,12 @@ class TextFile:
         if parsed.sealed is not None:
             return Taken(_frame_of(parsed.sealed, now_us), ())
         values, times, keys = parsed.values, parsed.event_times_us, parsed.keys
-        invalid = [self._invalid(item) for item in parsed.invalid]
+        invalid = [self._invalid(item.raw, item.reason, self.mark.line + item.line + 1) for item in parsed.invalid]
         if values and max(map(len, values)) > RECORD_BYTES_MAX:
             large = [len(value) > RECORD_BYTES_MAX for value in values]
             for value in compress(values, large):
                 reason = f"a record after line {self.mark.line} has {len(value)} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(value[:_INVALID_BYTES_MAX], f"{self.name}: {reason}", self.name))
+                invalid.append(InvalidRecord(value[:KEPT_BYTES_MAX], f"{self.name}: {reason}", self.name))
             small = [not is_large for is_large in large]
             values = list(compress(values, small))
             times = list(compress(times, small)) if times is not None else None
@@ -390,35 +342,32 @@ class TextFile:
         event_times = array("q", times) if times is not None else array("q", [now_us]) * len(values)
         return Taken(build_frame(values, event_times, ingest_time_us=now_us, keys=keys), tuple(invalid))
 
-    def _invalid(self, item: InvalidLine) -> InvalidRecord:
-        place = f"{self.name}:{self.mark.line + item.line + 1}"
-        return InvalidRecord(item.raw[:_INVALID_BYTES_MAX], f"{place}: {item.reason}", place)
+    def _invalid(self, raw: bytes, reason: str, line: int) -> InvalidRecord:
+        """`line`: its number in the file, from 1."""
+        place = f"{self.name}:{line}"
+        return InvalidRecord(raw[:KEPT_BYTES_MAX], f"{place}: {reason}", place)
 
     def _take_overlong(self) -> Taken:
-        dropped = self._dropped.pop(self._next)
-        size = len(self._lines[self._next]) + dropped
-        item = InvalidLine(0, self._lines[self._next], f"the line has {size} bytes; the limit is {RECORD_BYTES_MAX}")
-        invalid = self._invalid(item)
-        self._advance(1, dropped)
+        consumed = self._advance(1)
+        reason = f"the line has {consumed.size - consumed.newlines} bytes; the limit is {RECORD_BYTES_MAX}"
+        invalid = self._invalid(consumed.lines[0], reason, self.mark.line)
         # Only its beginning was kept, so the text before the mark is not in memory.
         return Taken(None, (invalid,))
 
-    def _advance(self, count: int, dropped: int = 0) -> None:
+    def _advance(self, count: int) -> Consumed:
         """Mark the next `count` lines as consumed."""
-        used = self._lines[self._next : self._next + count]
-        self._next += count
-        newlines = count - (self._last_is_open and self._next == len(self._lines))
-        size = sum(map(len, used)) + newlines + dropped
+        consumed = self._lines.consume(count)
         if self._unpacked is None:
-            end = b"\n".join(used[-_TAIL_BYTES:]) + b"\n" * (newlines - count + 1)
-            self._tail = b"" if dropped else (self._tail + end)[-_TAIL_BYTES:]
+            end = b"\n".join(consumed.lines[-_TAIL_BYTES:]) + b"\n" * (consumed.newlines - count + 1)
+            self._tail = b"" if consumed.dropped else (self._tail + end)[-_TAIL_BYTES:]
         self.mark = replace(
             self.mark,
-            offset=self.mark.offset + size,
+            offset=self.mark.offset + consumed.size,
             line=self.mark.line + count,
             tail_bytes=len(self._tail),
             tail_crc=zlib.crc32(self._tail),
         )
+        return consumed
 
 
 def _frame_of(sealed: SealedRecords, now_us: int) -> Frame:
