@@ -8,45 +8,29 @@ The slot keeps the server's WAL from before the snapshot on, so nothing is missi
 lane's commits and is never trusted: the lane skips changes that it has, and a slot that is ahead has lost some. If only
 other tables change, the lane commits its progress past these changes, so that the server's WAL does not grow.
 
-Above it: a source lane. Below it: received changes (`changes`), the server's catalog (`catalog`), and connections.
+Above it: a source lane. Below it: the rows of the snapshot (`snapshot_reader`), the changes of the slot
+(`slot_stream`, `changes`), the server's catalog (`catalog`), and a connection for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millstream import codes
 from millstream.background import open_tasks
-from millstream.durable import step
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
-from millstream.limits import (
-    POSTGRES_FEEDBACK_EVERY_S,
-    POSTGRES_IDLE_BYTES,
-    POSTGRES_OPEN_REPORTED_EVERY_S,
-    POSTGRES_SLOT_LOOK_EVERY_S,
-    POSTGRES_SLOT_REPORTED_BYTES,
-    POSTGRES_SNAPSHOT_PART_S,
-)
+from millstream.limits import POSTGRES_FEEDBACK_EVERY_S, POSTGRES_IDLE_BYTES, POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
-from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of, sqlstate_of
-from millstream_connectors.postgres.replication import Passed, Replication, lsn_of, lsn_text, open_replication
+from millstream_connectors.postgres.client import FAILURES, Connection, error_of, sqlstate_of
+from millstream_connectors.postgres.replication import Passed, lsn_text
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source import catalog, publication
-from millstream_connectors.postgres.source.changes import (
-    Batch,
-    Changes,
-    Made,
-    MustAskError,
-    Table,
-    Tail,
-    TruncatedError,
-    tail_of,
-)
+from millstream_connectors.postgres.source.changes import Batch, Changes, Made, MustAskError, Table, TruncatedError
+from millstream_connectors.postgres.source.login import Login
 from millstream_connectors.postgres.source.pgoutput import (
     Begin,
     Change,
@@ -54,11 +38,13 @@ from millstream_connectors.postgres.source.pgoutput import (
     Message,
     NotPgoutputError,
     Relation,
-    Texts,
     Truncate,
     parse,
 )
-from millstream_connectors.postgres.source.snapshot import Bound, Key, Snapshot, parse_seen, unpacked
+from millstream_connectors.postgres.source.slot_stream import SlotStream
+from millstream_connectors.postgres.source.slot_watch import SlotWatch, check_published, renamed
+from millstream_connectors.postgres.source.snapshot import Key, Snapshot, unpacked
+from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -74,19 +60,16 @@ _IN_USE_S = 5.0
 """How long another process of this lane may hold the slot before its connection is terminated."""
 _ASKED_AT_ONCE = 500
 """Keys."""
-_FIRST_ROWS = 16
-"""Rows of a page, until the size of rows is known."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Row(NamedTuple):
-    """A waiting row of the snapshot."""
+class _Returned(NamedTuple):
+    """The last position that was returned."""
 
-    page: catalog.Page
-    texts: Texts
-    behind: Bound | None
-    """The lane's position after it."""
+    position: bytes
+    lsn: int
+    at_s: float
 
 
 class PostgresCdcLane:
@@ -97,46 +80,26 @@ class PostgresCdcLane:
         self._cdc = cdc
         self._owner = owner
         self._where = f"lane {owner.lane}"
-        self._application = f"millstream {owner.lane} {cdc.slot}"[:63]
+        application = f"millstream {owner.lane} {cdc.slot}"[:63]
+        self._login = Login(spec, cdc, owner.base_dir, self._where, application)
         self._system = ""
-        self._timeline = 0
         self._changes = Changes(0, 0, None)
-        self._snapshot: Snapshot | None = None
-        """The snapshot that is being read; None when it is done."""
+        self._snapshot: SnapshotReader | None = None
+        """The snapshot that is being read; None if there is none."""
         self._since_us = 0
         """The event time of its rows: all changes that follow were committed later."""
+        self._stream = SlotStream(self._login, owner.clock, owner.lane.vertex)
+        self._watch = SlotWatch(self._login)
         self._end_lsn: int | None = None
         self._control: Connection | None = None
         self._lock = asyncio.Lock()
         """Closes `_control`."""
-        self._reading: Connection | None = None
-        """The connection with the transaction of the snapshot's part."""
-        self._part_tail: Tail | None = None
-        self._part_since_s = 0.0
-        self._pages: dict[int, catalog.Page] = {}
-        self._rows: deque[_Row] = deque()
-        self._read_upto: Bound | None = None
-        """Where the next page begins."""
-        self._page_rows = _FIRST_ROWS
-        self._stream: Replication | None = None
-        self._waiting: deque[bytes | Passed | Message] = deque()
-        self._committed_lsn = 0
         self._names: dict[int, str] = {}
         """The tables that are named, by their ids, which they keep when they are renamed."""
         self._created: list[Callable[[Connection, PostgresCdc], Awaitable[None]]] = []
         """How to remove what this lane has created on the server."""
-        self._fault: UserError | None = None
-        """What the last look at the server has found."""
-        self._checked_lsn = 0
-        """How far the server's log was when the lane last asked."""
-        self._given = b""
-        """The last position that was returned."""
-        self._given_lsn, self._given_s = 0, 0.0
-        self._reported_lsn, self._reported_at_s = 0, 0.0
-        self._checked_at_s = 0.0
-        self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
+        self._returned = _Returned(b"", 0, 0.0)
         self._in_use_since_s: float | None = None
-        self._warned_of_limit = False
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
 
@@ -157,9 +120,10 @@ class PostgresCdcLane:
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._is_idle or self._draining or self._is_ended():
-            return SourceBatch(None, self._given, ended=self._is_idle or (self._is_ended() and not self._draining))
-        if self._fault is not None:
-            raise self._fault
+            ended = self._is_idle or (self._is_ended() and not self._draining)
+            return SourceBatch(None, self._returned.position, ended=ended)
+        if self._watch.fault is not None:
+            raise self._watch.fault
         try:
             return await self._read(records_max, bytes_max, timeout_s)
         except UserError:
@@ -187,17 +151,15 @@ class PostgresCdcLane:
         frame = into.frame(self._owner.clock.now_us())
         ended = self._is_ended()
         if frame is not None or into.invalid or ended or self._is_due():
-            self._given, self._given_lsn, self._given_s = self._position(), self._changes.lsn, self._now_s()
-        return SourceBatch(frame, self._given, ended=ended, invalid=tuple(into.invalid))
+            self._returned = _Returned(self._position(), self._changes.lsn, self._now_s())
+        return SourceBatch(frame, self._returned.position, ended=ended, invalid=tuple(into.invalid))
 
     async def committed(self, position: bytes) -> None:
         if self._is_idle:
             return
         body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
         if body is not None:
-            self._committed_lsn = max(self._committed_lsn, int(body["lsn"]))
-        if self._stream is not None and self._stream.is_asked:
-            self._confirm()
+            self._stream.committed(int(body["lsn"]))
 
     def pending(self) -> int | None:
         """The server does not report how many changes wait."""
@@ -205,7 +167,7 @@ class PostgresCdcLane:
 
     def pending_bytes(self) -> int | None:
         """Of the server's log that were not read, those of other tables and databases among them."""
-        at = max(self._checked_lsn, self._stream.server_lsn if self._stream is not None else 0)
+        at = max(self._watch.flushed_lsn, self._stream.server_lsn)
         return max(0, at - self._changes.lsn) if at else None
 
     def is_held_up(self) -> bool:
@@ -216,16 +178,12 @@ class PostgresCdcLane:
 
     def close(self) -> None:
         """Close the connections. What was fetched and not read is fetched again."""
-        if self._stream is not None:
-            self._confirm()
-            self._stream.close()
-            self._stream = None
-        for connection in (self._control, self._reading):
-            if connection is not None:
-                connection.terminate()
-        self._control = self._reading = None
-        self._waiting.clear()
-        self._rows.clear()
+        self._stream.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
+        if self._control is not None:
+            self._control.terminate()
+            self._control = None
         self._changes.tail = None
         self._changes.tables.clear()
 
@@ -233,14 +191,8 @@ class PostgresCdcLane:
         """Confirm the lane's position to the server, and check the WAL that it keeps, even while nothing is read."""
         while True:
             await asyncio.sleep(_TICK_S)
-            now_s = self._now_s()
-            if self._stream is not None:
-                if self._committed_lsn != self._reported_lsn or self._stream.is_asked:
-                    self._confirm()
-                elif now_s >= self._reported_at_s + POSTGRES_FEEDBACK_EVERY_S:
-                    self._confirm(asks=True)
-            if now_s >= self._checked_at_s + POSTGRES_SLOT_LOOK_EVERY_S:
-                self._checked_at_s = now_s
+            self._stream.tick()
+            if self._watch.is_due(self._now_s()):
                 await self._look_at_slot()
 
     # The lane's position
@@ -258,9 +210,9 @@ class PostgresCdcLane:
         try:
             snapshot = None if body["snapshot"] is None else unpacked(body["snapshot"])
             self._changes = Changes(int(body["lsn"]), int(body["index"]), snapshot)
-            self._snapshot = snapshot if snapshot is not None and snapshot.at is not None else None
-            self._system, self._timeline = str(body["system"]), int(body["timeline"])
-            self._since_us = int(body["since"])
+            self._system, self._since_us = str(body["system"]), int(body["since"])
+            self._stream.resume(self._changes.lsn, int(body["timeline"]))
+            self._snapshot = self._reader_of(snapshot)
             self._end_lsn = None if body["end"] is None else int(body["end"])
             slot = str(body["slot"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -273,8 +225,12 @@ class PostgresCdcLane:
             )
         if not self._spec.stop_at_end:
             self._end_lsn = None
-        self._given, self._given_lsn = owner.position, self._changes.lsn
-        self._committed_lsn = self._changes.lsn
+        self._returned = _Returned(owner.position, self._changes.lsn, 0.0)
+
+    def _reader_of(self, snapshot: Snapshot | None) -> SnapshotReader | None:
+        if snapshot is None:
+            return None
+        return SnapshotReader(self._login, self._owner.clock, snapshot, self._since_us)
 
     def _position(self) -> bytes:
         changes = self._changes
@@ -286,7 +242,7 @@ class PostgresCdcLane:
             "index": changes.index,
             "slot": self._cdc.slot,
             "system": self._system,
-            "timeline": self._timeline,
+            "timeline": self._stream.timeline,
             "since": self._since_us,
             "end": self._end_lsn,
             "snapshot": None if snapshot is None else snapshot.packed(),
@@ -295,21 +251,16 @@ class PostgresCdcLane:
 
     def _is_due(self) -> bool:
         """Whether to commit a position without records: the first one, or progress past other changes."""
-        if not self._given:
+        if not self._returned.position:
             return True
-        passed = self._changes.lsn - self._given_lsn
-        waited = self._now_s() >= self._given_s + POSTGRES_FEEDBACK_EVERY_S
-        asked = self._stream is not None and self._stream.is_asked
-        return passed >= POSTGRES_IDLE_BYTES or (passed > 0 and (waited or asked))
+        passed = self._changes.lsn - self._returned.lsn
+        waited = self._now_s() >= self._returned.at_s + POSTGRES_FEEDBACK_EVERY_S
+        return passed >= POSTGRES_IDLE_BYTES or (passed > 0 and (waited or self._stream.is_asked))
 
     def _is_ended(self) -> bool:
-        return self._snapshot is None and self._end_lsn is not None and self._changes.lsn >= self._end_lsn
-
-    def _confirm(self, *, asks: bool = False) -> None:
-        if self._stream is not None:
-            self._reported_lsn, self._reported_at_s = self._committed_lsn, self._now_s()
-            with step("postgres_cdc.confirm", self._owner.lane.vertex):
-                self._stream.confirm(self._committed_lsn, asks=asks)
+        if self._snapshot is not None and not self._snapshot.is_done:
+            return False
+        return self._end_lsn is not None and self._changes.lsn >= self._end_lsn
 
     # The server
 
@@ -318,7 +269,7 @@ class PostgresCdcLane:
         if self._control is not None and not self._control.is_closed():
             return self._control
         self.close()
-        control = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+        control = await self._login.connect()
         try:
             async with asyncio.timeout(self._spec.timeout_s):
                 await self._check(control)
@@ -330,6 +281,13 @@ class PostgresCdcLane:
             raise
         self._control = control
         return control
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[Connection]:
+        """The control connection, for one task at a time and for a limited time."""
+        control = await self._connected()
+        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+            yield control
 
     async def _check(self, control: Connection) -> None:
         cdc, spec = self._cdc, self._spec
@@ -346,8 +304,8 @@ class PostgresCdcLane:
                 f"that was read ({self._system}). Connect to that one, or start over with --fresh",
             )
         await self._check_tables(control)
-        self._warn_of_limit(server.keeps)
-        is_new = not self._given
+        self._watch.warn_of_limit(server.keeps)
+        is_new = not self._returned.position
         if cdc.create_publication and not await publication.exists(control, cdc):
             # Before the slot, which does not see publications that were created after it.
             self._created.append(publication.drop)
@@ -380,11 +338,11 @@ class PostgresCdcLane:
     async def _undo(self) -> None:
         """Remove what this lane has created on the server, if it has given no position yet: after a start that failed,
         a publication would stay in force, and a slot would make the server's WAL grow."""
-        if self._given or not self._created:
+        if self._returned.position or not self._created:
             return
         try:
             async with asyncio.timeout(self._spec.timeout_s):
-                control = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+                control = await self._login.connect()
                 try:
                     while self._created:
                         await self._created[-1](control, self._cdc)
@@ -408,7 +366,7 @@ class PostgresCdcLane:
             raise self._lost(f"the slot {self._cdc.slot} no longer exists")
         if slot.status == "lost":
             raise self._lost(f"the slot {self._cdc.slot} is lost: the server has removed the WAL that it needs")
-        if self._given and slot.confirmed_lsn > lsn:
+        if self._returned.position and slot.confirmed_lsn > lsn:
             raise self._lost(
                 f"the slot {self._cdc.slot} is at {lsn_text(slot.confirmed_lsn)}, but the lane is at "
                 f"{lsn_text(lsn)}: another reader has advanced the slot"
@@ -423,17 +381,6 @@ class PostgresCdcLane:
             "time for which the pipeline may be stopped, and give each source its own slot",
         )
 
-    def _warn_of_limit(self, keeps: str) -> None:
-        if keeps == "-1" and not self._warned_of_limit:
-            self._warned_of_limit = True
-            _log.warning(
-                "%s: max_slot_wal_keep_size is not set at %s: while this source is stopped, its slot %s makes the "
-                "server's WAL grow until the disk is full",
-                self._where,
-                self._spec.host,
-                self._cdc.slot,
-            )
-
     async def _begin(self, control: Connection, lsn: int) -> None:
         """Start the snapshot of a first run, after its slot was created."""
         self._since_us = await control.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint")
@@ -442,30 +389,15 @@ class PostgresCdcLane:
             # Transactions committed before the slot may not be visible yet, for example while they wait for a standby.
             await self._wait_for(control, await catalog.running(control))
             tables = await catalog.published(control, self._cdc)
-            await self._check_missing(control)
+            await check_published(self._login, control)
             snapshot = Snapshot(catalog.snapshot_tables(tables))
             if not tables:
                 _log.warning("%s: the publication %s has no tables yet", self._where, self._cdc.publication)
                 snapshot = None
         self._changes = Changes(lsn, 0, snapshot)
-        self._snapshot = snapshot
+        self._snapshot = self._reader_of(snapshot)
         if self._spec.stop_at_end:
             self._end_lsn = await catalog.flushed_lsn(control)
-
-    async def _check_missing(self, control: Connection) -> None:
-        """Check that the tables that are named are still published under these names. Otherwise their changes would
-        be absent without a message."""
-        gone = await publication.missing(control, self._cdc)
-        if gone:
-            raise self._renamed(", ".join(gone))
-
-    def _renamed(self, path: str, now: str | None = None) -> UserError:
-        what = f"is now called {now}" if now is not None else "is no longer published: it was renamed, or dropped"
-        return UserError(
-            codes.SOURCE_CHANGED,
-            f"{self._where}: the table {path} {what}, while `tables` names it. Nothing was skipped. Correct `tables`, "
-            f"or the publication {self._cdc.publication}, and run again",
-        )
 
     async def _wait_for(self, control: Connection, names: set[str]) -> None:
         look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
@@ -478,76 +410,14 @@ class PostgresCdcLane:
                 _log.warning("%s: the snapshot waits for open transactions: %s", self._where, shown)
 
     async def _look_at_slot(self) -> None:
-        """Check the server's position, and warn of WAL that grows."""
         if self._control is None or self._lock.locked():
             return
         try:
             async with self._lock, asyncio.timeout(self._spec.timeout_s):
-                slot = await catalog.slot_of(self._control, self._cdc.slot)
-                # A lane that waits for room reads no message that would say it.
-                self._checked_lsn = await catalog.flushed_lsn(self._control)
-                await self._check_missing(self._control)
-        except UserError as error:
-            # The next read raises it.
-            self._fault = error
-            return
+                await self._watch.look(self._control)
         except FAILURES:
             # The next read finds out.
             return
-        if slot is None:
-            return
-        left = "" if slot.left is None else f"; the slot is lost after {max(0, slot.left) >> 20} MiB more"
-        if slot.status == "unreserved" or slot.held >= self._reported_bytes:
-            self._reported_bytes = max(self._reported_bytes, 2 * slot.held)
-            _log.warning(
-                "%s: the slot %s holds %d MiB of the server's WAL%s: this source is behind",
-                self._where,
-                self._cdc.slot,
-                slot.held >> 20,
-                left,
-            )
-        elif slot.held < POSTGRES_SLOT_REPORTED_BYTES // 2:
-            self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
-
-    async def _streaming(self) -> Replication:
-        """The connection for changes."""
-        if self._stream is not None and not (self._stream.is_closed and not self._waiting):
-            return self._stream
-        stream = await open_replication(self._spec, self._owner.base_dir, self._where, self._application)
-        try:
-            async with asyncio.timeout(self._spec.timeout_s):
-                await self._check_history(stream)
-                await stream.start(self._cdc.slot, self._changes.lsn, self._cdc.publication)
-        except FAILURES as error:
-            stream.close()
-            if sqlstate_of(error) == _IN_USE:
-                await self._end_older()
-            raise
-        except BaseException:
-            stream.close()
-            raise
-        self._in_use_since_s = None
-        self._stream = stream
-        self._confirm(asks=True)
-        return stream
-
-    async def _check_history(self, stream: Replication) -> None:
-        """Check that a server that took over has everything that was read from the former one."""
-        ((_, timeline, *_),) = await stream.ask("IDENTIFY_SYSTEM")
-        now = int(timeline or 0)
-        if self._timeline not in (0, now):
-            ((_, history),) = await stream.ask(f"TIMELINE_HISTORY {now}")
-            ends = _ends_of(history or "")
-            end = ends.get(self._timeline)
-            if end is None or end < self._changes.lsn:
-                raise DamageError(
-                    codes.SOURCE_PAST_REPLACED,
-                    f"{self._where}: PostgreSQL at {self._spec.host} was restored from a backup, or a standby took "
-                    f"over, at a point before {lsn_text(self._changes.lsn)}, up to which this lane has read. The "
-                    "changes that it read after that point are not those of the server. Bring the former server "
-                    "back, or start over with --fresh",
-                )
-        self._timeline = now
 
     async def _end_older(self) -> None:
         """Terminate the connection of a hanging process of this lane, or one whose end the server has not noticed."""
@@ -560,7 +430,7 @@ class PostgresCdcLane:
                     "SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots s JOIN pg_stat_activity a "
                     "ON a.pid = s.active_pid WHERE s.slot_name = $1 AND a.application_name = $2",
                     self._cdc.slot,
-                    self._application,
+                    self._login.application,
                 )
 
     # Reading
@@ -570,104 +440,38 @@ class PostgresCdcLane:
         if not await self._reaching.may_try(timeout_s):
             return
         await self._connected()
-        if self._snapshot is not None:
-            if not self._rows:
-                async with asyncio.timeout(self._spec.timeout_s):
-                    await self._read_page(self._snapshot)
-        elif not self._waiting:
-            self._waiting.extend(await (await self._streaming()).take(timeout_s))
+        if self._snapshot is not None and not self._snapshot.is_done:
+            async with asyncio.timeout(self._spec.timeout_s):
+                await self._snapshot.fill()
+        elif not self._stream.waiting:
+            await self._fill_from_slot(timeout_s)
         self._reaching.worked()
 
-    async def _read_page(self, snapshot: Snapshot) -> None:
-        if self._reading is not None and self._now_s() >= self._part_since_s + POSTGRES_SNAPSHOT_PART_S:
-            self._reading.terminate()
-            self._reading = None
-        if self._reading is None or self._reading.is_closed():
-            self._reading = await self._begin_part(snapshot)
-        at = self._read_upto
-        assert at is not None, "the snapshot is not complete"
-        page = self._pages[at.table]
-        found = await page.read(self._reading, at.key, self._page_rows)
-        size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
-        behind: Bound | None = None
-        for texts in found:
-            behind = Bound(at.table, _key_of(texts, page.places))
-            self._rows.append(_Row(page, texts, behind))
-        is_all = len(found) < self._page_rows
-        if is_all:
-            behind = catalog.bound_of(snapshot, at.table + 1, None)
-        if found and is_all:
-            self._rows[-1] = self._rows[-1]._replace(behind=behind)
-        elif is_all:
-            self._moved(snapshot, behind)
-        self._read_upto = behind
-        self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
-
-    async def _begin_part(self, snapshot: Snapshot) -> Connection:
-        """Begin a transaction that sees one state, for the rows from here on."""
-        reading = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+    async def _fill_from_slot(self, timeout_s: float) -> None:
         try:
-            await reading.execute("SET idle_in_transaction_session_timeout TO 0; SET statement_timeout TO 0")
-            await reading.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            seen = await reading.fetchval("SELECT pg_current_snapshot()::text")
-            until = lsn_of(await reading.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
-            tables = {table.path: table for table in await catalog.published(reading, self._cdc)}
-            self._pages = {}
-            for number, table in enumerate(snapshot.tables):
-                now = tables.get(f"{table.schema}.{table.name}")
-                if snapshot.at is not None and number < snapshot.at.table:
-                    continue
-                if now is None or now.keys != table.keys:
-                    raise UserError(
-                        codes.SOURCE_CHANGED,
-                        f"{self._where}: {table.schema}.{table.name} is no longer published, or its primary key has "
-                        "changed, while its rows are being read. Change it back, or start over with --fresh",
-                    )
-                self._pages[number] = await catalog.page_of(reading, now)
-            for number, page in self._pages.items():
-                types = await catalog.user_types(reading, [column.type_oid for column in page.relation.columns])
-                keys = [name for name, _ in snapshot.tables[number].keys]
-                page.shape = Table(page.relation, keys, types)
-        except BaseException:
-            reading.terminate()
+            await self._stream.fill(self._changes.lsn, timeout_s)
+        except FAILURES as error:
+            if sqlstate_of(error) == _IN_USE:
+                await self._end_older()
+            else:
+                self._in_use_since_s = None
             raise
-        snapshot.begin(parse_seen(seen), until)
-        self._part_tail = tail_of(until, self._since_us, None)
-        self._part_since_s = self._now_s()
-        self._read_upto = snapshot.at
-        self._page_rows = _FIRST_ROWS
-        return reading
-
-    def _moved(self, snapshot: Snapshot, at: Bound | None) -> None:
-        """Set the lane's place in the snapshot."""
-        snapshot.at = at
-        if at is None:
-            self._snapshot = None
-            if self._reading is not None:
-                self._reading.terminate()
-                self._reading = None
+        self._in_use_since_s = None
 
     async def _take(self, into: Batch, records_max: int, bytes_max: int) -> None:
-        """Adds the next rows of the snapshot to a batch."""
-        while self._rows and self._snapshot is not None and len(into.values) < records_max:
-            row = self._rows[0]
-            assert self._part_tail is not None, "a part was begun"
-            assert row.page.shape is not None, "a part was begun"
-            made = row.page.shape.record("r", None, False, row.texts, self._part_tail, 0)
-            if not into.fits(made, bytes_max):
+        """Add the next rows of the snapshot, or changes, to a batch."""
+        if self._snapshot is not None:
+            self._snapshot.take(into, records_max, bytes_max)
+        waiting = self._stream.waiting
+        while waiting and len(into.values) < records_max and not self._is_ended():
+            self._changes.insertions(waiting, into, records_max, bytes_max)
+            if not waiting or len(into.values) >= records_max:
                 return
-            self._rows.popleft()
-            self._moved(self._snapshot, row.behind)
-            into.add(made, self._part_tail.time_us, f"a row of {row.page.table.path}")
-        while self._waiting and len(into.values) < records_max and not self._is_ended():
-            self._changes.insertions(self._waiting, into, records_max, bytes_max)
-            if not self._waiting or len(into.values) >= records_max:
-                return
-            item = self._waiting[0]
+            item = waiting[0]
             message = parse(item) if isinstance(item, bytes) else item
             if isinstance(message, Truncate) and len(message.relations) > 1:
-                self._waiting.popleft()
-                self._waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
+                waiting.popleft()
+                waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
                 continue
             if isinstance(message, Change | Truncate):
                 change = await self._made(message) if isinstance(message, Change) else self._truncated(message)
@@ -678,7 +482,7 @@ class PostgresCdcLane:
                     into.add(change, self._changes.tail.time_us, f"a change at {lsn_text(self._changes.lsn)}")
             else:
                 await self._hear(message)
-            self._waiting.popleft()
+            waiting.popleft()
 
     async def _hear(self, message: Message | Passed | None) -> None:
         """Handle a message that is not a record."""
@@ -696,19 +500,18 @@ class PostgresCdcLane:
         path = f"{relation.schema}.{relation.name}"
         if not self._cdc.tables or path in self._cdc.table_paths:
             return True
-        control = await self._connected()
+        await self._connected()
         known = self._names.get(relation.oid)
         if known is None:
             return False
-        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+        async with self._asking() as control:
             now = await publication.path_of(control, relation.oid)
         if now not in self._cdc.table_paths:
-            raise self._renamed(known, now)
+            raise renamed(self._login, known, now)
         return True
 
     async def _table(self, relation: Relation) -> Table:
-        control = await self._connected()
-        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+        async with self._asking() as control:
             types = await catalog.user_types(control, [column.type_oid for column in relation.columns])
             keys = await catalog.keys_of(control, relation)
         return Table(relation, keys, types)
@@ -725,7 +528,7 @@ class PostgresCdcLane:
         snapshot = self._changes.snapshot
         assert snapshot is not None, "the change is in a snapshot"
         wanted = dict.fromkeys([key])
-        for item in list(self._waiting)[: 2 * _ASKED_AT_ONCE]:
+        for item in list(self._stream.waiting)[: 2 * _ASKED_AT_ONCE]:
             message = parse(item) if isinstance(item, bytes) else None
             shape = self._changes.tables.get(message.relation) if isinstance(message, Change) else None
             if shape is None or not isinstance(message, Change):
@@ -733,11 +536,10 @@ class PostgresCdcLane:
             if snapshot.number_of(shape.relation.schema, shape.relation.name) != table:
                 continue
             for texts in (message.old, message.new):
-                found = _key_of(texts, shape.keys) if texts is not None else ()
+                found = key_of(texts, shape.keys) if texts is not None else ()
                 if len(found) == len(key) and len(wanted) < _ASKED_AT_ONCE:
                     wanted[found] = None
-        control = await self._connected()
-        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+        async with self._asking() as control:
             numbers = await catalog.regions(control, snapshot, table, list(wanted))
         if len(self._changes.regions) > 100 * _ASKED_AT_ONCE:
             self._changes.regions.clear()
@@ -755,21 +557,6 @@ class PostgresCdcLane:
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()
-
-
-def _key_of(texts: Texts, places: Sequence[int]) -> Key:
-    found = [texts[place] for place in places]
-    return tuple(text.decode("utf-8", "surrogateescape") for text in found if isinstance(text, bytes))
-
-
-def _ends_of(history: str) -> dict[int, int]:
-    """Where each former timeline ended, from the text of a history file."""
-    ends: dict[int, int] = {}
-    for line in history.splitlines():
-        words: Any = line.partition("#")[0].split()
-        if len(words) >= 2:
-            ends[int(words[0])] = lsn_of(words[1])
-    return ends
 
 
 @asynccontextmanager
