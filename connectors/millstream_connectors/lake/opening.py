@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream_connectors.file.settings import Rolling
-from millstream_connectors.file.sink.lane import FileSinkLane
+from millstream_connectors.file.sink.lane import FileSinkLane, StartingPoint
 from millstream_connectors.lake.lane_table import LaneTable
 from millstream_connectors.lake.rows import TableRows
 from millstream_connectors.lake.settings import TableCommits
@@ -44,8 +44,7 @@ async def open_table_sink(
             table,
             rows,
             Rolling().model_copy(update=limits),
-            start=owner.start,
-            finished=None if owner.fallback else reached,
+            StartingPoint(owner.start, None if owner.fallback else reached),
             clock=owner.clock,
             worker=worker,
             finisher=finisher,

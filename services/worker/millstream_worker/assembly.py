@@ -46,7 +46,7 @@ class VertexProcess:
                         running.create_task(lane.run(), name=str(lane.core.lane))
             for task in tasks:
                 task.cancel()
-        await self._shared.finish_trimming()
+        await self._shared.ledgers.finish_trimming()
         for lane in self._lanes:
             await lane.core.publish_last()
             log_finished(lane.statistics())
@@ -114,7 +114,7 @@ class _Statistics:
         shared, graph = self.shared, self._config.resolved.graph
         leads = self.vertex == self._config.vertex
         # A chain commits once for all of its vertices; its first vertex reports the commits.
-        totals = [ledger.statistics() for ledger in shared.ledgers()] if shared is not None and leads else []
+        totals = [ledger.statistics() for ledger in shared.ledgers.opened()] if shared is not None and leads else []
         buffers = shared.backpressure.statistics() if shared is not None else []
         return VertexStatistics(
             pipeline=self._config.resolved.pipeline.name,

@@ -50,14 +50,14 @@ async def open_lane(
             kind.open_lane, shared.vertex.settings, LaneOpening(shared, core, telemetry, stack)
         )
     except FencedError as update:
-        await shared.ownership.check_known(lane, await shared.ledger(lane.vertex), update)
+        await shared.ownership.check_known(lane, await shared.ledgers.of(lane.vertex), update)
         raise
     return opened
 
 
 async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
     """Take over the lane in its ledger and in the OT store."""
-    ledger = await shared.ledger(lane.vertex)
+    ledger = await shared.ledgers.of(lane.vertex)
     ot = await shared.ot(lane.vertex)
     # Read the OT entry before the mark: an entry is published only after its mark has been committed.
     update = (await newest(ot)).get(lane.key)

@@ -198,7 +198,7 @@ class LaneOpening(StepOpening):
         after that is the mark the position of the lane.
         """
         graph, chain = self.shared.graph, self.chain
-        router, ledger = self.shared.router(graph, chain[-1]), await self.shared.ledger(self.lane.vertex)
+        router, ledger = self.shared.router(graph, chain[-1]), await self.shared.ledgers.of(self.lane.vertex)
         # As in `mapper`; and a ledger that an earlier version created holds only what that version reads.
         takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
         outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
@@ -233,7 +233,7 @@ class LaneOpening(StepOpening):
 
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""
-        return await self.shared.ledger(self.plan.edge(self.lane.input).from_)
+        return await self.shared.ledgers.of(self.plan.edge(self.lane.input).from_)
 
     async def buffer_lane(self, *, in_parts: bool = False) -> BufferLane:
         """The input side of a lane that reads a buffer. `in_parts`: see `BufferReader`."""
@@ -257,9 +257,9 @@ class LaneOpening(StepOpening):
                 in_parts=in_parts,
             )
         )
-        return BufferLane(self.core, reader, lane_input, await shared.trimmer(writer))
+        return BufferLane(self.core, reader, lane_input, await shared.ledgers.trimmer(writer))
 
     async def seen_ids(self) -> SeenIds | None:
         """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
-        ledger = await self.shared.ledger(self.lane.vertex)
+        ledger = await self.shared.ledgers.of(self.lane.vertex)
         return await open_seen_ids(self.plan, ledger, self.lane, self.core.committer, self.shared.clock)

@@ -1,4 +1,4 @@
-"""What the lanes of a replica share: ledgers, trimmers, OT stores and their listeners, back-pressure, ownership.
+"""What the lanes of a replica share: ledgers, OT stores and their listeners, back-pressure, ownership.
 
 Above it: the assembly, which opens lanes with it. Below it: the boundaries. It does not depend on any lane.
 """
@@ -9,25 +9,24 @@ import asyncio
 import os
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from millstream.clock import Clock
 from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
-from millstream.ledger.sharing import SEPARATE, Sharing
+from millstream.ledger.sharing import SEPARATE
 from millstream.naming import Naming
-from millstream.plan.lanes import buffers_of, inputs_of, lanes_of, owned_lanes
-from millstream.record import BufferId, LaneId
+from millstream.plan.lanes import buffers_of, lanes_of
+from millstream.record import LaneId
 from millstream.spec.graph import Network
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
 from millstream_vertex.input import LaneInput
 from millstream_vertex.ownership import Ownership
-from millstream_vertex.settings import buffer_limits, ledger_limits, route
-from millstream_vertex.shared_copies import checked
-from millstream_vertex.trimming import OtherReader, Trimmer
+from millstream_vertex.settings import buffer_limits, route
 from millstream_worker.environment import Environment, VertexConfig
+from millstream_worker.ledgers import ReplicaLedgers
 from millstream_worker.readiness import Readiness
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Route, Router, shared_route
@@ -52,10 +51,7 @@ class Shared:
         self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
         self.rng = outside.rng
-        self._ledgers: dict[str, Ledger] = {}
-        self._trimmers: dict[str, Trimmer] = {}
-        self._others: dict[str, list[OtListener]] = defaultdict(list)
-        """Listeners to the other readers of the copies that this replica reads, by vertex."""
+        self.ledgers = ReplicaLedgers(config, outside, self.listen)
         self._sharing = SEPARATE
         """The edges out of the vertex that share copies."""
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
@@ -77,7 +73,7 @@ class Shared:
         cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
     ) -> AsyncIterator[Shared]:
         shared = cls(config, clock, outside, readiness)
-        shared._sharing = await shared._shared_in(config.vertex)
+        shared._sharing = await shared.ledgers.sharing(config.vertex)
         try:
             await shared.listen(config.vertex, shared.ownership)
             for buffer, fill in shared.backpressure.fills.items():
@@ -96,45 +92,8 @@ class Shared:
             yield
         except (DamageError, BaseExceptionGroup) as error:
             if isinstance(error, DamageError) or error.subgroup(DamageError) is not None:
-                await self.ownership.check(await self.ledger(self.config.vertex))
+                await self.ownership.check(await self.ledgers.of(self.config.vertex))
             raise
-
-    async def ledger(self, vertex: str) -> Ledger:
-        if vertex not in self._ledgers:
-            limits = ledger_limits(self.plan, vertex)
-            self._ledgers[vertex] = await self.outside.broker.ledger(vertex, limits)
-        return self._ledgers[vertex]
-
-    async def trimmer(self, vertex: str) -> Trimmer:
-        """The trimmer of a vertex's ledger, shared by all lanes of the worker."""
-        if vertex not in self._trimmers:
-            sharing = await self._shared_in(vertex)
-            limits = ledger_limits(self.plan, vertex)
-            self._trimmers[vertex] = trimmer = await self.outside.trimmers.trimmer(vertex, limits, sharing)
-            lanes = owned_lanes(self.plan, self.config.vertex, self.config.replica)
-            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self.plan, lane)}:
-                if self.plan.edge(buffer.edge).from_ == vertex:
-                    await self._listen_to_others(buffer, sharing, trimmer)
-        return self._trimmers[vertex]
-
-    async def _listen_to_others(self, buffer: BufferId, sharing: Sharing, trimmer: Trimmer) -> None:
-        """Report to the trimmer the positions of the other readers of this buffer's copy."""
-        for other in sharing.readers(sharing.stored(buffer)):
-            if other != buffer:
-                vertex, listener = self.plan.edge(other.edge).to, OtherReader(other, trimmer)
-                await self.listen(vertex, listener)
-                self._others[vertex].append(listener)
-
-    async def _shared_in(self, vertex: str) -> Sharing:
-        """The edges that share copies in a vertex's ledger."""
-        return checked(self.plan, vertex, (await self.ledger(vertex)).sharing, f"{self.pipeline}/{vertex}")
-
-    async def finish_trimming(self) -> None:
-        """Trim everything that the lanes have read, for the last time."""
-        # If several readers of the same copies end now, the last one must know that all the others are done.
-        await self.outside.watches.catch_up(self._others)
-        for trimmer in self._trimmers.values():
-            await trimmer.finish()
 
     async def ot(self, vertex: str) -> OtStore:
         if vertex not in self._ot:
@@ -155,9 +114,6 @@ class Shared:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outside.watches.failed(), name="hear other lanes")
             tasks.create_task(self.outside.trimmers.failed(), name="trim")
-
-    def ledgers(self) -> Sequence[Ledger]:
-        return tuple(self._ledgers.values())
 
     def router(self, network: Network, vertex: str) -> Router:
         """The router for the edges of a vertex in that network that have buffers."""
@@ -181,4 +137,4 @@ class Shared:
                 inside.append((lane, writer))
             else:
                 entering.append(lane)
-        return Cycle(entering, inside), {member: await self.ledger(member) for member in members}
+        return Cycle(entering, inside), {member: await self.ledgers.of(member) for member in members}

@@ -78,6 +78,22 @@ class _Sealed(NamedTuple):
     """Position of the lane when the file is finished: `end`, or behind it if no record lies between."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where a lane begins."""
+
+    mark: Position
+    finished: Position | None
+    """The lane's position from its finished files; None to write everything that is offered."""
+    begun: Position | None = None
+    """The end of the first file, if a former owner has fixed it."""
+
+    @property
+    def durable(self) -> Position:
+        """Everything before it is in finished files."""
+        return self.mark if self.finished is None else max(self.mark, self.finished)
+
+
 class FileSinkLane:
     """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
 
@@ -86,25 +102,22 @@ class FileSinkLane:
         directory: Target,
         file_format: FileFormat[Any],
         rolling: Rolling,
+        start: StartingPoint,
         *,
-        start: Position,
-        finished: Position | None,
         clock: Clock,
         worker: ThreadPoolExecutor,
         finisher: ThreadPoolExecutor | None = None,
         whole: bool = False,
         partition_of: PartitionOf | None = None,
-        begun: Position | None = None,
     ) -> None:
-        """`start` is the lane's mark; `finished` its position from its files, None to write everything that is offered.
-        `finisher`: a thread that finishes files while the next one grows; without it, the worker does. `whole`: files
-        end only at a flush. `begun`: the end of the first file, if a former owner has fixed it."""
+        """`finisher`: a thread that finishes files while the next one grows; without it, the worker does. `whole`:
+        files end only at a flush."""
         self._whole = whole
         self._directory = directory
         self._format = file_format
         self._rolling = rolling
         self._records_max = rolling.max_records or sys.maxsize
-        self._finished = finished
+        self._finished = start.finished
         self._clock = clock
         self._worker = worker
         self._finisher = finisher
@@ -113,8 +126,8 @@ class FileSinkLane:
         self._failed = False
         """Whether the last attempt to finish a file failed. Then no record is accepted before the next one."""
         self._partition_of = partition_of
-        self._begun = begun
-        self._durable = start if finished is None else max(start, finished)
+        self._begun = start.begun
+        self._durable = start.durable
         self._taken = self._durable
         self._taken_frame = ""
         self._chain = self._durable
@@ -417,8 +430,7 @@ async def open_file_sink(
             directory,
             file_format,
             spec.rolling,
-            start=start,
-            finished=finished,
+            StartingPoint(start, finished),
             clock=clock,
             worker=worker,
             whole=whole,

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from millstream_connectors.file.settings import FileSink
 from millstream_connectors.file.sink.bucket import LaneBucket
-from millstream_connectors.file.sink.lane import FileSinkLane, format_of
+from millstream_connectors.file.sink.lane import FileSinkLane, StartingPoint, format_of
 from millstream_connectors.file.sink.partitions import partitions
 from millstream_connectors.shared.kept import check_kept
 from millstream_connectors.shared.objects.settings import ObjectStore
@@ -38,13 +38,11 @@ async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[Si
             bucket,
             file_format,
             spec.rolling,
-            start=owner.start,
-            finished=None if owner.fallback else reached,
+            StartingPoint(owner.start, None if owner.fallback else reached, bucket.begun()),
             clock=owner.clock,
             worker=worker,
             finisher=finisher,
             partition_of=partitions(spec.partition_by) if spec.partition_by else None,
-            begun=bucket.begun(),
         )
         yield lane
     finally:

@@ -108,7 +108,7 @@ class SinkVertex(RunnableKind[Sink]):
             mark = opening.core.committer.mark
             limits = opening.shared.plan.limits_of(opening.lane.vertex)
             half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
-            ledger = await opening.shared.ledger(opening.lane.vertex)
+            ledger = await opening.shared.ledgers.of(opening.lane.vertex)
             position = _position_of(mark)
             owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await started(_held_instead, opening))
             owner = replace(
@@ -127,7 +127,7 @@ class SinkVertex(RunnableKind[Sink]):
         from millstream_writer.sink import WholeLane
 
         async def target() -> Target:
-            mark, ledger = core.committer.mark, await opening.shared.ledger(core.lane.vertex)
+            mark, ledger = core.committer.mark, await opening.shared.ledgers.of(core.lane.vertex)
             held = held_instead(core.committer)
             owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
             owner = replace(owner, whole=True, known=_known(settings, opening, core.committer))

@@ -114,7 +114,7 @@ class SourceVertex(RunnableKind[Source]):
                 shared.graph.on_invalid(lane.vertex),
                 pipeline=shared.pipeline,
                 naming=shared.naming,
-                run=(await shared.ledger(lane.vertex)).ledger_id,
+                run=(await shared.ledgers.of(lane.vertex)).ledger_id,
                 grows=any(settings.formats()),
                 call_records_max=opening.call_records_max,
                 bound=future_bound(shared.graph, lane.vertex, shared.clock, opening.where),
