@@ -6,17 +6,14 @@ Above it: tests of a connector. Below it: the connector, found by its name.
 from __future__ import annotations
 
 import asyncio
-import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from millstream.errors import DamageError, FencedError, MillstreamError, RetryLaterError, UserError
-from millstream.json_parser import parse_json
+from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sinks import FallbackSink
@@ -25,19 +22,15 @@ from millstream_testing.checks import check
 from millstream_testing.frames import ALL, FRAMES, frame_of, offered, owner_of
 from millstream_testing.killed import Moment, die_writing
 from millstream_testing.programs import program_of
-from millstream_testing.rerouted import LATE_S, LOST_ANSWERS, counted_turns, open_path
+from millstream_testing.suite import LIMIT_S, Conformance
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import Guarantee, SinkLane
 
-_LIMIT_S = 60.0
-_UNUSED = "`rerouted` returned settings with which nothing went through the path"
 
-
-class SinkConformance(ABC):
+class SinkConformance(Conformance):
     """Inherit from this class, and define the target and what has arrived in it."""
 
-    away_s = 60.0
-    """How long the target is away in the test in which it is stopped. A client may give up after a time of its own."""
+    _model = FallbackSink
     _is_exact = False
     """Whether the target of the lane that was opened last keeps positions."""
 
@@ -51,39 +44,7 @@ class SinkConformance(ABC):
         """The member `n` of each record that a reader of the target sees, in the target's own order. Records that the
         target itself recognizes as duplicates appear once."""
 
-    def stop_target(self, place: Path) -> bool:
-        """Make the target unavailable, as a kill of its server does. Returns False if that is not possible; the test is
-        then skipped."""
-        return False
-
-    def start_target(self, place: Path) -> None:
-        """Start the target again, with its former contents."""
-        raise NotImplementedError("a suite that can stop its target must also start it")
-
-    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any] | None:
-        """The same settings for a target at `reroute(port)` instead of its own port on this machine. None if the target
-        has no port; the tests of lost answers and of a slow target are then skipped."""
-        return None
-
-    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
-        """Settings with credentials that the target refuses, and a secret in them that no message may show; None if
-        there are none."""
-        return None
-
     # The tests
-
-    def test_the_settings_are_read_and_promise_something(self) -> None:
-        """The guarantee has a sentence; an unknown field is a problem."""
-        with self._place() as (_, settings):
-            spec = FallbackSink.model_validate(dict(settings))
-            check(spec.promise().sentence, "the guarantee has no sentence")
-            (kind,) = settings
-            try:
-                FallbackSink.model_validate({kind: {**settings[kind], "noSuchField": 1}})
-            except ValueError as error:
-                check("noSuchField" in str(error), f"the problem does not name the field: {error}")
-            else:
-                raise AssertionError("an unknown field was accepted")
 
     def test_records_arrive_in_order_and_are_durable_after_a_flush(self) -> None:
         """After the flush, `durable` is None or the end."""
@@ -201,79 +162,35 @@ class SinkConformance(ABC):
             asyncio.run(run())
             self._check(place, settings, ALL, "stopped and started")
 
-    def test_an_answer_that_is_lost_changes_nothing(self) -> None:
-        """The target has done what it was asked to, and the lane does not hear of it: each answer in turn is lost,
-        together with its connection."""
-        for number in LOST_ANSWERS:
-            with self._place() as (place, settings), open_path(loses=number) as path:
-                rerouted = self.rerouted(settings, path.reroute)
-                if rerouted is None:
-                    return
-                asyncio.run(self._write_until_done(rerouted, place))
-                check(path.answers, _UNUSED)
-                self._check(place, settings, ALL, f"answer {number} was lost")
-                if not path.lost:
-                    return
-
-    def test_a_slow_target_is_waited_for_while_others_work(self) -> None:
-        """Each answer is late. The lanes of a process share its event loop, so nothing may block it meanwhile."""
-        with self._place() as (place, settings), open_path(late_s=LATE_S) as path:
-            rerouted = self.rerouted(settings, path.reroute)
-            if rerouted is None:
-                return
-
-            async def run() -> int:
-                async with counted_turns() as turns:
-                    await self._write_until_done(rerouted, place)
-                return turns.count
-
-            turns = asyncio.run(run())
-            check(path.answers, _UNUSED)
-            self._check(place, settings, ALL, "slow")
-            check(turns > path.answers, f"the event loop had {turns} turns during {path.answers} late answers")
-
-    def test_refused_credentials_are_said_without_the_secret(self) -> None:
-        """The user has to change the credentials, so this is a `UserError`."""
-        with self._place() as (place, _):
-            refused = self.refused_settings(place)
-            if refused is None:
-                return
-            settings, secret = refused
-
-            async def run() -> None:
-                async def open_and_write() -> None:
-                    async with open_sink(FallbackSink.model_validate(dict(settings)), owner_of(place, 1)) as lane:
-                        await lane.write([frame_of(1)], Position(1))
-                        await lane.flush()
-
-                error = await self._refuses(UserError, open_and_write)
-                check(secret not in str(error), "a message contains the secret")
-
-            asyncio.run(run())
-
     # Helpers of the tests
 
     @asynccontextmanager
     async def _open(self, settings: Mapping[str, Any], owner: SinkOwner) -> AsyncIterator[SinkLane]:
         spec = FallbackSink.model_validate(dict(settings))
         async with (
-            asyncio.timeout(_LIMIT_S + self.away_s),
+            asyncio.timeout(LIMIT_S + self.away_s),
             program_of(spec, owner.base_dir) as client,
             open_sink(spec, replace(owner, client=client)) as lane,
         ):
             self._is_exact = lane.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
             yield lane
 
-    async def _write_until_done(self, settings: Mapping[str, Any], place: Path) -> None:
-        """Writes everything as a vertex does, which opens its lane again while the target is away."""
-        async with asyncio.timeout(_LIMIT_S):
+    async def _use(self, settings: Mapping[str, Any], place: Path) -> Sequence[bytes]:
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
                     async with self._open(settings, owner_of(place, 1)) as lane:
                         await self._write(lane, range(1, FRAMES + 1))
-                        return
+                        return ()
                 except RetryLaterError:
                     await asyncio.sleep(0.02)
+
+    async def _use_once(self, settings: Mapping[str, Any], place: Path) -> None:
+        async with self._open(settings, owner_of(place, 1)) as lane:
+            await self._write_once(lane, 1)
+
+    def _check_used(self, place: Path, settings: Mapping[str, Any], values: Sequence[bytes], when: str) -> None:
+        self._check(place, settings, ALL, when)
 
     async def _opened_and_closed(self, settings: Mapping[str, Any], owner: SinkOwner) -> None:
         async with self._open(settings, owner):
@@ -301,19 +218,6 @@ class SinkConformance(ABC):
         await lane.write([frame_of(sequence)], Position(sequence))
         await lane.flush()
 
-    async def _refuses(
-        self,
-        kinds: type[MillstreamError] | tuple[type[MillstreamError], ...],
-        call: Callable[[], Coroutine[Any, Any, object]],
-    ) -> MillstreamError:
-        try:
-            await call()
-        except kinds as error:
-            check(str(error), "the message is empty")
-            return error
-        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-        raise AssertionError(f"no {' or '.join(names)} was raised")
-
     def _exactly_once(self, settings: Mapping[str, Any]) -> bool:
         promise = FallbackSink.model_validate(dict(settings)).promise()
         if promise.id is GuaranteeId.BY_FUNCTION:
@@ -336,24 +240,6 @@ class SinkConformance(ABC):
         with self._place() as (place, settings):
             asyncio.run(run(place, settings))
             self._check(place, settings, expected, "at the end")
-
-    def _place(self) -> _Place:
-        return _Place(self)
-
-
-class _Place:
-    """An empty directory, and the settings for it."""
-
-    def __init__(self, suite: SinkConformance) -> None:
-        self._suite = suite
-        self._directory = TemporaryDirectory(prefix="millstream-conformance-")
-
-    def __enter__(self) -> tuple[Path, Mapping[str, Any]]:
-        place = Path(self._directory.__enter__())
-        return place, parse_json(json.dumps(dict(self._suite.settings(place))))
-
-    def __exit__(self, *_: object) -> None:
-        self._directory.cleanup()
 
 
 def _difference(found: Sequence[int], wanted: Sequence[int]) -> str:
