@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.bigquery.settings import BigQuerySink, dataset_notes
+from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ class _BigQuery(SinkConnector[BigQuerySink]):
     def online_findings(self, settings: BigQuerySink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.bigquery.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            faults = await look(settings, place.base_dir)
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, look(settings, place.base_dir))
 
     def notes(self, settings: BigQuerySink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from dataset_notes(settings, path)

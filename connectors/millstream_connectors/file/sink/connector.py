@@ -18,6 +18,7 @@ from millstream.spec.values import (
     ShapeProblem,
 )
 from millstream_connectors.file.settings import FileSink
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     store_findings,
@@ -93,11 +94,9 @@ class _File(SinkConnector[FileSink]):
             return super().online_findings(settings, place)
         from millstream_connectors.file.sink.bucket import try_prefix
 
-        async def look() -> Sequence[Finding]:
-            await asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
-            return ()
-
-        return look()
+        return no_findings(
+            asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
+        )
 
     def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:

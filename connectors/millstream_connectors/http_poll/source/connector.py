@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.http_poll.settings import HttpPollSource
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -49,11 +50,7 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
     def online_findings(self, settings: HttpPollSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.http_poll.source.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: HttpPollSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.http_poll.source.lane import open_http_poll

@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.nats.settings import server_notes
+from millstream_connectors.shared.looking import unfit_settings
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ class _JetStream(SinkConnector[JetStreamSink]):
     def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.jetstream.sink.target import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
-
-        return findings()
+        return unfit_settings(place, look(settings, place.base_dir))
 
     def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

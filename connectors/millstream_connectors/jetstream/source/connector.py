@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.settings import server_notes
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ class _JetStream(SourceConnector[JetStreamSource]):
     def online_findings(self, settings: JetStreamSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.jetstream.source.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
-
-        return findings()
+        return unfit_setting(place, "stream", look(settings, place.base_dir))
 
     def open(self, settings: JetStreamSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.jetstream.source.lane import open_jetstream_source

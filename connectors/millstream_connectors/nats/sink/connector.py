@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.nats.settings import NatsSink, server_notes
+from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -31,11 +32,7 @@ class _Nats(SinkConnector[NatsSink]):
     def online_findings(self, settings: NatsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.nats.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.nats.sink.lane import open_nats_sink

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.nats.settings import NatsSource, server_notes
+from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ class _Nats(SourceConnector[NatsSource]):
     def online_findings(self, settings: NatsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.nats.source.stream import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: NatsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.nats.source.stream import open_nats_source

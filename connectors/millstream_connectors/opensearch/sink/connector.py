@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.opensearch.settings import OpenSearchSink
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -34,11 +35,7 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
     def online_findings(self, settings: OpenSearchSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.opensearch.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def notes(self, settings: OpenSearchSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.postgres.settings import PostgresSink, server_findings, server_notes
+from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -36,11 +37,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     def online_findings(self, settings: PostgresSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.postgres.sink.target import look
 
-        async def findings() -> Sequence[Finding]:
-            faults = await look(settings, place.base_dir)
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, look(settings, place.base_dir))
 
     def notes(self, settings: PostgresSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.postgres.settings import PostgresSource, server_findings, server_notes
+from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -37,14 +38,9 @@ class _Postgres(SourceConnector[PostgresSource]):
     def online_findings(self, settings: PostgresSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.postgres.source import catalog, query
 
-        async def look() -> Sequence[Finding]:
-            if settings.cdc is not None:
-                faults = await catalog.look(settings, settings.cdc, place.base_dir)
-            else:
-                faults = await query.look(settings, place.base_dir)
-            return place.unfit(faults)
-
-        return look()
+        if settings.cdc is not None:
+            return unfit(place, catalog.look(settings, settings.cdc, place.base_dir))
+        return unfit(place, query.look(settings, place.base_dir))
 
     def notes(self, settings: PostgresSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.pulsar.settings import PulsarSource, cluster_notes
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ class _Pulsar(SourceConnector[PulsarSource]):
     def online_findings(self, settings: PulsarSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.pulsar.looking import Looking, look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, settings.topics, place.base_dir, Looking())
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
-
-        return findings()
+        return unfit_setting(place, "topic", look(settings, settings.topics, place.base_dir, Looking()))
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.pulsar.source.lane import open_pulsar_source

@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.rabbitmq.settings import RabbitSink
+from millstream_connectors.shared.looking import unfit_settings
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -35,11 +35,7 @@ class _Rabbit(SinkConnector[RabbitSink]):
     def online_findings(self, settings: RabbitSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.rabbitmq.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
-
-        return findings()
+        return unfit_settings(place, look(settings, place.base_dir))
 
     def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink

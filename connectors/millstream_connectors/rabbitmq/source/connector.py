@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSource
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -52,11 +52,7 @@ class _Rabbit(SourceConnector[RabbitSource]):
     def online_findings(self, settings: RabbitSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.rabbitmq.source.queue import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "queue"), what, expected) for what, expected in found]
-
-        return findings()
+        return unfit_setting(place, "queue", look(settings, place.base_dir))
 
     def open(self, settings: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         if settings.stream:

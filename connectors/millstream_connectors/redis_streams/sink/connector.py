@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.redis_streams.settings import RedisSink
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -41,12 +41,8 @@ class _Redis(SinkConnector[RedisSink]):
     def online_findings(self, settings: RedisSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.redis_streams.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            loc = "stream" if settings.mode == "stream" else "prefix"
-            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for what, expected in found]
-
-        return findings()
+        loc = "stream" if settings.mode == "stream" else "prefix"
+        return unfit_setting(place, loc, look(settings, place.base_dir))
 
     def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
+from millstream_connectors.shared.looking import unfit
 from millstream_connectors.sql.checks import database_findings
 from millstream_connectors.sql.settings import SqlSource, database_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
@@ -42,11 +43,7 @@ class _Sql(SourceConnector[SqlSource]):
     def online_findings(self, settings: SqlSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.sql.source.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            faults = await look(settings, place.base_dir)
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, look(settings, place.base_dir))
 
     def notes(self, settings: SqlSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from database_notes(settings, path)

@@ -6,9 +6,9 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.sqs.settings import SqsSink, queue_notes
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -40,11 +40,7 @@ class _Sqs(SinkConnector[SqsSink]):
     def online_findings(self, settings: SqsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.sqs.look import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
-
-        return findings()
+        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
 
     def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.sqs.sink.lane import open_sqs_sink

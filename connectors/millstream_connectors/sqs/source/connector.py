@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import as_duration
+from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.sqs.settings import SqsSource, queue_notes
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -40,11 +40,7 @@ class _Sqs(SourceConnector[SqsSource]):
     def online_findings(self, settings: SqsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.sqs.look import look
 
-        async def findings() -> Sequence[Finding]:
-            found = await look(settings, place.base_dir)
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
-
-        return findings()
+        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
 
     def open(self, settings: SqsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.shared.acknowledged import open_acknowledged

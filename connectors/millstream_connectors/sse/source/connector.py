@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.sse.settings import SseSource
 from millstream_reader.connector import SourceConnector, SourceOwner
@@ -43,11 +44,7 @@ class _Sse(SourceConnector[SseSource]):
     def online_findings(self, settings: SseSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.sse.source.stream import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: SseSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.sse.source.stream import open_sse_source

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.websocket.settings import WebSocketSource
 from millstream_reader.connector import SourceConnector, SourceOwner
@@ -35,11 +36,7 @@ class _WebSocket(SourceConnector[WebSocketSource]):
     def online_findings(self, settings: WebSocketSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.websocket.source.stream import look
 
-        async def findings() -> Sequence[Finding]:
-            await look(settings, place.base_dir)
-            return ()
-
-        return findings()
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: WebSocketSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.websocket.source.stream import open_websocket_source
