@@ -16,25 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream import codes
-from millstream.errors import RetryLaterError, UserError
-from millstream.frame import build_frame
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
 from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of
 from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
-from millstream_connectors.shared.query_rows import Row, Taken, take
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.query_lane import QueryLane
+from millstream_connectors.shared.query_rows import Row
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceLane
 
 KIND = "postgres"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
@@ -49,21 +46,17 @@ _ALIKE = (
 _log = logging.getLogger(__name__)
 
 
-class PostgresQueryLane:
+class PostgresQueryLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
+    failures = FAILURES
+
     def __init__(self, spec: PostgresSource, owner: SourceOwner) -> None:
+        super().__init__(owner, _log)
         self._spec = spec
-        self._owner = owner
-        self._where = f"lane {owner.lane}"
         self._connection: Connection | None = None
         self._query = Query(spec, (), owner.lane.partition, owner.partitions)
-        self._at: Cursor | None = None
-        """Cursor of the last row that was returned."""
-        self._end: Cursor | None = None
-        """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
         self._known_types: Sequence[str] = ()
-        self._waiting: deque[Row[Cursor]] = deque()
         self._round: Cursor | None = None
         """Where the current round ends; None between rounds."""
         self._open: Mapping[str, int | None] = {}
@@ -73,40 +66,16 @@ class PostgresQueryLane:
         self._waits_since_s = 0.0
         self._reported_s = 0.0
         self._look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
-        self._reaching = Reaching(owner.clock, _log)
-        self._finished = False
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        if not self._waiting and not self._finished and not self._draining:
-            await self._fill(timeout_s)
-        return self._take(records_max, bytes_max)
-
-    async def committed(self, position: bytes) -> None:
-        """The server keeps nothing for a query."""
 
     def pending(self) -> int | None:
         """Rows of a page that wait; None if later rows were not counted."""
-        return len(self._waiting) if self._round is None or self._finished else None
+        return super().pending() if self._round is not None else len(self._waiting)
 
     def is_held_up(self) -> bool:
         # Rows wait for transactions that may still write others before them.
-        return self._reaching.is_away or bool(self._open)
-
-    async def drain(self) -> None:
-        self._draining = True
-
-    async def open(self) -> None:
-        """Errors: those of `SourceConnector.open`."""
-        self._restore()
-        await self._connected()
+        return super().is_held_up() or bool(self._open)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -156,11 +125,9 @@ class PostgresQueryLane:
                     "--fresh",
                 )
 
-    async def _connected(self) -> Connection:
-        """The connection, after the query was checked on it. Raises Millstream errors; `FAILURES` come through as
-        these."""
+    async def _connect(self) -> None:
         if self._connection is not None and not self._connection.is_closed():
-            return self._connection
+            return
         spec = self._spec
         application = f"millstream {self._owner.lane}"[:60]
         connection = await connect(spec, self._owner.base_dir, self._where, application)
@@ -179,48 +146,35 @@ class PostgresQueryLane:
                     self._end = (await self._query.last(connection, None))[0] or ()
         except FAILURES as error:
             connection.terminate()
-            raise error_of(error, spec, self._where) from error
+            raise self._error_of(error) from error
         except BaseException:
             connection.terminate()
             raise
-        self._finished = self._finished or self._end == () or (self._end is not None and self._end == self._at)
+        self._check_end()
         self._known_types = types
         self._connection = connection
-        return connection
+
+    def _error_of(self, error: Exception) -> MillstreamError:
+        return error_of(error, self._spec, self._where)
 
     # Reading
 
-    async def _fill(self, timeout_s: float) -> None:
-        """Wait for rows, up to the timeout."""
-        until_s = self._now_s() + timeout_s
-        if not await self._reaching.may_try(timeout_s):
-            return
-        try:
-            connection = await self._connected()
-            async with asyncio.timeout(self._spec.timeout_s):
-                await self._advance(connection, until_s)
-        except FAILURES as error:
-            self.close()
-            self._reaching.failed(error_of(error, self._spec, self._where))
-        except RetryLaterError as error:
-            self._reaching.failed(error)
-        except BaseException:
-            self.close()
-            raise
-
-    async def _advance(self, connection: Connection, until_s: float) -> None:
-        if self._round is None:
-            await self._begin_round(connection)
-        if self._open and not await self._all_ended(connection, until_s):
-            return
-        if self._round is not None:
-            rows, is_all = await self._query.page(connection, self._at, self._round)
-            self._check_identity(rows)
-            # The last cursor is read again, to find other rows with the same cursor.
-            self._waiting.extend(rows if is_all else rows[:-1])
-            if is_all:
-                self._round = None
-                self._finished = not self._query.follows
+    async def _advance(self, until_s: float) -> None:
+        connection = self._connection
+        assert connection is not None, "it was opened before"
+        async with asyncio.timeout(self._spec.timeout_s):
+            if self._round is None:
+                await self._begin_round(connection)
+            if self._open and not await self._all_ended(connection, until_s):
+                return
+            if self._round is not None:
+                rows, is_all = await self._query.page(connection, self._at, self._round)
+                self._check_identity(rows)
+                # The last cursor is read again, to find other rows with the same cursor.
+                self._waiting.extend(rows if is_all else rows[:-1])
+                if is_all:
+                    self._round = None
+                    self._finished = not self._query.follows
         self._reaching.worked()
 
     async def _begin_round(self, connection: Connection) -> None:
@@ -264,24 +218,8 @@ class PostgresQueryLane:
         before = self._at
         for row in rows:
             if row.cursor == before:
-                names, texts = ", ".join(self._spec.cursor), ", ".join(row.cursor)
-                raise UserError(
-                    codes.TARGET_UNFIT,
-                    f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
-                    "separate them. Name columns that together identify a row, for example with the primary key "
-                    "last",
-                )
+                raise self._repeated(self._spec.cursor, row.cursor)
             before = row.cursor
-
-    def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        """The next batch."""
-        taken: Taken[Cursor] = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
-        values, self._at = taken.values, taken.at or self._at
-        ended = self._finished and not self._waiting
-        now_us = self._owner.clock.now_us()
-        times = array("q", [now_us]) * len(values)
-        frame = build_frame(values, times, ingest_time_us=now_us) if values else None
-        return SourceBatch(frame, self._position(), ended=ended, invalid=taken.invalid)
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()

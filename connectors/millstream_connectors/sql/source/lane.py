@@ -10,87 +10,43 @@ statements (`query`), in a thread.
 from __future__ import annotations
 
 import logging
-from array import array
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
-from millstream.errors import DamageError, RetryLaterError, UserError
-from millstream.frame import build_frame
+from millstream.errors import DamageError, MillstreamError, UserError
 from millstream_connectors.shared.positions import pack_position, unpack_position
-from millstream_connectors.shared.query_rows import Row, Taken, take
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.query_lane import QueryLane
 from millstream_connectors.sql.client import FAILURES, SqlThread, error_of, open_sql_thread
 from millstream_connectors.sql.settings import SqlSource
 from millstream_connectors.sql.source.query import Fault, Query, RepeatedError
 from millstream_connectors.sql.source.values import Cursor, packed, unpacked
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceLane
 
 KIND = "sql"
 
 _log = logging.getLogger(__name__)
 
 
-class SqlSourceLane:
+class SqlSourceLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
+    failures = FAILURES
+
     def __init__(self, spec: SqlSource, owner: SourceOwner, way: SqlThread) -> None:
+        super().__init__(owner, _log)
         self._spec = spec
-        self._owner = owner
         self._way = way
-        self._where = f"lane {owner.lane}"
         self._query = Query(spec, owner.lane.partition, owner.partitions)
-        self._at: Cursor | None = None
-        """Cursor of the last row that was returned."""
-        self._end: Cursor | None = None
-        """Cursor of the last row to read; empty if there were no rows when it was fixed."""
         self._known: list[str] | None = None
         """The cursor's columns, from the position."""
-        self._waiting: deque[Row[Cursor]] = deque()
         self._read: Cursor | None = None
         """Cursor of the last row that was read."""
-        self._reaching = Reaching(owner.clock, _log)
-        self._finished = False
-        self._draining = False
 
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        if not self._waiting and not self._finished and not self._draining:
-            await self._fill(timeout_s)
-        values, invalid, at = self._take(records_max, bytes_max)
-        self._at = at or self._at
-        now_us = self._owner.clock.now_us()
-        times = array("q", [now_us]) * len(values)
-        frame = build_frame(values, times, ingest_time_us=now_us) if values else None
-        ended = self._finished and not self._waiting
-        return SourceBatch(frame, self._position(), ended=ended, invalid=invalid)
-
-    def _take(self, records_max: int, bytes_max: int) -> Taken[Cursor]:
-        return take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
-
-    async def committed(self, position: bytes) -> None:
-        """The database keeps nothing for a query."""
-
-    def pending(self) -> int | None:
-        """Rows of a page that wait; None if later rows were not counted."""
-        return len(self._waiting) if self._finished else None
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
-
-    async def drain(self) -> None:
-        self._draining = True
-
-    async def open(self) -> None:
-        """Errors: those of `SourceConnector.open`."""
-        self._restore()
-        await self._connected()
+    def close(self) -> None:
+        self._way.close()
 
     def _restore(self) -> None:
         owner = self._owner
@@ -120,8 +76,7 @@ class SqlSourceLane:
         }
         return pack_position(KIND, self._owner.partitions, body)
 
-    async def _connected(self) -> None:
-        """Opens the connection and checks the query on it. Raises Millstream errors."""
+    async def _connect(self) -> None:
         if self._way.is_open:
             return
         spec, query, way = self._spec, self._query, self._way
@@ -142,12 +97,15 @@ class SqlSourceLane:
                 self._check_kind(self._end)
         except FAILURES as error:
             way.close()
-            raise error_of(error, spec, self._where) from error
+            raise self._error_of(error) from error
         except BaseException:
             way.close()
             raise
         self._known = list(query.cursor)
-        self._finished = self._finished or self._end == () or (self._end is not None and self._end == self._at)
+        self._check_end()
+
+    def _error_of(self, error: Exception) -> MillstreamError:
+        return error_of(error, self._spec, self._where)
 
     def _check_kind(self, cursor: Cursor) -> None:
         try:
@@ -160,23 +118,7 @@ class SqlSourceLane:
                 "decimals, times or texts",
             ) from error
 
-    async def _fill(self, timeout_s: float) -> None:
-        """Read the next rows, if there are any."""
-        if not await self._reaching.may_try(timeout_s):
-            return
-        try:
-            await self._connected()
-            await self._advance()
-        except FAILURES as error:
-            self._way.close()
-            self._reaching.failed(error_of(error, self._spec, self._where))
-        except RetryLaterError as error:
-            self._reaching.failed(error)
-        except BaseException:
-            self._way.close()
-            raise
-
-    async def _advance(self) -> None:
+    async def _advance(self, until_s: float) -> None:
         query, way, spec = self._query, self._way, self._spec
         if query.is_idle or self._finished:
             self._reaching.worked()
@@ -194,12 +136,7 @@ class SqlSourceLane:
         try:
             page = await way.run(lambda c: query.page(c, self._read, last))
         except RepeatedError as error:
-            names, texts = ", ".join(query.cursor), ", ".join(map(str, error.cursor))
-            raise UserError(
-                codes.TARGET_UNFIT,
-                f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
-                "separate them. Name columns that together identify a row, for example with the primary key last",
-            ) from error
+            raise self._repeated(query.cursor, error.cursor) from error
         for row in page.rows:
             self._check_kind(row.cursor)
         self._waiting.extend(page.rows)

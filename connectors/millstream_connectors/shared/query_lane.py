@@ -1,0 +1,131 @@
+"""A lane that reads the rows of a query in the order of their cursor, page by page.
+
+    rows that wait ─► batch, position after it
+         ▲
+         └── pages, while none wait: what a subclass fetches, from the cursor of the last row on
+
+Above it: a source lane. Below it: a subclass, which knows the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.frame import build_frame
+from millstream_connectors.shared.query_rows import Row, take
+from millstream_connectors.shared.reaching import Reaching
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceBatch
+
+CursorT = TypeVar("CursorT", bound="tuple[object, ...]")
+
+
+class QueryLane(ABC, Generic[CursorT]):
+    """One lane. See `SourceLane`."""
+
+    failures: ClassVar[tuple[type[Exception], ...]]
+    """What the client raises."""
+
+    def __init__(self, owner: SourceOwner, log: logging.Logger) -> None:
+        self._owner = owner
+        self._where = f"lane {owner.lane}"
+        self._at: CursorT | None = None
+        """Cursor of the last row that was returned."""
+        self._end: CursorT | None = None
+        """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
+        self._waiting: deque[Row[CursorT]] = deque()
+        self._reaching = Reaching(owner.clock, log)
+        self._finished = False
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        self._restore()
+        await self._connect()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._waiting and not self._finished and not self._draining:
+            await self._fill(timeout_s)
+        taken = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
+        values, self._at = taken.values, taken.at or self._at
+        now_us = self._owner.clock.now_us()
+        frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us) if values else None
+        return SourceBatch(frame, self._position(), ended=self._finished and not self._waiting, invalid=taken.invalid)
+
+    async def committed(self, position: bytes) -> None:
+        """The database keeps nothing for a query."""
+
+    def pending(self) -> int | None:
+        """Rows of a page that wait; None if later rows were not counted."""
+        return len(self._waiting) if self._finished else None
+
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Fetch rows, up to the timeout."""
+        until_s = self._owner.clock.monotonic_s() + timeout_s
+        if not await self._reaching.may_try(timeout_s):
+            return
+        try:
+            await self._connect()
+            await self._advance(until_s)
+        except self.failures as error:
+            self.close()
+            self._reaching.failed(self._error_of(error))
+        except RetryLaterError as error:
+            self._reaching.failed(error)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_end(self) -> None:
+        """Note whether all rows up to the end were returned."""
+        self._finished = self._finished or self._end == () or (self._end is not None and self._end == self._at)
+
+    def _repeated(self, columns: Sequence[str], cursor: Sequence[object]) -> UserError:
+        """The error for several rows with the same cursor."""
+        return UserError(
+            codes.TARGET_UNFIT,
+            f"{self._where}: several rows have the cursor ({', '.join(columns)}) = ({', '.join(map(str, cursor))}), so "
+            "a position cannot separate them. Name columns that together identify a row, for example with the "
+            "primary key last",
+        )
+
+    @abstractmethod
+    def _restore(self) -> None:
+        """Continue at the position of the lane's mark."""
+
+    @abstractmethod
+    def _position(self) -> bytes:
+        """The position after the last row that was returned."""
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Ensure a connection on which the query was checked. Raises Millstream errors."""
+
+    @abstractmethod
+    async def _advance(self, until_s: float) -> None:
+        """Fetch a page, if there is one before that time. Raises Millstream errors and `failures`."""
+
+    @abstractmethod
+    def _error_of(self, error: Exception) -> MillstreamError:
+        """One of `failures`, as a Millstream error."""
