@@ -13,7 +13,8 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream_connectors.shared.servers import BasicAuth
 
 _SCHEMES = ("nats", "tls")
 
@@ -80,23 +81,12 @@ def overlaps(patterns: Sequence[str], loc: tuple[str, ...]) -> Iterator[ShapePro
             yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, "patterns that match different subjects")
 
 
-class NatsBasic(SpecModel):
-    """A user and a password."""
-
-    noun = "basic"
-
-    user: TextOrReference
-    """The user's name, or a reference to it."""
-    password: Secret
-    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
-
-
 class NatsAuth(SpecModel):
     """How the pipeline identifies itself to the server: one of these."""
 
     noun = "auth"
 
-    basic: NatsBasic | None = None
+    basic: BasicAuth | None = None
     """By user and password."""
     token: Secret | None = None
     """By the token of a server that has one for all its clients."""
@@ -109,12 +99,7 @@ class NatsAuth(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires exactly one kind of credentials."""
-        ways = [name for name in ("basic", "token", "nkey", "creds") if data.get(name) is not None]
-        if len(ways) != 1:
-            what = (
-                f"it has {', '.join(f'`{way}`' for way in ways) or 'none'}, but needs exactly one kind of credentials"
-            )
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`basic`, `token`, `nkey` or `creds`")
+        yield from exactly_one(data, ("basic", "token", "nkey", "creds"), cls.noun)
 
     def needs(self) -> Iterator[Needed]:
         for name, given in (("nkey", self.nkey), ("creds", self.creds)):

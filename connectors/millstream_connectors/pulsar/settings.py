@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
-from millstream.spec.references import Secret, TextOrReference
+from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.servers import BasicAuth
 from millstream_connectors.shared.starts import EARLIEST, Start
 
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
@@ -52,17 +53,6 @@ def full_name(topic: str) -> str:
     return PERSISTENT + (name if "/" in name else f"{_DEFAULT_NAMESPACE}/{name}")
 
 
-class PulsarBasic(SpecModel):
-    """A user and a password."""
-
-    noun = "basic"
-
-    user: TextOrReference
-    """The user's name, or a reference to it."""
-    password: Secret
-    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
-
-
 class PulsarAuth(SpecModel):
     """How the cluster knows who connects: one of these."""
 
@@ -70,7 +60,7 @@ class PulsarAuth(SpecModel):
 
     token: Secret | None = None
     """By a token, such as a JSON Web Token: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
-    basic: PulsarBasic | None = None
+    basic: BasicAuth | None = None
     """By user and password."""
     oauth2: Oauth2 | None = None
     """By tokens that an issuer gives to a client (OAuth 2.0). Each is replaced before it expires."""

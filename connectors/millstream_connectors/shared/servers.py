@@ -1,4 +1,4 @@
-"""The settings that connections by URL have in common: the server, the user, encryption and the time limit.
+"""The settings that connections have in common: the server, the user, encryption and the time limit.
 
 Above it: the settings of connectors. Below it: references, TLS and the problems of values.
 """
@@ -9,9 +9,20 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.problems import Path
-from millstream.spec.references import TextOrReference, secret_in_file
+from millstream.spec.references import Secret, TextOrReference, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
+
+
+class BasicAuth(SpecModel):
+    """A user and a password."""
+
+    noun = "basic"
+
+    user: TextOrReference
+    """The user's name, or a reference to it."""
+    password: Secret
+    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
 class ServerByUrl(SpecModel):

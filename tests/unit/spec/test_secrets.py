@@ -39,7 +39,7 @@ def test_every_secret_may_stand_outside_the_file() -> None:
     found = dict(secret_fields())
     assert {
         "WebAuth.token",
-        "NatsBasic.password",
+        "BasicAuth.password",
         "NatsAuth.creds",
         "KafkaSasl.password",
         "SqsSource.secretKey",

@@ -15,6 +15,7 @@ from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, exactly_one, field, problem
 from millstream_connectors.shared.aws.settings import AwsService
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.servers import BasicAuth
 
 _SECRET_NAME = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|api-?_?key|signature).*")
 _ENCRYPTED = ("https", "wss")
@@ -46,23 +47,12 @@ def url_check(schemes: Collection[str]) -> Callable[[str | Reference], str | Ref
     return checked
 
 
-class WebBasic(SpecModel):
-    """A user and a password."""
-
-    noun = "basic"
-
-    user: TextOrReference
-    """The user's name, or a reference to it."""
-    password: Secret
-    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
-
-
 class WebAuth(SpecModel):
     """How the pipeline identifies itself to the server: one of these. Use `headers` for other methods."""
 
     noun = "auth"
 
-    basic: WebBasic | None = None
+    basic: BasicAuth | None = None
     """By user and password."""
     token: Secret | None = None
     """By a bearer token."""
