@@ -80,8 +80,3 @@ def show_lines(lines: Sequence[str], file: TextIO) -> None:
     """Print lines; those that are a `Heading` are highlighted."""
     for line in lines:
         show((Style.HEADING, line) if isinstance(line, Heading) else line, file=file)
-
-
-def headed(table: Sequence[str]) -> list[str]:
-    """The lines of a table whose first line is its heading."""
-    return [Heading(table[0]), *table[1:]]

@@ -14,7 +14,7 @@ from typing import TextIO, cast
 import pytest
 
 from millstream.printable import PrintableStream
-from millstream_runner.colours import Heading, Style, headed, is_coloured, show, show_lines, show_message
+from millstream_runner.colours import Heading, Style, is_coloured, show, show_lines, show_message
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -75,7 +75,7 @@ def test_headings_stand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = StringIO()
-    show_lines([*headed(["VERTEX", "in"]), Heading("EDGE")], out)
+    show_lines([Heading("VERTEX"), "in", Heading("EDGE")], out)
     assert out.getvalue() == f"{Style.HEADING.value}VERTEX\x1b[0m\nin\n{Style.HEADING.value}EDGE\x1b[0m\n"
 
 
