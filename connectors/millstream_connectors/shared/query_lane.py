@@ -19,6 +19,7 @@ from typing import ClassVar, Generic, TypeVar
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.frame import build_frame
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.query_rows import Row, take
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -27,7 +28,7 @@ from millstream_reader.source import SourceBatch
 CursorT = TypeVar("CursorT", bound="tuple[object, ...]")
 
 
-class QueryLane(ABC, Generic[CursorT]):
+class QueryLane(PositionedLane, ABC, Generic[CursorT]):
     """One lane. See `SourceLane`."""
 
     failures: ClassVar[tuple[type[Exception], ...]]
@@ -43,11 +44,6 @@ class QueryLane(ABC, Generic[CursorT]):
         self._waiting: deque[Row[CursorT]] = deque()
         self._reaching = Reaching(owner.clock, log)
         self._finished = False
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -63,18 +59,12 @@ class QueryLane(ABC, Generic[CursorT]):
         frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us) if values else None
         return SourceBatch(frame, self._position(), ended=self._finished and not self._waiting, invalid=taken.invalid)
 
-    async def committed(self, position: bytes) -> None:
-        """The database keeps nothing for a query."""
-
     def pending(self) -> int | None:
         """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._finished else None
 
     def is_held_up(self) -> bool:
         return self._reaching.is_away
-
-    async def drain(self) -> None:
-        self._draining = True
 
     @abstractmethod
     def close(self) -> None:

@@ -24,6 +24,7 @@ from millstream.errors import UserError
 from millstream.record import LaneId
 from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
 from millstream_connectors.file.source.text_file import FileMark, TextFile, TextFormat, open_text_file
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.source import SourceBatch
 
@@ -75,7 +76,7 @@ async def open_followed(
             followed.close()
 
 
-class FollowLane:
+class FollowLane(PositionedLane):
     """One lane of files that grow. See `SourceLane`."""
 
     def __init__(
@@ -96,11 +97,6 @@ class FollowLane:
         self._files: deque[_Followed] = deque()
         """Files take turns: one that has returned records moves to the end."""
         self._scanned_s: float | None = None
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         await asyncio.sleep(0)
@@ -118,19 +114,9 @@ class FollowLane:
             await asyncio.sleep(min(_POLL_INTERVAL_S, left_s))
         return SourceBatch(None, self._position())
 
-    async def committed(self, position: bytes) -> None:
-        """Nothing outside needs an acknowledgement."""
-
-    def pending(self) -> int | None:
-        """How many records the files have is not known before they are read."""
-        return None
-
     def pending_bytes(self) -> int | None:
         """Of the files as they were when they were looked at last."""
         return sum(max(0, entry.file.size - entry.file.mark.offset) for entry in self._files)
-
-    async def drain(self) -> None:
-        self._draining = True
 
     def close(self) -> None:
         while self._files:

@@ -22,6 +22,7 @@ from millstream.record import LaneId
 from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
 from millstream_connectors.file.source.opening import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.source import SourceBatch
 
@@ -77,7 +78,7 @@ def bytes_read(file: SourceFile | None) -> int:
     return 0 if file is None or file.name.endswith((".gz", ".zst")) else file.mark.offset
 
 
-class FileSourceLane:
+class FileSourceLane(PositionedLane):
     """One lane of files that end. See `SourceLane`."""
 
     def __init__(
@@ -108,7 +109,6 @@ class FileSourceLane:
         self._file: SourceFile | None = None
         self._last = ("", FileMark(), False)
         """The newest file that was opened, its mark, and whether it is finished."""
-        self._draining = False
 
     async def go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
         """Go to a position of an earlier run."""
@@ -139,10 +139,6 @@ class FileSourceLane:
                 raise self._damaged(name, "it no longer exists")
             self._file = await self._worker.run(self._open, name, mark)
 
-    @property
-    def replayable(self) -> bool:
-        return True
-
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         # Records in memory are returned without waiting, so other tasks would never run.
         await asyncio.sleep(0)
@@ -163,18 +159,8 @@ class FileSourceLane:
                 self._finish(self._file)
         return SourceBatch(None, self._position())
 
-    async def committed(self, position: bytes) -> None:
-        """Nothing outside needs an acknowledgement."""
-
-    def pending(self) -> int | None:
-        """How many records the files have is not known before they are read."""
-        return None
-
     def pending_bytes(self) -> int | None:
         return max(0, self._waiting_bytes - bytes_read(self._file))
-
-    async def drain(self) -> None:
-        self._draining = True
 
     def close(self) -> None:
         if self._file is not None:

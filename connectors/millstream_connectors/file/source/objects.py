@@ -31,6 +31,7 @@ from millstream_connectors.file.source.lane import bytes_read, owner_of
 from millstream_connectors.file.source.listing import Ledger, Listed, Past, ReplacedError
 from millstream_connectors.file.source.opening import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -42,7 +43,7 @@ _CHANGED = "Put the object back as it was, or start over with --fresh; write new
 _log = logging.getLogger(__name__)
 
 
-class ObjectSourceLane:
+class ObjectSourceLane(PositionedLane):
     """One lane of objects. See `SourceLane`."""
 
     def __init__(
@@ -73,12 +74,7 @@ class ObjectSourceLane:
         self._reaching = Reaching(owner.clock, _log)
         self._started = False
         """Whether the objects that were read earlier have been checked."""
-        self._draining = False
         self._ended = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     def resume(self, body: dict[str, Any]) -> None:
         """Go to a position of an earlier run. Raises `LookupError` or similar for an invalid one."""
@@ -137,13 +133,6 @@ class ObjectSourceLane:
                 self._finish()
         return SourceBatch(None, self._position(), ended=self._ended)
 
-    async def committed(self, position: bytes) -> None:
-        """Nothing outside needs an acknowledgement."""
-
-    def pending(self) -> int | None:
-        """How many records the objects have is not known before they are read."""
-        return None
-
     def pending_bytes(self) -> int | None:
         """Of the objects in the last listing; None before the first one."""
         if not self._started:
@@ -153,9 +142,6 @@ class ObjectSourceLane:
 
     def is_held_up(self) -> bool:
         return self._reaching.is_away
-
-    async def drain(self) -> None:
-        self._draining = True
 
     def close(self) -> None:
         if self._file is not None:

@@ -25,6 +25,7 @@ from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import LaneId
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.source import SourceBatch
 from millstream_udf import columns
@@ -93,7 +94,7 @@ async def open_generator(
     yield GeneratorLane(plan, lane, partitions, made, origin_us, clock)
 
 
-class GeneratorLane:
+class GeneratorLane(PositionedLane):
     """One lane of a generator. See `SourceLane`."""
 
     def __init__(
@@ -117,14 +118,9 @@ class GeneratorLane:
         self._newest_us = 0
         self._clock = clock
         self._read_s = 0.0
-        self._draining = False
         self._total: int | None = None
         if plan.records is not None:
             self._total = max(0, -(-(plan.records - lane.partition) // partitions))
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         """The records that are due; at full speed, as many as fit."""
@@ -142,16 +138,10 @@ class GeneratorLane:
         count = min(count, records_max, max(1, bytes_max // self._record_bytes))
         return self._batch(self._make(count) if count else None)
 
-    async def committed(self, position: bytes) -> None:
-        """Nothing outside needs an acknowledgement."""
-
     def pending(self) -> int | None:
         if self._schedule.paced or self._total is not None:
             return self._ready()
         return None
-
-    async def drain(self) -> None:
-        self._draining = True
 
     @property
     def _ended(self) -> bool:

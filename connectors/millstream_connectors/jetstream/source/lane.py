@@ -37,6 +37,7 @@ from millstream.nats.pulling import EXPIRES_MIN_S, PullConsumer
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
 from millstream_connectors.shared.messages import event_time, invalid
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.starts import LATEST, start_time
@@ -75,7 +76,7 @@ def _digest(subject: str, data: bytes) -> str:
     return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
 
 
-class JetStreamSourceLane:
+class JetStreamSourceLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     def __init__(self, spec: JetStreamSource, owner: SourceOwner, connection: BrokerConnection) -> None:
@@ -106,11 +107,6 @@ class JetStreamSourceLane:
         self._ran_out = False
         """Whether a pull ended because there were no more messages."""
         self._reaching = Reaching(owner.clock, _log)
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -129,17 +125,11 @@ class JetStreamSourceLane:
             await self._fill(timeout_s)
         return self._take(records_max, bytes_max)
 
-    async def committed(self, position: bytes) -> None:
-        """The server keeps no state for this reader."""
-
     def pending(self) -> int | None:
         return 0 if self._idle else self._waiting + len(self._arrived)
 
     def is_held_up(self) -> bool:
         return not self._idle and (self._reaching.is_away or not self._connection.is_up)
-
-    async def drain(self) -> None:
-        self._draining = True
 
     # The lane's position
 

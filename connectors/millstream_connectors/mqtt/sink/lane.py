@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from paho.mqtt.packettypes import PacketTypes
@@ -24,7 +24,7 @@ from millstream.record import Position
 from millstream_connectors.mqtt.client import PASSING, MqttLink, open_link
 from millstream_connectors.mqtt.settings import MqttSink
 from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
-from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -162,12 +162,6 @@ def properties_of(given: Mapping[str, bytes], ours: Mapping[str, str]) -> Any:
     return properties
 
 
-@asynccontextmanager
-async def open_mqtt_sink(settings: MqttSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+def open_mqtt_sink(settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
     """The lane's target. If the broker is away, the first write waits for it."""
-    lane = MqttSinkLane(settings, owner)
-    try:
-        await first_try(lane.open(), _log)
-        yield lane
-    finally:
-        await lane.close()
+    return opened(MqttSinkLane(settings, owner), _log)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 from millstream import codes
@@ -21,6 +21,7 @@ from millstream.record import Position
 from millstream_connectors.nats.client import linked, translated
 from millstream_connectors.nats.messages import convert
 from millstream_connectors.nats.settings import NatsSink
+from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -77,15 +78,6 @@ async def look(settings: NatsSink, base_dir: Path) -> None:
         pass
 
 
-@asynccontextmanager
-async def open_nats_sink(settings: NatsSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+def open_nats_sink(settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
     """The lane's target. If the server is away, the first write waits for it."""
-    lane = NatsSinkLane(settings, owner)
-    try:
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
-        yield lane
-    finally:
-        await lane.close()
+    return opened(NatsSinkLane(settings, owner), _log)

@@ -45,6 +45,7 @@ from millstream_connectors.postgres.source.slot_stream import SlotStream
 from millstream_connectors.postgres.source.slot_watch import SlotWatch, check_published, renamed
 from millstream_connectors.postgres.source.snapshot import Key, Snapshot, unpacked
 from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -72,7 +73,7 @@ class _Returned(NamedTuple):
     at_s: float
 
 
-class PostgresCdcLane:
+class PostgresCdcLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     def __init__(self, spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> None:
@@ -101,11 +102,6 @@ class PostgresCdcLane:
         self._returned = _Returned(b"", 0, 0.0)
         self._in_use_since_s: float | None = None
         self._reaching = Reaching(owner.clock, _log)
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -161,10 +157,6 @@ class PostgresCdcLane:
         if body is not None:
             self._stream.committed(int(body["lsn"]))
 
-    def pending(self) -> int | None:
-        """The server does not report how many changes wait."""
-        return None
-
     def pending_bytes(self) -> int | None:
         """Of the server's log that were not read, those of other tables and databases among them."""
         at = max(self._watch.flushed_lsn, self._stream.server_lsn)
@@ -172,9 +164,6 @@ class PostgresCdcLane:
 
     def is_held_up(self) -> bool:
         return self._reaching.is_away
-
-    async def drain(self) -> None:
-        self._draining = True
 
     def close(self) -> None:
         """Close the connections. What was fetched and not read is fetched again."""

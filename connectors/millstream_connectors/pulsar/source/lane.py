@@ -39,6 +39,7 @@ from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.pulsar.source.losses import Losses
 from millstream_connectors.pulsar.source.messages import BEGINNING, Arrived, MessagePlace, arrived, place_of
 from millstream_connectors.shared.messages import invalid
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
@@ -84,7 +85,7 @@ class _Split:
         return self.passed or not self.end.is_message or self.end <= (self.at or BEGINNING)
 
 
-class PulsarSourceLane:
+class PulsarSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     def __init__(self, spec: PulsarSource, owner: SourceOwner, thread: ClientThread) -> None:
@@ -98,14 +99,9 @@ class PulsarSourceLane:
         """Messages that were received and not read yet."""
         self._turns: deque[str] = deque()
         """The partitions, the one that is asked first at its head."""
-        self._draining = False
         self._is_looking = False
         """Whether a message has arrived and has to be compared before it can be read."""
         self._losses = Losses(spec.timeout_s)
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -128,9 +124,6 @@ class PulsarSourceLane:
         # The client's thread may add a split meanwhile.
         readers = [split.reader for split in tuple(self._splits.values())]
         return self._is_looking or not all(reader is not None and reader.is_connected() for reader in readers)
-
-    async def drain(self) -> None:
-        self._draining = True
 
     def close(self) -> None:
         """Runs in the thread."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from millstream.record import Position
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
-from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -193,12 +193,6 @@ async def look(settings: RabbitSink, base_dir: Path) -> list[tuple[str, str, str
     return []
 
 
-@asynccontextmanager
-async def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
     """The lane's target. If the server is away, the first write waits for it."""
-    lane = RabbitSinkLane(settings, owner)
-    try:
-        await first_try(lane.open(), _log)
-        yield lane
-    finally:
-        await lane.close()
+    return opened(RabbitSinkLane(settings, owner), _log)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,7 +39,7 @@ from millstream_connectors.redis_streams.client import (
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import Put, convert
 from millstream_connectors.redis_streams.sink.script import COMMIT, OWN
-from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
@@ -202,12 +202,6 @@ async def look(settings: RedisSink, base_dir: Path) -> list[tuple[str, str]]:
         return await _faults(settings, link)
 
 
-@asynccontextmanager
-async def open_redis_sink(settings: RedisSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+def open_redis_sink(settings: RedisSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
     """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
-    lane = RedisSinkLane(settings, owner)
-    try:
-        await first_try(lane.open(), _log)
-        yield lane
-    finally:
-        await lane.close()
+    return opened(RedisSinkLane(settings, owner), _log)

@@ -52,6 +52,7 @@ from millstream_connectors.redis_streams.source.entries import (
     read_entry,
 )
 from millstream_connectors.redis_streams.source.script import COUNT, READ
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.starts import LATEST, start_time
@@ -121,7 +122,7 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane:
+class RedisSourceLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     def __init__(self, spec: RedisSource, owner: SourceOwner) -> None:
@@ -134,14 +135,9 @@ class RedisSourceLane:
         self._link: Link | None = None
         self._warned = False
         self._reaching = Reaching(owner.clock, _log)
-        self._draining = False
         self._to_tell = b""
         """The last committed position, if the group is not set to it yet."""
         self._next_tell_s = 0.0
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -162,9 +158,6 @@ class RedisSourceLane:
 
     def is_held_up(self) -> bool:
         return self._reaching.is_away
-
-    async def drain(self) -> None:
-        self._draining = True
 
     async def close(self) -> None:
         """Ends the connection."""

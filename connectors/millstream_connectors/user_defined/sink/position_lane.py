@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -41,7 +41,7 @@ from millstream.udf.endings import Ending, LostCall
 from millstream.udf.protocol import UdfClient
 from millstream.udf.streams import PositionSinkStream, SinkFencedError, SinkFunctionError, StreamLostError
 from millstream.udf.suspects import DEATHS_MAX, Suspects, outcome_of
-from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced, unknown
 from millstream_connectors.user_defined.sink.outcomes import failure_of
 from millstream_connectors.user_defined.sink.positions import StoredPosition, position_of, text_of
@@ -569,12 +569,6 @@ class UdfPositionLane(KeptLane[_Row]):
         return {at: failure for at, failure in self._decided.items() if at <= end}
 
 
-@asynccontextmanager
-async def open_position_lane(client: UdfClient, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+def open_position_lane(client: UdfClient, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
     """The lane, with every former owner fenced. If the target is away, the first write waits for it."""
-    lane = UdfPositionLane(client, owner)
-    try:
-        await first_try(lane.open(), _log)
-        yield lane
-    finally:
-        await lane.close()
+    return opened(UdfPositionLane(client, owner), _log)
