@@ -30,32 +30,13 @@ FILE_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A valid pipeline file."""
+class _ReadFile:
+    """A pipeline file that was read."""
 
     path: FilePath
     """The path of the file, as given."""
-    plan: Plan
-    """What runs and is stored of it."""
-    notes: tuple[Note, ...]
-    """Fields without effect, and other notes."""
     document: yaml_text.Document
     """The values of the file with their places, for problems that are found later."""
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """Its contents."""
-        return self.plan.pipeline
-
-    @property
-    def graph(self) -> Graph:
-        """Its graph."""
-        return self.plan.graph
-
-    @property
-    def sound(self) -> Mapping[int, Vertex]:
-        """The vertices, by their place in the file."""
-        return dict(enumerate(self.pipeline.spec.vertices))
 
     @property
     def base_dir(self) -> FilePath:
@@ -72,28 +53,36 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
-    """The valid parts of a file with problems, so that one problem does not hide others."""
+class Loaded(_ReadFile):
+    """A valid pipeline file."""
 
-    path: FilePath
-    """As in `Loaded`."""
-    sound: Mapping[int, Vertex]
-    """The vertices that are valid, by their place in the file."""
-    document: yaml_text.Document
-    """As in `Loaded`."""
+    plan: Plan
+    """What runs and is stored of it."""
+    notes: tuple[Note, ...]
+    """Fields without effect, and other notes."""
 
     @property
-    def base_dir(self) -> FilePath:
-        """As in `Loaded`."""
-        return self.path.absolute().parent
+    def pipeline(self) -> Pipeline:
+        """Its contents."""
+        return self.plan.pipeline
 
-    def problem(self, finding: Finding) -> Problem:
-        """As in `Loaded`."""
-        return _problem(str(self.path), self.document, finding)
+    @property
+    def graph(self) -> Graph:
+        """Its graph."""
+        return self.plan.graph
 
-    def note(self, path: Path, what: str) -> Note:
-        """As in `Loaded`."""
-        return _note(str(self.path), self.document, path, what)
+    @property
+    def sound(self) -> Mapping[int, Vertex]:
+        """The vertices, by their place in the file."""
+        return dict(enumerate(self.pipeline.spec.vertices))
+
+
+@dataclass(frozen=True, slots=True)
+class Partial(_ReadFile):
+    """The valid parts of a file with problems, so that one problem does not hide others."""
+
+    sound: Mapping[int, Vertex]
+    """The vertices that are valid, by their place in the file."""
 
 
 class FileError(SpecError):
@@ -127,11 +116,11 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
     problems += [_problem(file, document, finding) for finding in findings]
     if problems or pipeline is None:
         unique = dict.fromkeys(problems)
-        partial = Partial(FilePath(path), _sound_vertices(sifted.value), document)
+        partial = Partial(FilePath(path), document, _sound_vertices(sifted.value))
         raise FileError(sorted(unique, key=lambda problem: (problem.line, problem.column, problem.path)), partial)
     graph = Graph.of(pipeline)
     notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
-    return Loaded(FilePath(path), plan_of(graph), tuple(notes), document)
+    return Loaded(FilePath(path), document, plan_of(graph), tuple(notes))
 
 
 def _text_of(file: FilePath) -> str:
