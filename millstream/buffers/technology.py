@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.ledger.protocol import Broker, DurabilityLevel, StoredFrame
 from millstream.record import BufferId, LaneId
@@ -131,7 +131,7 @@ class Server(Protocol):
     """A broker that a run starts for itself: its files, its command, its health. Created for every run."""
 
     port: int
-    """The port on the loopback interface at which the broker listens."""
+    """The port on the loopback interface at which the broker listens; 0 if it does not."""
 
     @property
     def access(self) -> Access:
@@ -143,7 +143,11 @@ class Server(Protocol):
         `InfrastructureError`."""
 
     def command(self) -> list[str]:
-        """The command that starts the broker. Raises `InfrastructureError` if the program is missing."""
+        """The command that starts the broker. Raises `InfrastructureError` if the program is missing.
+
+        Empty if there is no process: the clients open the files that `prepare` has created. Then `is_ready`, `ask`,
+        `ended`, `log_entry` and `says_full` are not called.
+        """
 
     @property
     def environment(self) -> Mapping[str, str]: ...
@@ -166,6 +170,7 @@ class Server(Protocol):
         it still answers."""
 
 
+@runtime_checkable
 class Technology(Protocol):
     """One way to keep records between steps."""
 

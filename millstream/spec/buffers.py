@@ -7,44 +7,65 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from millstream import codes
-from millstream.compression import Compression
+from millstream.errors import UserError
 from millstream.nearest import one_of
+from millstream.spec.registry import Registry
 from millstream.spec.rules import After
 from millstream.spec.values import problem
 
-BUILT_IN = ("jetstream", "redis")
 DEFAULT = "jetstream"
-GROUP = "millstream.buffers"
-"""Entry points of other technologies."""
+TECHNOLOGIES: Registry[object] = Registry(
+    "millstream.buffers",
+    "buffer technology",
+    object,
+    {
+        DEFAULT: "millstream.buffers.jetstream.technology:TECHNOLOGY",
+        "redis": "millstream.buffers.redis.technology:TECHNOLOGY",
+    },
+)
+"""All technologies. `millstream.buffers.registry` says what their objects are."""
+EXTRAS: Mapping[str, str] = {"redis": "millstream[redis]"}
+"""What pip has to install for a technology of Millstream, beyond Millstream itself."""
 
 COMPRESSION = "compression"
 """The key beside that of the technology."""
 _TYPE = "type"
 
 
-def known() -> list[str]:
-    """The name of each technology."""
-    from importlib.metadata import entry_points
+class Compression(StrEnum):
+    """How stored frames are compressed. Numaflow has the same names, in capitals."""
 
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    GZIP = "gzip"
 
 
 def _checked(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    listed = ", ".join(f"`{key}: {{}}`" for key in known())
     technologies = [key for key in written if key != COMPRESSION]
     if len(technologies) > 1 or not written:
         what = f"`interStepBuffer` names {len(technologies)} technologies"
+        listed = ", ".join(f"`{key}: {{}}`" for key in TECHNOLOGIES.names)
         raise problem(codes.FIELDS_CONFLICT, what, f"one of {listed}")
     for key in technologies:
-        if key not in known():
-            raise problem(
-                codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, (*known(), COMPRESSION))
-            )
-        if key in BUILT_IN and written[key]:
+        _check_technology(key)
+        if written[key]:
             raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
     if COMPRESSION in written:
         return {**written, COMPRESSION: {_TYPE: _compression_type(written[COMPRESSION])}}
     return written
+
+
+def _check_technology(key: str) -> None:
+    if key not in TECHNOLOGIES:
+        names = (*TECHNOLOGIES.names, COMPRESSION)
+        raise problem(codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, names))
+    try:
+        # The modules of our own are not needed to read a pipeline.
+        if not TECHNOLOGIES.is_own(key):
+            TECHNOLOGIES.load(key)
+    except UserError as error:
+        raise problem(codes.EXTENSION, str(error), "a package that works with this version of Millstream") from error
 
 
 def _compression_type(written: Mapping[str, str]) -> str:

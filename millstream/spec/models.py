@@ -336,9 +336,9 @@ class PipelineSpec(SpecModel):
     watermark: Watermark = Watermark()
     """How event time advances."""
     inter_step_buffer: InterStepBuffer | None = None
-    """The technology of the buffers between vertices, `jetstream: {}` (the default) or `redis: {}`, and how the records
-    in them are compressed: `compression: {type: lz4}` (the default), `zstd`, `gzip` or `none`. Records that hardly get
-    smaller are stored as they are."""
+    """The technology of the buffers between vertices, `jetstream: {}` (the default), `redis: {}` or one of a package,
+    and how the records in them are compressed: `compression: {type: lz4}` (the default), `zstd`, `gzip` or `none`.
+    Records that hardly get smaller are stored as they are."""
     spark: Spark | None = None
     """The Spark that computes windows. Default: a driver that the pipeline starts on this machine."""
     logging: Logging = Logging()

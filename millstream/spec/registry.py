@@ -62,6 +62,10 @@ class Registry(Generic[K]):
         # them.
         return name in self._own or name in self._installed
 
+    def is_own(self, name: str) -> bool:
+        """Whether that kind is Millstream's own."""
+        return name in self._own
+
     def load(self, name: str) -> K:
         """The object of a name.
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from millstream import codes
 from millstream.buffers.registry import over, technology, technology_of
-from millstream.compression import Compression
+from millstream.spec.buffers import TECHNOLOGIES, Compression
 from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
+from millstream_runner.cli.main import main
 from tests.support.errors import raises
 
 PIPELINE = """\
@@ -100,6 +102,58 @@ def test_another_one_may_take_its_place(tmp_path: Path) -> None:
     assert technology_of(over(loaded, "redis").graph.pipeline).key == "redis"
     with raises(codes.EXTENSION, match="there is no ledger technology 'nothing'"):
         over(loaded, "nothing")
+
+
+def install(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package registers `value` as `mine`."""
+    entry = EntryPoint("mine", value, "millstream.buffers")
+    monkeypatch.setattr(TECHNOLOGIES, "_installed", {"mine": {value: entry}}, raising=False)
+    monkeypatch.setattr(TECHNOLOGIES, "_loaded", {})
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("no.such.module:BUFFERS", r"the buffer technology mine of Millstream cannot be loaded: ModuleNotFoundError"),
+        ("json:dumps", r"the buffer technology mine of Millstream is not usable: it lacks a member of `Technology`"),
+    ],
+)
+def test_one_of_a_package_that_cannot_be_used_is_named(
+    tmp_path: Path, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(value, monkeypatch)
+    with raises(codes.EXTENSION, match=why):
+        technology("mine")
+    if "cannot be loaded" in why:
+        with pytest.raises(SpecError, match=why):
+            load(written(tmp_path, "{mine: {}}"))
+
+
+@pytest.fixture
+def of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline with buffers of another package."""
+    install("millstream.buffers.redis.technology:TECHNOLOGY", monkeypatch)
+    return written(tmp_path, "{mine: {}}")
+
+
+def test_settings_that_nothing_reads_are_refused(of_a_package: Path) -> None:
+    assert technology_of(load(of_a_package).pipeline).key == "redis"
+    of_a_package.write_text(of_a_package.read_text().replace("{mine: {}}", "{mine: {path: x}}"))
+    with pytest.raises(SpecError, match="`mine` has no settings here"):
+        load(of_a_package)
+
+
+def test_chaos_is_refused_where_it_cannot_judge(of_a_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", str(of_a_package), "--kills", "1"]) == codes.OPTIONS_CONFLICT.exit_code
+    assert "the verifier does not read its marks" in capsys.readouterr().err
+
+
+def test_a_package_that_ours_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TECHNOLOGIES, "_loaded", {})
+    monkeypatch.delitem(sys.modules, "millstream.buffers.redis.technology", raising=False)
+    monkeypatch.setitem(sys.modules, "millstream.buffers.redis.connection", None)
+    with raises(codes.EXTRA_NEEDED, match=r"pip install 'millstream\[redis\]'"):
+        technology("redis")
 
 
 @pytest.mark.parametrize(("key", "url"), [("jetstream", "nats://host:1"), ("redis", "redis://host:1")])

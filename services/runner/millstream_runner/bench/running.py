@@ -271,10 +271,10 @@ async def _store(stores: OtStores, vertex: str) -> OtStore:
 
 
 async def _until_started(directory: DataDirectory) -> Runtime:
-    """The run's ports, once its broker has started."""
+    """The run's processes and addresses, once its broker has started."""
     while True:
         runtime = directory.read_runtime()
-        if runtime is not None and runtime.processes and runtime.broker_port and is_alive(runtime.runner):
+        if runtime is not None and runtime.processes and runtime.broker_url and is_alive(runtime.runner):
             return runtime
         await asyncio.sleep(_LOOK_INTERVAL_S)
 

@@ -31,7 +31,7 @@ from millstream import codes
 from millstream.buffers.registry import over
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.files import make_private_directories, write_private
-from millstream.spec.buffers import DEFAULT
+from millstream.spec.buffers import DEFAULT, TECHNOLOGIES
 from millstream.spec.checks import local_problems
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
@@ -156,7 +156,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     loaded = load(file)
     if options.ledger is not None:
         loaded = over(loaded, options.ledger)
-    _refuse_unknown_wire(options, loaded)
+    _refuse_unknown_ledger(options, loaded)
     faults = local_problems(loaded)
     if faults:
         raise SpecError(faults)
@@ -207,9 +207,16 @@ def _ended_early(exit_code: int, log: str) -> MillstreamError:
     return MillstreamError(codes.EXPERIMENT_FAILED, text)
 
 
-def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
-    """Faults of the network, and encryption, work with only one protocol."""
+def _refuse_unknown_ledger(options: Options, loaded: Loaded) -> None:
+    """The oracle reads marks with code of its own; faults of the network, and encryption, work with only one
+    protocol."""
     used = loaded.pipeline.spec.buffer_technology
+    if not TECHNOLOGIES.is_own(used):
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            f"chaos cannot judge this pipeline: it keeps its records in {used}, which is of a package, and the "
+            "verifier does not read its marks",
+        )
     if used != DEFAULT and (FaultKind.NETWORK in options.kinds or options.secured):
         raise UserError(
             codes.OPTIONS_CONFLICT,

@@ -65,7 +65,7 @@ async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
 
 def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
     runtime = runner.runtime()
-    if runtime is None or not runtime.broker_port:
+    if runtime is None or not runtime.broker_url:
         return None
     return runner.data.access(runtime, technology_of(plan.pipeline))
 

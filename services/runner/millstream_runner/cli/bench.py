@@ -107,13 +107,16 @@ async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -
         record_bytes=load.record_bytes,
         fsync=durability is DurabilityLevel.FSYNC,
     )
-    result = _result(arguments.bench, load, measured, raw_per_s)
-    return result if encrypted is None else {**result, "tls": _result(arguments.bench, load, encrypted, raw_per_s)}
+    result = _result(arguments.bench, load, measured, arguments.ledger, raw_per_s)
+    if encrypted is None:
+        return result
+    return {**result, "tls": _result(arguments.bench, load, encrypted, arguments.ledger, raw_per_s)}
 
 
-def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dict[str, Any]:
+def _result(bench: str, load: Load, measured: Measured, ledger: str, raw_per_s: float) -> dict[str, Any]:
     return {
         "bench": bench,
+        "ledger": ledger,
         "records": load.records,
         "record_bytes": load.record_bytes,
         "keys": load.keys,
@@ -163,12 +166,12 @@ def _lines(result: dict[str, Any]) -> list[str]:
     function = "built-in" if result["function"] == "builtin" else "Python, identity"
     compressed = "" if result["compression"] == Compression.NONE else f", compressed with {result['compression']}"
     stored = f"stored {('nowhere', 'once', 'twice')[result['stored_times']]} on their way{compressed}"
-    limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
+    limit, share, ledger = result["raw_limit_records_per_s"], result["share_of_limit"], result["ledger"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [
         f"generator -> {maps} ({function}) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
         f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), {stored}",
-        f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
+        f"limit       {limit:,} records/s into {ledger} alone, stored once; the pipeline reaches {share:.0%} of it",
         f"latency     p50 {latency['p50']}, p99 {latency['p99']}, end to end",
         *encrypted,
         f"durability  {result['durability']}",

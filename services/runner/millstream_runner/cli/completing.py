@@ -301,9 +301,9 @@ def _codes(_: Line, current: str) -> Iterator[Candidate]:
 
 
 def _ledgers(_: Line, __: str) -> Iterator[Candidate]:
-    from millstream.spec.buffers import known
+    from millstream.spec.buffers import TECHNOLOGIES
 
-    return map(Candidate, known())
+    return map(Candidate, sorted(TECHNOLOGIES.names))
 
 
 def _connectors(_: Line, __: str) -> Iterator[Candidate]:

@@ -44,7 +44,8 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--ledger",
         metavar="LEDGER",
-        help="where records are stored between steps: `jetstream` or `redis` (default: `spec.interStepBuffer`)",
+        help="where records are stored between steps: `jetstream`, `redis`, or a technology of a package "
+        "(default: `spec.interStepBuffer`)",
     )
     command.add_argument(
         "--durability",

@@ -1,6 +1,6 @@
 """The findings of the checks of a machine, and what the checks have to look for. Pure.
 
-Above it: the command, and the modules with the checks. Below it: nothing.
+Above it: the command, and the modules with the checks. Below it: the names in pipeline files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from millstream.spec.buffers import DEFAULT
 
 
 class State(StrEnum):
@@ -49,7 +51,7 @@ class Needs:
     """Whether a pipeline was given: then only what it needs is checked."""
     directory: Path
     """Where its data would be stored."""
-    technology: str = "jetstream"
+    technology: str = DEFAULT
     storage_bytes: int = 0
     """Storage that its buffers reserve."""
     ports: tuple[tuple[str, str, int], ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from millstream.spec.buffers import EXTRAS
 from millstream.spec.loading import Loaded
 from millstream.spec.models import Program, Source
 from millstream.spec.needs import needed_by
@@ -34,8 +35,8 @@ def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
 def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
     if any(_uses_arrow(program, loaded.base_dir) for program in programs):
         yield "millstream[arrow]"
-    if loaded.pipeline.spec.buffer_technology == "redis":
-        yield "millstream[redis]"
+    if extra := EXTRAS.get(loaded.pipeline.spec.buffer_technology):
+        yield extra
     yield from (one.package for one in loaded.pipeline.spec.needs())
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:

@@ -84,13 +84,15 @@ def broker(needs: Needs) -> Iterator[Finding]:
 
 
 def _program(key: str) -> str:
-    """The server's program and version. Raises `InfrastructureError` if there is none."""
+    """The server's program and version, or that there is no server. Raises `InfrastructureError` if it is missing."""
     from millstream.ledger.protocol import DurabilityLevel
 
     with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
         server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0)
-        path = server.command()[0]
-    return _first_line(path, "--version") or path
+        command = server.command()
+    if not command:
+        return f"files of {key}, without a server"
+    return _first_line(command[0], "--version") or command[0]
 
 
 def extras(needs: Needs) -> Iterator[Finding]:

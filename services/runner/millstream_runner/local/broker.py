@@ -111,8 +111,12 @@ class EmbeddedBroker:
         while not self._stop.is_set():
             self._write_failure = None
             self._prepare()
+            command = self._server.command()
+            if not command:
+                await self._serve_files()
+                return
             async with open_process(
-                self._server.command(),
+                command,
                 name=NAME,
                 stdout=self._take_lines,
                 stderr=self._take_lines,
@@ -156,6 +160,13 @@ class EmbeddedBroker:
                 # Another process may have taken the port since it was checked.
                 self._server.port = free_ports()
             await pauses.wait(unless=self._stop)
+
+    async def _serve_files(self) -> None:
+        """Without a process, its files are all there is, until `stop`."""
+        self.ready.set()
+        self._on_started()
+        await self._stop.wait()
+        self.ready.clear()
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -87,7 +87,7 @@ class Runtime:
     pipeline: str
     runner: ProcessIdentity
     broker_port: int
-    """0 until it has one."""
+    """0 if the broker has none."""
     broker_url: str
     processes: tuple[RunningProcess, ...] = field(default_factory=tuple)
 

@@ -191,7 +191,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
             )
         for vertex in sorted(loaded.plan.former_keys):
             screen.message(former_keys_text(vertex))
-        port = previous.broker_port if previous is not None else None
+        port = (previous.broker_port or None) if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)
             outcome["exit_code"] = result.exit_code
