@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sqlite3
-import subprocess
 import sys
 import textwrap
 from contextlib import closing
@@ -79,19 +78,9 @@ spec:
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package with the toys is installed."""
-    place = tmp_path_factory.mktemp("site")
-    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(place)]
-    subprocess.run([sys.executable, "-m", "pip", *install, str(TOYS)], check=True, timeout=100)
-    return place
-
-
 @pytest.fixture
-def pipeline(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pipeline(installed: None, tmp_path: Path) -> Path:
     """The directory of a pipeline of toys."""
-    monkeypatch.setenv("PYTHONPATH", str(installed))
     (tmp_path / "pipeline.yaml").write_text(Template(PIPELINE).substitute(numbers=NUMBERS))
     return tmp_path
 
@@ -229,6 +218,27 @@ async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_kille
 async def test_each_record_counts_once_through_a_function_of_another_protocol_that_is_killed(squares: Path) -> None:
     made = await killed_in_turn(squares, endless(SQUARES, 500), [FUNCTION])
     assert rows(squares) == [number**2 for number in range(ENDLESS, ENDLESS - made, -1)]
+
+
+@pytest.mark.guarantee("I2")
+async def test_records_that_fail_in_another_protocol_are_retried_or_become_dead_letters(squares: Path) -> None:
+    shutil.copy(TOYS / "unlucky.py", squares)
+    path = squares / "pipeline.yaml"
+    text = path.read_text().replace("square.py", "unlucky.py").replace(f"start: {NUMBERS}", "start: 30")
+    policy = "protocol: lines, retryStrategy: {backoff: {interval: 1ms, steps: 2}}"
+    text = text.replace("protocol: lines", policy)
+    text = text.replace("  edges:\n", "  - name: dead\n    sink: {spool: {path: dead}}\n  edges:\n")
+    path.write_text(text + "  - {from: square, to: dead, kind: deadLetter}\n")
+    ended = await command(squares, "run", "pipeline.yaml", "--quiet", "-o", "json")
+    assert ended.exit_code == 0, ended.err
+    assert json.loads(ended.out.splitlines()[-1])["account"]["balanced"]
+    # 7 was right at the second attempt.
+    assert rows(squares) == [number**2 for number in range(30, 0, -1) if number not in (13, 21)]
+    envelopes = [json.loads(letter.read_bytes()) for letter in (squares / "dead").glob("*/[0-9]*")]
+    assert {letter["value"]: letter["reason"] for letter in envelopes} == {
+        "13": "13 is unlucky",
+        "21": "its process exited with code 3, 3 times in a row, when it had this record alone",
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -27,3 +28,45 @@ class TestCountdown(SourceConformance):
 
     def expected(self, place: Path) -> Sequence[bytes]:
         return [b"%d" % n for n in range(1, 101)]
+
+
+class TestSpoolSink(SinkConformance):
+    away_s = 0
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        return {"spool": {"path": "spool"}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        directory = place / "spool" / "out.in-out.0"
+        values: list[int] = []
+        while (path := directory / str(len(values) + 1)).exists():
+            values.append(json.loads(path.read_bytes())["n"])
+        return values
+
+    def stop_target(self, place: Path) -> bool:
+        (place / "spool").rename(place / "elsewhere")
+        return True
+
+    def start_target(self, place: Path) -> None:
+        (place / "elsewhere").rename(place / "spool")
+
+
+class TestSpoolSource(SourceConformance):
+    away_s = 0
+    partitions = 2
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        (place / "spool").mkdir()
+        for number, value in enumerate(self.expected(place), 1):
+            (place / "spool" / str(number)).write_bytes(value)
+        return {"spool": {"path": "spool", "stopAtEnd": True}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def stop_target(self, place: Path) -> bool:
+        (place / "spool").rename(place / "elsewhere")
+        return True
+
+    def start_target(self, place: Path) -> None:
+        (place / "elsewhere").rename(place / "spool")

@@ -1,9 +1,11 @@
 """A message is a line of JSON.
 
-vertex ► {"hello": "p/square/in-square.0"}       ◄ {"serves": ["map"], "calls": 4}
-vertex ► {"call": 1, "values": ["MzAwMA=="]}     ◄ {"call": 1, "values": ["OTAwMDAwMA=="]}: one for each
+vertex ► {"hello": "p/square/in-square.0"}                        ◄ {"serves": ["map"], "calls": 4}
+vertex ► {"call": 1, "attempt": 0, "values": ["MzAwMA==", "MTM="]}
+                        ◄ {"call": 1, "values": ["OTAwMDAwMA==", null], "failed": {"1": "13 is unlucky"}}
 
-Values are in base64. A stream is a connection; what the function says first is also its answer to `describe`.
+Values are in base64. An answer has one for each value of the call. One that failed is null, and its reason is in
+`failed`. A stream is a connection; what the function says first is also its answer to `describe`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
-from millstream.udf.answers import MapAnswer
+from millstream.udf.answers import Description, MapAnswer, Outcome, Result
 from millstream.udf.calls import CallStream, Dialect, Wire, WireEndedError, open_call_stream
 from millstream.udf.checks import check_map_answer
 from millstream.udf.lives import Lives
@@ -82,11 +84,11 @@ class _LinesMap:
     def calls_max(self) -> int:
         return self._stream.calls_max
 
-    async def call(self, frame: Frame, *, alone: bool = False, **_: Any) -> MapAnswer:
+    async def call(self, frame: Frame, *, attempt: int = 0, alone: bool = False, **_: Any) -> MapAnswer:
         values = [b64encode(value).decode() for value in frame.values()]
 
         def encode(call_id: int) -> bytes:
-            return json.dumps({"call": call_id, "values": values}).encode()
+            return json.dumps({"call": call_id, "attempt": attempt, "values": values}).encode()
 
         return await self._stream.call(encode, frame.records, alone=alone)
 
@@ -100,11 +102,15 @@ def _message(line: bytes, member: str) -> Any:
 
 
 def _answer(line: bytes, outputs_max: int) -> tuple[int, Callable[[int], MapAnswer]]:
-    call_id, given = _message(line, "call"), _message(line, "values")
+    call_id, given, failed = _message(line, "call"), _message(line, "values"), json.loads(line).get("failed", {})
 
     def fit(inputs: int) -> MapAnswer:
-        values = [b64decode(value) for value in given]
-        answer = MapAnswer(len(values), columns.pack_bytes(values))
+        outcomes = [Outcome(int(index), Result.ERROR, str(why)) for index, why in failed.items()]
+        parents = [index for index, value in enumerate(given) if value is not None]
+        values = [b64decode(given[index]) for index in parents]
+        answer = MapAnswer(
+            len(values), columns.pack_bytes(values), parents=columns.pack_offsets(parents), outcomes=outcomes
+        )
         check_map_answer(answer, inputs, outputs_max=outputs_max)
         return answer
 

@@ -1,0 +1,1 @@
+"""Spool directories: source and sink."""

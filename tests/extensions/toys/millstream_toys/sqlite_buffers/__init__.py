@@ -1,0 +1,1 @@
+"""Buffers in SQLite: ledgers and OT stores of a pipeline, in one file and without a server."""
