@@ -20,7 +20,8 @@ from typing import TypeVar
 from millstream import codes
 from millstream.background import open_tasks
 from millstream.blocking import ClientThread, open_thread
-from millstream.errors import InfrastructureError, StorageFullError
+from millstream.errors import DamageError, InfrastructureError, StorageFullError
+from millstream.ledger.witness import REPAIR
 
 POLL_S = 0.02
 RETRY_S = 0.05
@@ -79,7 +80,7 @@ class Database:
     async def change(self, call: Call[T]) -> T:
         """The result of `call`, whose changes are durable on return. If `call` raises, nothing is changed.
 
-        Raises `UnansweredError`, and `StorageFullError` if the disk is full.
+        Raises `UnansweredError`, `StorageFullError` if the disk is full, and `DamageError` if the file is damaged.
         """
         return await self._writer.run("BEGIN IMMEDIATE", call)
 
@@ -102,7 +103,7 @@ class Database:
         while True:
             try:
                 found, self.trouble = await self.ask(_data_version), None
-            except UnansweredError as error:
+            except (UnansweredError, DamageError) as error:
                 found, self.trouble = None, f"{self.path} cannot be read: {error}"
             if found is None or found != known:
                 known = found
@@ -133,6 +134,7 @@ async def _open_client(path: Path, factory: type[sqlite3.Connection], name: str)
         try:
             connection = await thread.run(_connect, path, factory)
         except sqlite3.Error as error:
+            _refuse_damage(error)
             raise InfrastructureError(codes.BROKER_UNREACHABLE, f"{path} cannot be opened: {error}") from error
         try:
             yield _Client(connection, thread)
@@ -155,13 +157,24 @@ def _in_transaction(connection: sqlite3.Connection, begin: str, call: Call[T]) -
         found = call(connection)
         connection.execute("COMMIT")
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        _refuse_damage(error)
+        if _code_of(error) == sqlite3.SQLITE_FULL:
             raise StorageFullError(codes.BROKER_STORAGE_FULL, f"nothing was stored: {error}") from error
         raise UnansweredError(str(error)) from error
     finally:
         # Without effect after a commit.
         connection.rollback()
     return found
+
+
+def _refuse_damage(error: sqlite3.Error) -> None:
+    if _code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        raise DamageError(codes.LEDGER_GONE, f"the ledgers cannot be read: {error}. {REPAIR}") from error
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    # The last byte of an extended code is the code itself.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

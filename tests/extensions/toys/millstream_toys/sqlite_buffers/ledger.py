@@ -219,10 +219,11 @@ class SqliteLedger:
             last = found[-1][0]
             for _, stored_s, data in found:
                 try:
-                    yield StoredIds(decode_ids(data), max(0.0, now_s - stored_s))
+                    digests = decode_ids(data)
                 except ValueError as error:
                     what = f"remembered record ids of lane {lane} cannot be read: {error}. {REPAIR}"
                     raise DamageError(codes.IDS_UNREADABLE, what) from error
+                yield StoredIds(digests, max(0.0, now_s - stored_s))
 
     @asynccontextmanager
     async def read(
