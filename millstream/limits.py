@@ -46,6 +46,11 @@ CATALOG_ANSWER_BYTES_MAX = 64 * MIB
 TABLE_METADATA_BYTES_MAX = 64 * MIB
 """Bytes of a file of metadata of an Iceberg or Delta table, after it was decompressed: with all snapshots, a manifest,
 a block of one, or an entry of the log."""
+TABLE_ENTRIES_BYTES_MAX = 1024 * MIB
+"""Bytes that the entries of a manifest of an Iceberg table, or of a list of manifests, may take as objects: a KiB for
+each entry, and eight times its bytes. The sink makes these of manifests with up to 8 MiB, which it merges."""
+TABLE_FILES_MAX = 2_000_000
+"""Data files of one state of a table, whose paths are in memory while they are read. Each takes some 300 bytes."""
 AVRO_BLOCK_BYTES_MAX = 64 * MIB
 """Bytes of a block of an Avro file after it was decompressed. Other programs write blocks of 16 KiB to 2 MiB."""
 MESSAGE_BYTES_MAX = 8 * MIB

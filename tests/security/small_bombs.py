@@ -10,7 +10,7 @@ import json
 import resource
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from millstream.extract import Extraction
 from millstream.spec.formats import SchemaRegistry
 from millstream_connectors.file.source.csv_parsing import CsvFormat
-from millstream_connectors.file.source.table_file import open_table_file
+from millstream_connectors.file.source.table_file import open_table_file, parquet_rows
 from millstream_connectors.file.source.text_file import FileMark, TextFormat, open_text_file
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.iceberg.settings import IcebergSource
@@ -101,6 +101,27 @@ def write_lists(directory: Path) -> None:
     pq.write_table(pa.table({"n" * 1_000_000: range(100)}), directory / "name.parquet", compression="zstd")
 
 
+def write_page_that_the_footer_hides(path: Path) -> None:
+    """A page of 270 MB of texts, of which the footer says that it has a kilobyte."""
+    texts = pa.table({"text": pa.array(["x" * 1_000_000]).take(pa.array([0] * 270, pa.int32()))})
+    pq.write_table(texts, path, compression="zstd", use_dictionary=False, data_page_size=1 << 30)
+    contents = path.read_bytes()
+    size = pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    said = varint(size)
+    assert contents.count(said) > 0
+    less = varint(1024)
+    # A number of the same length, which begins with the low bits.
+    padded = less[:-1] + bytes([less[-1] | 0x80, *[0x80] * (len(said) - len(less) - 1), 0])
+    path.write_bytes(contents.replace(said, padded))
+    assert pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 1024
+
+
+def rows_of_a_table(path: Path, *, is_remote: bool) -> str:
+    """Reads a file as a source of a lake table does."""
+    with pa.OSFile(str(path)) as stream:
+        return f"{sum(map(len, parquet_rows(stream, 0, is_remote=is_remote)))} rows"
+
+
 def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, Any], codec: str) -> None:
     with path.open("wb") as file:
         fastavro.writer(file, schema, records, codec=codec, sync_interval=1 << 30)
@@ -161,6 +182,44 @@ def write_metadata(directory: Path) -> None:
     sync = contents[-16:]
     block = raw_deflate(b"\0" * MIB) * 400
     path.write_bytes(contents[: contents.index(sync) + 16] + b"\x02" + varint(len(block)) + block + sync)
+    write_entries(directory, catalog)
+
+
+def write_entries(directory: Path, catalog: SqlCatalog) -> None:
+    """A table whose list of manifests has a million entries, and one with a file of three million statistics."""
+    for name in ("list", "statistics"):
+        table = catalog.create_table(f"n.{name}", pa.schema({"n": pa.int64()}))
+        table.append(pa.table({"n": [1]}))
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        manifest = snapshot.manifests(table.io)[0]
+        path = Path(manifest.manifest_path.removeprefix("file://"))
+        if name == "list":
+            path = Path(snapshot.manifest_list.removeprefix("file://"))
+            one = io.BytesIO()
+            fastavro.schemaless_writer(one, schema_of(path), next(entries_of(path)) | {"manifest_path": "m"})
+            contents, entries = one.getvalue() * 1_200_000, 1_200_000
+        else:
+            entry = next(entries_of(path))
+            entry["data_file"]["lower_bounds"] = [{"key": n, "value": b""} for n in range(3_000_000)]
+            one = io.BytesIO()
+            fastavro.schemaless_writer(one, schema_of(path), entry)
+            contents, entries = one.getvalue(), 1
+        whole = path.read_bytes()
+        sync = whole[-16:]
+        block = raw_deflate(contents)
+        head = whole[: whole.index(sync) + 16]
+        path.write_bytes(head + varint(entries) + varint(len(block)) + block + sync)
+
+
+def schema_of(path: Path) -> Any:
+    with path.open("rb") as file:
+        return fastavro.reader(file).writer_schema
+
+
+def entries_of(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        yield from fastavro.reader(file)
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -211,6 +270,7 @@ def written(directory: Path) -> None:
     for codec in ("deflate", "bzip2", "xz"):
         write_avro(directory / f"{codec}.avro", texts, TEXT, codec)
     write_lists(directory)
+    write_page_that_the_footer_hides(directory / "hidden.parquet")
     write_metadata(directory)
     (directory / "answer.gz").write_bytes(spaces(400))
     (directory / "name.csv.gz").write_bytes(gzip.compress(b"n" * MIB + b",b\n" + b"1,2\n" * 100))
@@ -230,6 +290,8 @@ def main(directory: Path) -> None:
         "page": grown(lambda: rows_of(directory / "page.parquet", "parquet")),
         "prefixes": grown(lambda: rows_of(directory / "prefixes.parquet", "parquet")),
         "name": grown(lambda: rows_of(directory / "name.parquet", "parquet")),
+        "hidden page": grown(lambda: rows_of_a_table(directory / "hidden.parquet", is_remote=False)),
+        "hidden remote page": grown(lambda: rows_of_a_table(directory / "hidden.parquet", is_remote=True)),
         "name of csv": grown(lambda: lines_of(directory / "name.csv.gz", "csv")),
         "line": grown(lambda: lines_of(directory / "line.zst", "lines")),
         "arrow": grown(lambda: arrow_values.unpacked(columns, 40_000_000)),
@@ -240,6 +302,8 @@ def main(directory: Path) -> None:
     found["registry"] = grown(asked(body, ask_registry))
     found["metadata"] = grown(lambda: table_of(directory, "gz"))
     found["manifest"] = grown(lambda: table_of(directory, "t"))
+    found["list of manifests"] = grown(lambda: table_of(directory, "list"))
+    found["statistics"] = grown(lambda: table_of(directory, "statistics"))
     for codec in ("deflate", "bzip2", "xz"):
         found[codec] = grown(lambda codec=codec: rows_of(directory / f"{codec}.avro", "avro"))  # type: ignore[misc]
     sys.stdout.write(json.dumps(found))

@@ -23,6 +23,7 @@ from millstream.limits import (
     AVRO_BLOCK_BYTES_MAX,
     MIB,
     REGISTRY_ANSWER_BYTES_MAX,
+    TABLE_ENTRIES_BYTES_MAX,
     TABLE_METADATA_BYTES_MAX,
     WEB_ANSWER_BYTES_MAX,
 )
@@ -65,6 +66,10 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
     assert "a row has 50000000 values" in said.pop("list")
     assert "a row has 270 values in list.list.element, of up to 1000009 bytes" in said.pop("texts")
     assert "a page of the column text takes 27000" in said.pop("page")
+    for name in ("hidden page", "hidden remote page"):
+        assert "a page of the column text takes 27000" in said.pop(name)
+    assert f"take more memory than {TABLE_ENTRIES_BYTES_MAX} bytes" in said.pop("list of manifests")
+    assert said.pop("statistics").startswith("Changes(files=[Added(path=")
     assert "they are compressed" in said.pop("arrow")
     assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
     assert f"more than {REGISTRY_ANSWER_BYTES_MAX} bytes" in said.pop("registry")

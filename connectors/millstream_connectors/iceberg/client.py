@@ -28,6 +28,7 @@ from pyiceberg.exceptions import (
     NoSuchNamespaceError,
     NoSuchTableError,
     OAuthError,
+    ResolveError,
     RESTError,
     TableAlreadyExistsError,
     UnauthorizedError,
@@ -63,10 +64,10 @@ bound_metadata()
 
 FAILURES = (
     *(OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError),
-    *(ValueError, RecursionError),
+    *(ValueError, EOFError, ResolveError, RecursionError),
 )
 """Exceptions of the client: everything that can go wrong between a lane and its table. A file with invalid contents
-raises `ValueError`."""
+raises `ValueError`, or `EOFError` if it ends too early, or `ResolveError` for another schema."""
 ABSENT = NoSuchTableError
 CONFLICT = CommitFailedException
 """A commit was refused, because the table was changed since its base was read."""
@@ -296,7 +297,7 @@ def error_of(error: BaseException, settings: IcebergTable, where: str) -> Millst
         return UserError(codes.TARGET_REFUSES, f"{place}: the store of its files: {what}")
     is_place = isinstance(error, NotADirectoryError | IsADirectoryError) or "unable to open database file" in said
     is_database = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
-    is_value = isinstance(error, ValueError) and not isinstance(error, OSError)
+    is_value = isinstance(error, ValueError | EOFError | ResolveError) and not isinstance(error, OSError)
     if is_place or is_database or is_value or isinstance(error, BadRequestError | NoSuchNamespaceError):
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     advice = ". Free some space there" if "No space left" in said else ""

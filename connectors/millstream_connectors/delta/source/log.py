@@ -27,7 +27,7 @@ from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, err
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
-from millstream_connectors.shared.objects.settings import ObjectStore
+from millstream_connectors.shared.objects.settings import ObjectStore, is_url
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
 """Types whose values in the log are valid JSON."""
@@ -170,7 +170,7 @@ class TableLog:
         assert files is not None, "the table is open"
         try:
             with files.open_input_file(file.path) as stream:
-                for block in parquet_rows(stream, skipped, footer_is_believed=True):
+                for block in parquet_rows(stream, skipped, is_remote=is_url(self._settings.path)):
                     if not file.members:
                         yield block
                         continue

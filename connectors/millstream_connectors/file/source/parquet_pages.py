@@ -77,25 +77,24 @@ def _stays_in_dictionary(chunk: Any) -> bool:
     return not any(encoding.startswith("DELTA") for encoding in chunk.encodings)
 
 
-def rows_at_once(
-    stream: Any, file: Any, index: int, in_dictionary: Collection[str], *, footer_is_believed: bool
-) -> int:
+def place_of(group: Any) -> tuple[int, int]:
+    """Where the pages of a group of rows begin and end, by the footer."""
+    chunks = list(map(group.column, range(group.num_columns)))
+    begins = [_begin(chunk) for chunk in chunks]
+    ends = [begin + chunk.total_compressed_size for begin, chunk in zip(begins, chunks, strict=True)]
+    return min(begins, default=0), max(ends, default=0)
+
+
+def rows_at_once(stream: Any, file: Any, index: int, in_dictionary: Collection[str]) -> int:
     """Rows of a group of rows that Arrow may read at once. `file`: an open file of Arrow; `in_dictionary`: what
     `texts_of` returned.
 
-    `footer_is_believed`: do not read the heads of the pages of columns that are small by the footer. Raises
-    `ValueError` if one page, or one row, takes more than the limit, or if a head cannot be read.
+    Raises `ValueError` if one page, or one row, takes more than the limit, or if a head cannot be read.
     """
     group = file.metadata.row_group(index)
     columns = map(file.schema.column, range(len(file.schema)))
     found = [
-        _expansion(
-            stream,
-            group.column(at),
-            column,
-            in_dictionary=column.path in in_dictionary,
-            footer_is_believed=footer_is_believed,
-        )
+        _expansion(stream, group.column(at), column, in_dictionary=column.path in in_dictionary)
         for at, column in enumerate(columns)
     ]
     values = sum(one.values for one in found)
@@ -103,13 +102,10 @@ def rows_at_once(
     return max(1, min(FRAME_RECORDS_MAX, 2 * ROW_VALUES_MAX // max(1, values), BATCH_BYTES_MAX // max(1, size)))
 
 
-def _expansion(stream: Any, chunk: Any, column: Any, *, in_dictionary: bool, footer_is_believed: bool) -> _Expansion:
+def _expansion(stream: Any, chunk: Any, column: Any, *, in_dictionary: bool) -> _Expansion:
     """`chunk`: of the footer. `column`: of the schema."""
     is_text, is_flat = column.physical_type == "BYTE_ARRAY", column.path == column.name
     width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _CELL_BYTES
-    is_small = chunk.total_uncompressed_size <= BATCH_BYTES_MAX
-    if footer_is_believed and is_small and is_flat and (in_dictionary or not is_text):
-        return _Expansion(1, width)
     pages = list(_pages(stream, chunk))
     for page in pages:
         _check(page, column)
@@ -151,10 +147,15 @@ def _check(page: _Page, column: Any) -> None:
         raise ValueError(f"{what}, more than {PARQUET_PAGE_BYTES_MAX}, the limit. Write smaller pages")
 
 
-def _pages(stream: Any, chunk: Any) -> Iterator[_Page]:
-    at = chunk.data_page_offset
+def _begin(chunk: Any) -> int:
+    begin: int = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        at = min(at, chunk.dictionary_page_offset)
+        begin = min(begin, chunk.dictionary_page_offset)
+    return begin
+
+
+def _pages(stream: Any, chunk: Any) -> Iterator[_Page]:
+    at = _begin(chunk)
     end = at + chunk.total_compressed_size
     while at < end:
         page = _head(stream, at)

@@ -12,6 +12,7 @@ import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from typing import IO, Any
@@ -33,6 +34,8 @@ UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError,
 """What the libraries, including Arrow, raise for bytes that are not in their format."""
 _SHOWN_BYTES = 64 * 1024
 _READ_BYTES = 1024 * 1024
+_FETCH_BYTES = 8 * _READ_BYTES
+"""Bytes of a request for a part of a remote file."""
 
 
 class TableFile:
@@ -136,13 +139,13 @@ def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mar
 
 
 def parquet_rows(
-    stream: Any, skipped: int, members: Callable[[Any], Any] | None = None, *, footer_is_believed: bool = False
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None = None, *, is_remote: bool = False
 ) -> Iterator[list[bytes]]:
     """Each row as a JSON object, in blocks. `stream`: a file object for Arrow; `members` selects the columns of the
-    objects from a batch; `footer_is_believed`: see `rows_at_once`. Raises `UNREADABLE` for a file that is damaged or
-    takes too much memory, and `OSError` if it cannot be read."""
+    objects from a batch; `is_remote`: each read of the stream is a request to a store. Raises `UNREADABLE` for a file
+    that is damaged or takes too much memory, and `OSError` if it cannot be read."""
     try:
-        yield from _parquet_rows(stream, skipped, members, footer_is_believed=footer_is_believed)
+        yield from _parquet_rows(stream, skipped, members, is_remote=is_remote)
     except OSError as error:
         # Arrow has the same error for damaged contents.
         if _is_damaged(stream):
@@ -159,7 +162,7 @@ def _is_damaged(stream: Any) -> bool:
             copy.write(some)
         copy.seek(0)
         try:
-            for _ in _parquet_rows(copy, 0, None, footer_is_believed=False):
+            for _ in _parquet_rows(copy, 0, None, is_remote=False):
                 pass
         except (*UNREADABLE, OSError):
             return True
@@ -176,33 +179,53 @@ def unreadable_file(where: str, named: str, error: BaseException, form: str = "P
 
 
 def _parquet_rows(
-    stream: Any, skipped: int, members: Callable[[Any], Any] | None, *, footer_is_believed: bool
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None, *, is_remote: bool
 ) -> Iterator[list[bytes]]:
     import pyarrow.parquet as pq
 
-    from millstream_connectors.file.source.parquet_pages import rows_at_once, texts_of
+    from millstream_connectors.file.source.parquet_pages import place_of, rows_at_once, texts_of
     from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 
     # Column chunks are read in parts, and texts stay in their dictionary: a kilobyte may stand for gigabytes.
-    texts = texts_of(pq.ParquetFile(stream))
-    stream.seek(0)
-    file = pq.ParquetFile(stream, buffer_size=_READ_BYTES, read_dictionary=texts)
-    groups: list[int] = []
-    for index in range(file.metadata.num_row_groups):
-        rows = file.metadata.row_group(index).num_rows
-        if not groups and rows <= skipped:
-            skipped -= rows
-            continue
-        groups.append(index)
-    for group in groups:
-        rows = rows_at_once(stream, file, group, texts, footer_is_believed=footer_is_believed)
-        for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
-            behind = min(skipped, batch.num_rows)
-            skipped -= behind
-            if behind < batch.num_rows:
-                rest = batch.slice(behind)
-                for part in bounded(rest if members is None else members(rest)):
-                    yield json_rows(part)
+    whole = pq.ParquetFile(stream)
+    texts, metadata = texts_of(whole), whole.metadata
+    with ExitStack() as files:
+        source: Any = files.enter_context(tempfile.TemporaryFile()) if is_remote else stream
+        if is_remote:
+            source.truncate(stream.size())
+        source.seek(0)
+        file = pq.ParquetFile(source, metadata=metadata, buffer_size=_READ_BYTES, read_dictionary=texts)
+        begun = False
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            if not begun and group.num_rows <= skipped:
+                skipped -= group.num_rows
+                continue
+            begun = True
+            if is_remote:
+                _fetch(stream, source, *place_of(group))
+            rows = rows_at_once(source, file, index, texts)
+            for batch in file.iter_batches(batch_size=rows, row_groups=[index], use_threads=False):
+                behind = min(skipped, batch.num_rows)
+                skipped -= behind
+                if behind < batch.num_rows:
+                    rest = batch.slice(behind)
+                    for part in bounded(rest if members is None else members(rest)):
+                        yield json_rows(part)
+
+
+def _fetch(stream: Any, copy: IO[bytes], begin: int, end: int) -> None:
+    """Copy a part of a file of a store to the same place of a local file, which has nothing else then. Each page has to
+    be looked at before it is read, and two requests for each would take longer than the file."""
+    size = stream.size()
+    copy.truncate(0)
+    copy.truncate(size)
+    begin, end = max(0, min(begin, size)), min(end, size)
+    stream.seek(begin)
+    copy.seek(begin)
+    while begin < end and (some := stream.read(min(end - begin, _FETCH_BYTES))):
+        begin += copy.write(some)
+    copy.flush()
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:

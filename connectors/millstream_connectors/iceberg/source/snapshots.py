@@ -5,7 +5,7 @@ Above it: the lane, in its worker thread. Below it: pyiceberg.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,12 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
+from millstream_connectors.iceberg.bounds import live_entries
 from millstream_connectors.iceberg.client import ABSENT, FAILURES, error_of, open_catalog
 from millstream_connectors.iceberg.settings import IcebergSource
+from millstream_connectors.shared.objects.settings import is_url
 
 
 class Added(NamedTuple):
@@ -120,12 +123,12 @@ class Snapshots:
             if any(one.has_added_files() or one.has_existing_files() for one in removing):
                 what = f"{self._where}: {self._named} has delete files, which the source does not support. Compact it"
                 raise UserError(codes.TARGET_UNFIT, what)
-            entries = [
+            entries = (
                 entry.data_file
                 for manifest in manifests
                 if manifest.content == ManifestContent.DATA
-                for entry in manifest.fetch_manifest_entry(self._opened.io, discard_deleted=True)
-            ]
+                for entry in live_entries(manifest, self._opened.io)
+            )
             return Changes(self._added(snapshot, entries))
         except FAILURES as error:
             raise self._error(error) from error
@@ -140,13 +143,13 @@ class Snapshots:
                 return Changes(())
             if operation != Operation.APPEND:
                 return self._changed(snapshot_id, "unknown" if operation is None else operation.value)
-            entries = [
+            entries = (
                 entry.data_file
                 for manifest in manifests
                 if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot_id
-                for entry in manifest.fetch_manifest_entry(self._opened.io, discard_deleted=True)
+                for entry in live_entries(manifest, self._opened.io)
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot_id
-            ]
+            )
             return Changes(self._added(snapshot, entries))
         except FAILURES as error:
             raise self._error(error) from error
@@ -157,7 +160,7 @@ class Snapshots:
             with self._opened.io.new_input(file.path).open() as stream:
                 try:
                     yield from parquet_rows(
-                        stream, skipped, lambda batch: _members(batch, file.schema), footer_is_believed=True
+                        stream, skipped, lambda batch: _members(batch, file.schema), is_remote=_is_remote(file.path)
                     )
                 except UNREADABLE as error:
                     raise unreadable_file(self._where, f"{file.path} of {self._named}", error) from error
@@ -193,14 +196,18 @@ class Snapshots:
         except FileNotFoundError as error:
             raise self._gone(snapshot_id) from error
 
-    def _added(self, snapshot: Snapshot, files: Sequence[DataFile]) -> list[Added]:
+    def _added(self, snapshot: Snapshot, files: Iterable[DataFile]) -> list[Added]:
         schema = self._opened.schemas().get(snapshot.schema_id or 0, self._opened.schema())
-        other = next((file for file in files if file.file_format != FileFormat.PARQUET), None)
-        if other is not None:
-            what = f"{self._where}: {other.file_path} of {self._named} is not a Parquet file"
-            raise UserError(codes.TARGET_UNFIT, what)
-        ordered = sorted(files, key=lambda file: file.file_path)
-        return [Added(file.file_path, schema, file.record_count) for file in ordered]
+        found: list[Added] = []
+        for file in files:
+            if file.file_format != FileFormat.PARQUET:
+                what = f"{self._where}: {file.file_path} of {self._named} is not a Parquet file"
+                raise UserError(codes.TARGET_UNFIT, what)
+            found.append(Added(file.file_path, schema, file.record_count))
+            if len(found) > TABLE_FILES_MAX:
+                what = f"{self._where}: {self._named} has more than {TABLE_FILES_MAX} data files, the limit"
+                raise UserError(codes.TARGET_UNFIT, f"{what}. Compact it")
+        return sorted(found, key=lambda file: file.path)
 
     def _changed(self, snapshot_id: int, operation: str) -> Changes:
         if self._settings.skip_changes:
@@ -222,6 +229,11 @@ class Snapshots:
 
     def _error(self, error: BaseException) -> MillstreamError:
         return error_of(error, self._settings, self._where)
+
+
+def _is_remote(path: str) -> bool:
+    """Whether a file of a table is in an object store."""
+    return is_url(path) and not path.startswith("file:")
 
 
 def _members(batch: pa.RecordBatch, schema: Schema) -> Any:
