@@ -172,6 +172,24 @@ FUNCTION_NOT_HELD = Code(
     ),
 )
 
+PROCESS_TOO_LARGE = Code(
+    4016,
+    "A process of the run takes too much memory again and again",
+    happened=(
+        "A worker took more memory than its limit, and was ended and restarted, several times in a row. Usually "
+        "something that it reads is small when it is stored, and much larger when a library decompresses or loads it: "
+        "a batch of records of a Kafka topic, or the log of a table."
+    ),
+    data=(
+        "What the worker had not committed waits in the buffers or in the source. Committed marks, buffers and "
+        "results are unchanged."
+    ),
+    do=(
+        "Find out what the worker reads (`millstream logs`), and remove it from the source if a stranger has put it "
+        "there. If it belongs there, raise the limit with `--worker-memory`, or give the machine more memory."
+    ),
+)
+
 PORT_TAKEN = Code(
     4020,
     "A port or address cannot be listened on",

@@ -54,8 +54,8 @@ def test_what_says_nothing_limits_nothing(text: str, tmp_path: Path) -> None:
 
 def test_a_quota_counts_as_whole_processors_and_at_least_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    monkeypatch.setattr(module, "_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(module, "_MOUNTED", tmp_path / "mounted")
+    monkeypatch.setattr(module, "GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(module, "MOUNTED", tmp_path / "mounted")
     assert processors() == 64
     (tmp_path / "cgroup").write_text(V2)
     for text, expected in (("250000 100000", 3), ("10000 100000", 1), ("max 100000", 64)):

@@ -9,11 +9,15 @@ import logging
 from collections.abc import Iterator
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.missing_packages import missing_package
 from millstream.telemetry.logging import NOTICE
 
 _log = logging.getLogger(__name__)
+_NO_MEMORY = (
+    "the system gives this process no more memory. Something that it reads takes more when it is decompressed or "
+    "loaded, or the machine, its container or `ulimit` leaves too little. Nothing was committed of it"
+)
 
 
 def is_of_function(error: BaseException) -> bool:
@@ -33,6 +37,9 @@ def report(error: BaseException, *, note: str = "") -> int:
         extra = ({"exception": first.detail} if first.detail else {}) | ({"role": "udf", NOTICE: True} if note else {})
         _log.error("%s%s", first, f"\n{note}" if note else "", extra=extra)
         return first.exit_code
+    if isinstance(first, MemoryError):
+        _log.error("%s", _NO_MEMORY, exc_info=first, extra={"code": codes.PROCESS_TOO_LARGE.id})
+        return InfrastructureError.exit_code
     if isinstance(first, ModuleNotFoundError) and (missing := missing_package(first, "this vertex")) is not None:
         _log.error("%s", missing, extra={"code": missing.code.id})
         return missing.exit_code

@@ -18,6 +18,7 @@ from millstream_runner.local.policy import (
 )
 
 HUNG = "did not answer for 12 s"
+OVERSIZE = "took 2.0 GiB of memory: it was killed"
 
 PAUSES = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * KILLS_MAX]
 
@@ -27,11 +28,12 @@ def judge(
     code: int,
     *,
     hung: str = "",
+    oversize: str = "",
     ended: bool = False,
     progressed: bool = False,
     well_s: float = 1,
 ) -> Verdict:
-    return policy.judge(Ending(code, hung), lanes_ended=ended, progressed=progressed, well_s=well_s)
+    return policy.judge(Ending(code, hung, oversize), lanes_ended=ended, progressed=progressed, well_s=well_s)
 
 
 def test_a_replica_whose_lanes_have_ended_has_finished() -> None:
@@ -102,6 +104,20 @@ def test_a_process_that_is_hung_as_often_as_it_is_started_was_never_well() -> No
     assert isinstance(verdicts[-1], StopRun)
 
 
+def test_a_process_that_takes_too_much_memory_again_at_once_is_given_up_although_others_in_it_progress() -> None:
+    policy = RestartPolicy()
+    verdicts = [judge(policy, -9, oversize=OVERSIZE, progressed=True) for _ in range(FAILURES_MAX)]
+    assert verdicts[:-1] == [Restart(pause_s) for pause_s in PAUSES[: FAILURES_MAX - 1]]
+    given_up = verdicts[-1]
+    assert isinstance(given_up, StopRun)
+    assert (given_up.exit_code, given_up.code) == (4, codes.PROCESS_TOO_LARGE)
+    assert given_up.reason == f"{OVERSIZE}, {FAILURES_MAX} times in a row"
+    assert "--worker-memory" in given_up.advice
+    # One that grows slowly is replaced for ever.
+    policy = RestartPolicy()
+    assert all(judge(policy, -9, oversize=OVERSIZE, well_s=STEADY_S) == Restart(0.1) for _ in range(100))
+
+
 def test_endings_in_words() -> None:
     assert Ending(-9).text == "was killed from outside (SIGKILL; was the machine out of memory?)"
     assert Ending(-15).text == "was ended from outside by signal SIGTERM"
@@ -110,3 +126,4 @@ def test_endings_in_words() -> None:
     assert Ending(4).text == "ended with exit code 4"
     assert Ending(0).text == "ended before its lanes had ended"
     assert Ending(-9, HUNG).text == "did not answer for 12 s: it was killed"
+    assert Ending(-9, oversize=OVERSIZE).text == OVERSIZE

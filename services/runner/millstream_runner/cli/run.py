@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 from millstream import codes
 from millstream.buffers.registry import over
 from millstream.descriptors import PIPE_CLOSED
-from millstream.errors import DamageError, InfrastructureError, MillstreamError
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import MIB
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
 from millstream.spec.loading import Loaded, load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
+from millstream.spec.values import parse_quantity
 from millstream_runner.cli.debugged import debugged_functions
 from millstream_runner.cli.dry_run import dry_run
 from millstream_runner.cli.editor import refresh_schema
@@ -32,6 +35,9 @@ from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
 from millstream_runner.local.screen import choose_screen, width_of
 from millstream_runner.local.summary import summary_json, summary_lines
+
+_WORKER_MEMORY_MIN = 256 * MIB
+"""What a worker with an idle source and sink of any kind takes at most, twice over."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         metrics_port_base=arguments.metrics_port_base,
         metrics_host=arguments.metrics_host,
         workers=arguments.workers,
+        worker_memory=worker_memory(arguments.worker_memory),
         log_level=arguments.log_level,
         watch=arguments.watch,
         debugged=debugged_functions(loaded, arguments.debug_function, arguments.debug_port),
@@ -87,6 +94,17 @@ def _print_result(loaded: Loaded, result: RunResult, out: TextIO, *, as_json: bo
         show_lines(result_lines(result, width_of(out)), out)
         if result.exit_code == 0 and result.summary is not None:
             show_lines(next_step(loaded, ended=result.summary.ended, width=width_of(out)), out)
+
+
+def worker_memory(text: str | None) -> int | None:
+    """The bytes of an option. Raises `UserError`."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if (size := parse_quantity(text)) >= _WORKER_MEMORY_MIN:
+            return size
+    what = "must be a size such as 512Mi or 4Gi, of 256Mi or more"
+    raise UserError(codes.OPTION_VALUE, f"--worker-memory {text!r}: {what}")
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:

@@ -60,6 +60,12 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
         help="number of worker processes that share the vertices (default: the number of processors, at least two)",
     )
     command.add_argument(
+        "--worker-memory",
+        metavar="SIZE",
+        help="memory that each worker may take, such as 4Gi; one that takes more is ended and restarted, and the run "
+        "ends if that happens again and again (default: three quarters of the memory of this machine or container)",
+    )
+    command.add_argument(
         "--metrics-port-base",
         type=int,
         metavar="PORT",

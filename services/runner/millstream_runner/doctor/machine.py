@@ -13,13 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from millstream.errors import InfrastructureError
 from millstream.limits import MIB
+from millstream.memory import usable_memory
 from millstream.ports import free_ports, why_not
 from millstream.processors import processors
 from millstream.udf.socket_directory import open_socket_directory
@@ -137,28 +137,17 @@ def temporary(_: Needs) -> Iterator[Finding]:
 
 def memory(needs: Needs) -> Iterator[Finding]:
     """Available memory."""
-    available = psutil.virtual_memory().available
-    limit = _memory_limit()
-    if limit is not None:
-        available = min(available, limit)
+    system, limit = psutil.virtual_memory(), usable_memory()
+    available = min(system.available, limit)
     wanted = _MEMORY_BYTES + (_SPARK_BYTES if needs.spark else 0)
-    found = f"{_mib(available)} available" + (f", of which this process may use {_mib(limit)}" if limit else "")
+    limited = f", of which this process may use {_mib(limit)}" if limit < system.total else ""
+    found = f"{_mib(available)} available{limited}"
     what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
     if available >= wanted:
         yield Finding("Memory", State.OK, found, what)
         return
     remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
     yield Finding("Memory", State.WARNING, found, what, remedy)
-
-
-def _memory_limit() -> int | None:
-    """Memory limit of the control group, which containers have."""
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            limit = int(Path(name).read_text())
-            if limit < psutil.virtual_memory().total:
-                return limit
-    return None
 
 
 def limits(_: Needs) -> Iterator[Finding]:

@@ -25,6 +25,10 @@ STEADY_S = 30.0
 _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
 # The signals that people, systems and a machine that is out of memory send. Any other signal is a crash of the process.
 _FROM_OUTSIDE = {0, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
+_TOO_LARGE = (
+    "something that it reads takes much more memory when it is decompressed or loaded (docs/security.md names what "
+    "may). Nothing was committed of it. Remove it from the source, or set a higher limit with --worker-memory"
+)
 # Codes that say more than "a defect" when a process repeatedly exits with them.
 _TELLING = {InfrastructureError.exit_code, FencedError.exit_code}
 
@@ -42,10 +46,14 @@ class Ending:
     """Negative: the signal that ended it."""
     hung: str = ""
     """Set if the runner killed it because it hung: what was wrong, in words that follow its name."""
+    oversize: str = ""
+    """How it ended, if that was because of its memory, in words that follow its name."""
 
     @property
     def text(self) -> str:
         """How it ended, in words that follow the name of the process."""
+        if self.oversize:
+            return self.oversize
         if self.hung:
             return f"{self.hung}: it was killed"
         if self.exit_code == 0:
@@ -59,7 +67,7 @@ class Ending:
     @property
     def from_outside(self) -> bool:
         """Whether it was ended neither by itself nor by the runner."""
-        return not self.hung and self.exit_code in _FROM_OUTSIDE
+        return not self.hung and not self.oversize and self.exit_code in _FROM_OUTSIDE
 
     @property
     def attempts_max(self) -> int:
@@ -70,20 +78,27 @@ class Ending:
 
     def is_like(self, other: Ending) -> bool:
         """Whether both mean the same about the process."""
-        return (bool(self.hung), self.from_outside) == (bool(other.hung), other.from_outside)
+        return self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[bool, bool, bool]:
+        return bool(self.hung), bool(self.oversize), self.from_outside
 
     @property
     def run_exit_code(self) -> int:
         """The exit code of a run that gives up because of it."""
         if self.exit_code in _TELLING:
             return self.exit_code
-        return InfrastructureError.exit_code if self.from_outside else MillstreamError.exit_code
+        is_outside = self.from_outside or self.oversize
+        return InfrastructureError.exit_code if is_outside else MillstreamError.exit_code
 
     @property
     def code(self) -> Code | None:
         """The code of the error if the process has not logged one."""
         if self.hung:
             return codes.PROCESS_HANGS
+        if self.oversize:
+            return codes.PROCESS_TOO_LARGE
         if self.from_outside:
             return codes.PROCESS_KILLED
         return codes.PROCESS_CRASHES if self.run_exit_code == MillstreamError.exit_code else None
@@ -110,6 +125,8 @@ class StopRun:
     """Why, in words that follow the name of the process."""
     code: Code | None
     """As `Ending.code`."""
+    advice: str = ""
+    """What to do, if the process could not say anything about its end."""
 
 
 Verdict = Finished | Restart | StopRun
@@ -133,17 +150,21 @@ class RestartPolicy:
         3. Anything else (a signal, a hang, lost lanes, a fault of the environment, a defect) may be different next
            time: restart it, at once after progress, otherwise after increasing pauses, and give up in the end. The
            number of attempts depends on how it ended last: kills before a single failure do not count against it.
+           Progress does not count for a process that takes too much memory soon after its start: that may be the
+           progress of another lane, while one reads the same data again.
         """
         if ending.exit_code == 0 and lanes_ended:
             return Finished()
         if ending.exit_code in _FATAL:
             return StopRun(ending.exit_code, ending.text, None)
-        if progressed or well_s >= STEADY_S:
+        if (progressed and not ending.oversize) or well_s >= STEADY_S:
             self.failures.clear()
             self.pauses.begin_again()
         self.failures.append(ending)
         alike = sum(map(ending.is_like, self.failures))
         if alike >= ending.attempts_max:
+            if ending.oversize:
+                return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times in a row", ending.code, _TOO_LARGE)
             reason = f"{ending.text}, {alike} times without any progress in between"
             return StopRun(ending.run_exit_code, reason, ending.code)
         return Restart(self.pauses.take())

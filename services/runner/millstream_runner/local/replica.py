@@ -29,6 +29,7 @@ from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import level_of, parse_line, process_label
+from millstream_runner.local.memory_watch import MemoryWatch, denied
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
 from millstream_runner.local.states import State
@@ -116,8 +117,10 @@ class Supervisor(Generic[PlanT]):
     """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its only
     task."""
 
-    def __init__(self, plan: PlanT, reports: Reports, *, takes_orders: bool = False) -> None:
-        """`takes_orders`: see `tell`."""
+    def __init__(
+        self, plan: PlanT, reports: Reports, *, takes_orders: bool = False, memory_max: int | None = None
+    ) -> None:
+        """`takes_orders`: see `tell`. `memory_max`: bytes of memory that the process may take; None for no limit."""
         self.plan = plan
         self.state = State.STARTING
         self.restarts = 0
@@ -126,6 +129,7 @@ class Supervisor(Generic[PlanT]):
         """Set when nothing will be started any more."""
         self._reports = reports
         self._takes_orders = takes_orders
+        self._memory_max = memory_max
         self._stop = asyncio.Event()
         self._process: Process | None = None
         self._identity: ProcessIdentity | None = None
@@ -212,13 +216,19 @@ class Supervisor(Generic[PlanT]):
                         process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
                     ),
                 ]
+                watch = None
+                if self._memory_max is not None:
+                    watch = MemoryWatch(process.pid, self._memory_max)
+                    tasks.append(group.create_task(_kill_when_too_large(process, watch), name="memory"))
                 exit_code = await process.wait()
                 for task in tasks:
                     task.cancel()
             # What it logged last.
             heartbeat.take()
         self._process = self._identity = None
-        return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
+        oversize = "" if watch is None or health.hung else watch.exceeded
+        ending = Ending(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
+        return ending, time.monotonic() - begun_s - health.silent_s
 
     def _open_process(
         self, command: Sequence[str], heartbeat: Heartbeat, channel: PrintChannel
@@ -255,7 +265,7 @@ class Supervisor(Generic[PlanT]):
         return now != before
 
     def _fail(self, verdict: StopRun) -> None:
-        message = str(self._last_error.get("message", "")) or self._last_lines.text()
+        message = verdict.advice or str(self._last_error.get("message", "")) or self._last_lines.text()
         said = codes.find(str(self._last_error.get("code", "")))
         self.failure = Failure(
             process=self._failing,
@@ -275,7 +285,7 @@ class Supervisor(Generic[PlanT]):
             cause = "the same error again" if message == self._error_before else ""
         else:
             # If the process died without a message, its last line says the cause.
-            cause = "" if ending.hung else self._last_lines.last
+            cause = "" if ending.hung or ending.oversize else self._last_lines.last
         self._error_before = message
         self._report(f"{ending.text}; it is restarted in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
 
@@ -334,6 +344,11 @@ class Supervisor(Generic[PlanT]):
     def _set_state(self, state: State) -> None:
         self.state = state
         self._reports.on_change()
+
+
+async def _kill_when_too_large(process: Process, watch: MemoryWatch) -> None:
+    await watch.until_exceeded()
+    process.kill()
 
 
 def worst(failures: list[Failure]) -> Failure | None:

@@ -48,6 +48,7 @@ from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.listening import refuse_taken_ports
 from millstream_runner.local.logfiles import LogFile
 from millstream_runner.local.members import Members
+from millstream_runner.local.memory_watch import default_limit
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_runner.local.processes import end_stale
 from millstream_runner.local.progress import PipelineProgress
@@ -112,6 +113,8 @@ class RunOptions:
     """Address on which they listen."""
     workers: int | None = None
     """Processes that share the vertices. None: one per processor, but at least two."""
+    worker_memory: int | None = None
+    """The bytes of memory that each of them may take. None: three quarters of the machine's."""
     log_level: str = "info"
     watch: bool = False
     """Restart a function when one of its files changes."""
@@ -422,7 +425,8 @@ class _Run:
             on_health=self._entries.say,
             on_change=changed,
         )
-        return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks)
+        memory_max = self._options.worker_memory or default_limit()
+        return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
 
     @staticmethod
     def _reports_itself(entry: Mapping[str, Any]) -> bool:

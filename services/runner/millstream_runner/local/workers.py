@@ -135,7 +135,8 @@ class Hooks:
 class LocalWorker:
     """One worker of a run. `serve` is its only task."""
 
-    def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks) -> None:
+    def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
+        """`memory_max`: the bytes of memory that it may take."""
         self.plan = plan
         self._hooks = hooks
         self._drained: set[ReplicaId] = set()
@@ -165,6 +166,7 @@ class LocalWorker:
                 on_change=self._look,
             ),
             takes_orders=True,
+            memory_max=memory_max,
         )
 
     @property

@@ -1,0 +1,113 @@
+"""A process that takes too much memory: ended before the machine has none left, said, and not restarted for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from millstream import codes
+from millstream.limits import MIB
+from millstream.record import ReplicaId
+from millstream_runner.local.policy import FAILURES_MAX
+from millstream_runner.local.replica import Reports, Supervisor
+from millstream_runner.local.states import State
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import start
+
+if TYPE_CHECKING:
+    from tests.support.kafka_server import KafkaServer
+
+LIMIT_BYTES = 150 * MIB
+GROWS = """
+held = []
+while True:
+    held.append(bytearray(b"x") * (16 << 20))
+"""
+"""What a library may do with a batch of records that is small when it is stored."""
+
+
+@dataclass(frozen=True)
+class OneReplica:
+    name: str = "in-0"
+    metrics_port: int | None = None
+    replicas: tuple[ReplicaId, ...] = (ReplicaId("in", 0),)
+
+
+@pytest.mark.process
+async def test_a_process_that_grows_is_ended_and_given_up_in_the_end() -> None:
+    said: list[str] = []
+
+    async def none_has_ended() -> bool:
+        return False
+
+    def hear(entry: Mapping[str, Any]) -> None:
+        said.append(str(entry["message"]))
+
+    reports = Reports(
+        keep=lambda line, entry: None,
+        keep_output=lambda line: None,
+        progress=dict,
+        lanes_ended=none_has_ended,
+        on_entry=lambda entry: True,
+        on_health=hear,
+        on_change=lambda: None,
+    )
+    supervisor = Supervisor(OneReplica(), reports, memory_max=LIMIT_BYTES)
+    async with asyncio.timeout(60):
+        await supervisor.serve(lambda: [sys.executable, "-c", GROWS])
+    assert supervisor.state is State.FAILED
+    failure = supervisor.failure
+    assert failure is not None
+    assert (failure.exit_code, failure.code) == (4, codes.PROCESS_TOO_LARGE)
+    assert failure.process == "in-0"
+    assert "MiB of memory, more than its limit of 150 MiB: it was killed, 4 times in a row" in failure.reason
+    assert "--worker-memory" in failure.message
+    assert len(said) == supervisor.restarts == FAILURES_MAX - 1
+    assert all("more than its limit" in text and "it is restarted" in text for text in said)
+
+
+RECORDS = 50
+RECORD_BYTES = 7_000_000
+WRITES_ONE_BATCH = f"""
+import sys
+from confluent_kafka import Producer
+producer = Producer({{
+    "bootstrap.servers": sys.argv[1], "compression.type": "gzip", "linger.ms": 60_000, "batch.size": 2**31 - 1,
+    "message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2**21 - 1, "acks": "all",
+}})
+for _ in range({RECORDS}):
+    producer.produce(sys.argv[2], bytes({RECORD_BYTES}), partition=0)
+assert producer.flush(300) == 0
+"""
+
+
+async def test_a_batch_of_kafka_that_is_small_when_it_is_stored(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The whole batch is decompressed by the client before a record of it can be looked at."""
+    topic = kafka.create(f"bomb-{uuid4().hex[:8]}", config={"max.message.bytes": str(16 * MIB)})
+    kafka.produce(topic, [b"small"])
+    command = [sys.executable, "-c", WRITES_ONE_BATCH, kafka.brokers, topic]
+    await asyncio.to_thread(subprocess.run, command, check=True, timeout=300)
+    files = PipelineFiles(tmp_path)
+    files.write(
+        f"- name: in\n  source: {{kafka: {{brokers: ['{kafka.brokers}'], topic: {topic}, stopAtEnd: true}}}}\n"
+        "- name: out\n  sink: {blackhole: {}}\n",
+        ["in -> out"],
+    )
+    async with start(files.directory, "run", "--worker-memory", "256Mi", "pipeline.yaml") as running:
+        ended = await running.ended()
+    assert ended.exit_code == 4, ended.err
+    assert "error[MS-4016]" in ended.err
+    assert "more than its limit of 256 MiB: it was killed, 4 times in a row" in ended.err
+    # With a higher limit, the same run continues with all of it.
+    async with start(files.directory, "run", "--worker-memory", "4Gi", "pipeline.yaml") as running:
+        ended = await running.ended()
+    assert ended.exit_code == 0, ended.err
+    assert running.records("out") == RECORDS + 1
