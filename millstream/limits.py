@@ -49,6 +49,9 @@ a block of one, or an entry of the log."""
 TABLE_ENTRIES_BYTES_MAX = 1024 * MIB
 """Bytes that the entries of a manifest of an Iceberg table, or of a list of manifests, may take as objects: a KiB for
 each entry, and eight times its bytes. The sink makes these of manifests with up to 8 MiB, which it merges."""
+TABLE_LOG_BYTES_MAX = 1024 * MIB
+"""Bytes of the log of a Delta table that are loaded when it is opened: commits as JSON, and checkpoints after they were
+decoded. In memory they take two to three times as much."""
 TABLE_FILES_MAX = 2_000_000
 """Data files of one state of a table, whose paths are in memory while they are read. Each takes some 300 bytes."""
 AVRO_BLOCK_BYTES_MAX = 64 * MIB

@@ -19,10 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from aiohttp import web
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.extract import Extraction
 from millstream.spec.formats import SchemaRegistry
+from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.file.source.csv_parsing import CsvFormat
 from millstream_connectors.file.source.table_file import open_table_file, parquet_rows
 from millstream_connectors.file.source.text_file import FileMark, TextFormat, open_text_file
@@ -120,6 +122,23 @@ def rows_of_a_table(path: Path, *, is_remote: bool) -> str:
     """Reads a file as a source of a lake table does."""
     with pa.OSFile(str(path)) as stream:
         return f"{sum(map(len, parquet_rows(stream, 0, is_remote=is_remote)))} rows"
+
+
+def write_checkpoint(directory: Path) -> None:
+    """A Delta table with a checkpoint of kilobytes, in which one text of a megabyte is a thousand paths."""
+    table = directory / "delta"
+    write_deltalake(table, pa.table({"n": [1]}))
+    DeltaTable(table).create_checkpoint()
+    (path,) = (table / "_delta_log").glob("*.checkpoint.parquet")
+    whole = pq.read_table(path)
+    (row,) = (row for row in whole.to_pylist() if row["add"] is not None)
+    row["add"]["path"] = "p" * MIB
+    rows = pa.Table.from_pylist([row], whole.schema)
+    pq.write_table(pa.concat_tables([whole, rows.take(pa.array([0] * 1100))]), path, compression="zstd")
+
+
+def opened_table(directory: Path) -> int:
+    return TableOpening(str(directory / "delta"), {}, "a lane").open().version()
 
 
 def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, Any], codec: str) -> None:
@@ -272,6 +291,7 @@ def written(directory: Path) -> None:
     write_lists(directory)
     write_page_that_the_footer_hides(directory / "hidden.parquet")
     write_metadata(directory)
+    write_checkpoint(directory)
     (directory / "answer.gz").write_bytes(spaces(400))
     (directory / "name.csv.gz").write_bytes(gzip.compress(b"n" * MIB + b",b\n" + b"1,2\n" * 100))
     (directory / "line.gz").write_bytes(spaces(400))
@@ -303,6 +323,7 @@ def main(directory: Path) -> None:
     found["metadata"] = grown(lambda: table_of(directory, "gz"))
     found["manifest"] = grown(lambda: table_of(directory, "t"))
     found["list of manifests"] = grown(lambda: table_of(directory, "list"))
+    found["checkpoint"] = grown(lambda: opened_table(directory))
     found["statistics"] = grown(lambda: table_of(directory, "statistics"))
     for codec in ("deflate", "bzip2", "xz"):
         found[codec] = grown(lambda codec=codec: rows_of(directory / f"{codec}.avro", "avro"))  # type: ignore[misc]

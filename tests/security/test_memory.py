@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
+from deltalake import DeltaTable, write_deltalake
 from fastavro import _read_py
 
 from millstream import codes
@@ -24,10 +25,15 @@ from millstream.limits import (
     MIB,
     REGISTRY_ANSWER_BYTES_MAX,
     TABLE_ENTRIES_BYTES_MAX,
+    TABLE_LOG_BYTES_MAX,
     TABLE_METADATA_BYTES_MAX,
     WEB_ANSWER_BYTES_MAX,
 )
 from millstream.record import Position
+from millstream_connectors.delta import opening
+from millstream_connectors.delta.settings import DeltaSink, DeltaSource
+from millstream_connectors.delta.sink.table import look
+from millstream_connectors.delta.source.log import TableLog
 from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows
 from millstream_connectors.opensearch.settings import OpenSearchSink
@@ -69,6 +75,7 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
     for name in ("hidden page", "hidden remote page"):
         assert "a page of the column text takes 27000" in said.pop(name)
     assert f"take more memory than {TABLE_ENTRIES_BYTES_MAX} bytes" in said.pop("list of manifests")
+    assert "its log takes more than 1024 MiB when it is loaded" in said.pop("checkpoint")
     assert said.pop("statistics").startswith("Changes(files=[Added(path=")
     assert "they are compressed" in said.pop("arrow")
     assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
@@ -105,6 +112,49 @@ async def test_an_answer_without_end_is_refused(tmp_path: Path, monkeypatch: pyt
         topic = PulsarSink.model_validate({"serverAddr": "pulsar://a:1", "topic": "t", "adminUrl": address})
         with raises(codes.TARGET_AWAY, match=said):
             await deduplicates(topic, tmp_path, Looking())
+
+
+def test_the_log_of_a_table_is_looked_at_before_it_is_loaded(tmp_path: Path) -> None:
+    where, log = tmp_path / "t", tmp_path / "t" / "_delta_log"
+    for n in range(2):
+        write_deltalake(where, pa.table({"n": [n]}), mode="append")
+    settings = DeltaSource.model_validate({"path": "t"})
+    opened = TableLog(settings, tmp_path, "a lane")
+    opened.open()
+    assert opened.newest() == 1
+    # Nothing of it is read: it has no bytes on the disk.
+    with (log / f"{2:020}.json").open("wb") as file:
+        file.truncate(2 * TABLE_LOG_BYTES_MAX)
+    said = f"{2:020}.json alone takes 2048 MiB"
+    with raises(codes.TARGET_UNFIT, match=said):
+        opened.newest()
+    with raises(codes.TARGET_UNFIT, match=said):
+        TableLog(settings, tmp_path, "a lane").open()
+    sink = DeltaSink.model_validate({"path": "t"})
+    with raises(codes.TARGET_UNFIT, match=said):
+        look(sink, tmp_path)
+    # An earlier version, and one that a checkpoint has replaced, are not affected.
+    assert len(opened.snapshot(1).files) == 2
+    (log / f"{2:020}.json").unlink()
+    DeltaTable(where).create_checkpoint()
+    with (log / f"{0:020}.json").open("wb") as file:
+        file.truncate(2 * TABLE_LOG_BYTES_MAX)
+    TableLog(settings, tmp_path, "a lane").open()
+
+
+@pytest.mark.parametrize(
+    ("names", "is_complete"),
+    [
+        (["1.checkpoint.parquet"], True),
+        (["1.checkpoint.0000000001.0000000002.parquet"], False),
+        (["1.checkpoint.0000000001.0000000002.parquet", "1.checkpoint.0000000002.0000000002.parquet"], True),
+        (["1.checkpoint.0000000000.0000000000.parquet"], False),
+        (["1.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"], True),
+        (["1.checkpoint.not-one.parquet"], False),
+    ],
+)
+def test_only_a_complete_checkpoint_replaces_earlier_files(names: list[str], *, is_complete: bool) -> None:
+    assert opening._is_complete([name.replace("1.", f"{1:020}.", 1) for name in names]) is is_complete
 
 
 def test_blocks_have_a_limited_number_of_bytes() -> None:

@@ -43,6 +43,7 @@ from millstream_connectors.delta.client import (
     listed_whole,
     options_of,
 )
+from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
 from millstream_connectors.lake.rows import TableRows, rows_of
@@ -68,6 +69,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         self._schema = rows.schema
         self._address = address_of(settings.path, owner.base_dir)
         self._options = options_of(settings.path, settings.store or ObjectStore(), owner.base_dir, owner.where)
+        self._opening = TableOpening(self._address, self._options, f"{owner.where}: the Delta table {settings.path}")
         self._run = _number(owner.ledger_id)
         self._certain = False
         """Whether the object's state is that of this owner's last commit, so it names this owner."""
@@ -83,12 +85,13 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         return f"move the table {self._settings.path} away, or {another}"
 
     def _claim(self, table: DeltaTable, position: Position) -> None:
+        self._opening.check_newer(table)
         with step("delta_sink.take_over", self._owner.lane.vertex):
             table.create_write_transaction(
                 [], "append", table.schema(), None, commit_properties=self._properties(position, "")
             )
         # This does not update the object; commits that land meanwhile are noticed, too.
-        table.update_incremental()
+        self._opening.update(table)
         if not self._is_ours(table):
             raise ConflictError
         self._make_durable(table)
@@ -107,6 +110,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         assert table is not None, "the lane has been taken over"
         lacking = {field.name for field in self._schema} != {field.name for field in table.schema().fields}
         before = table.version()
+        self._opening.check_newer(table)
         with step("delta_sink.commit", self._owner.lane.vertex):
             write_deltalake(
                 table,
@@ -134,7 +138,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
     def _opened(self) -> DeltaTable:
         if self._table is None:
             try:
-                table = DeltaTable(self._address, storage_options=self._options)
+                table = self._opening.open()
             except ABSENT:
                 if self._must_exist:
                     raise self._lost() from None
@@ -159,7 +163,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         except FAILURES as error:
             try:
                 # Another lane may have created it first.
-                return DeltaTable(self._address, storage_options=self._options)
+                return self._opening.open()
             except ABSENT:
                 raise error from None
 
@@ -274,7 +278,8 @@ def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
     """What in an existing table does not fit the settings. Raises Millstream errors if it cannot be reached."""
     options = options_of(settings.path, settings.store or ObjectStore(), base_dir, "validate")
     try:
-        table = DeltaTable(address_of(settings.path, base_dir), storage_options=options)
+        place = f"validate: the Delta table {settings.path}"
+        table = TableOpening(address_of(settings.path, base_dir), options, place).open()
     except ABSENT:
         return ()
     except FAILURES as error:

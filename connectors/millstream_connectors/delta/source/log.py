@@ -22,8 +22,9 @@ from millstream import codes
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.extract import shown
 from millstream.json_parser import parse_json
-from millstream.limits import BLOCK_BYTES_MAX, TABLE_METADATA_BYTES_MAX
+from millstream.limits import BLOCK_BYTES_MAX, TABLE_FILES_MAX, TABLE_METADATA_BYTES_MAX
 from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, error_of, options_of
+from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
@@ -64,6 +65,7 @@ class TableLog:
         self._where = where
         self._address = address_of(settings.path, base_dir)
         self._options = options_of(settings.path, settings.store or ObjectStore(), base_dir, where)
+        self._opening = TableOpening(self._address, self._options, f"{where}: the Delta table {settings.path}")
         self._table: DeltaTable | None = None
         self._files: fs.FileSystem | None = None
 
@@ -71,7 +73,7 @@ class TableLog:
         """Reach the table; returns its id."""
         if self._table is None:
             try:
-                table = DeltaTable(self._address, storage_options=self._options)
+                table = self._opening.open()
                 self._files = fs.PyFileSystem(
                     cast("fs.FileSystemHandler", DeltaStorageHandler.from_table(table._table))
                 )
@@ -92,7 +94,7 @@ class TableLog:
     def newest(self) -> int:
         """Number of the newest version."""
         try:
-            self._opened.update_incremental()
+            self._opening.update(self._opened)
             return self._opened.version()
         except FAILURES as error:
             raise self._error(error) from error
@@ -105,8 +107,16 @@ class TableLog:
     def snapshot(self, version: int) -> Version:
         """All files that the table has in a version."""
         try:
-            table = DeltaTable(self._address, version=version, storage_options=self._options)
-            rows = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+            table = self._opening.open(version)
+            actions = pa.table(table.get_add_actions(flatten=False))
+            if actions.num_rows > TABLE_FILES_MAX:
+                what = (
+                    f"{self._where}: the Delta table {self._settings.path} has more than {TABLE_FILES_MAX} data files"
+                )
+                raise UserError(codes.TARGET_UNFIT, f"{what}, the limit. Compact it")
+            # Of the statistics only the number of rows: others may be of thousands of columns.
+            used = [name for name in ("path", "partition", "num_records") if name in actions.column_names]
+            rows = actions.select(used).to_pylist()
             marks_rows = bool(pa.table(table.deletion_vectors()).num_rows)
         except FAILURES as error:
             data = self._commit(version)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from millstream.limits import BATCH_BYTES_MAX, FRAME_RECORDS_MAX, PARQUET_PAGE_BYTES_MAX, ROW_VALUES_MAX
 
@@ -100,6 +101,52 @@ def rows_at_once(stream: Any, file: Any, index: int, in_dictionary: Collection[s
     values = sum(one.values for one in found)
     size = sum(one.bytes for one in found)
     return max(1, min(FRAME_RECORDS_MAX, 2 * ROW_VALUES_MAX // max(1, values), BATCH_BYTES_MAX // max(1, size)))
+
+
+def decoded_bytes(stream: Any, enough: int) -> int:
+    """The bytes of all values of a file when each has its own; stops counting at `enough`. Raises `ValueError` as
+    `rows_at_once`."""
+    stream.seek(0)
+    file = pq.ParquetFile(stream)
+    size = 0
+    for index in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(index)
+        for at, column in enumerate(map(file.schema.column, range(len(file.schema)))):
+            chunk = group.column(at)
+            pages = list(_pages(stream, chunk))
+            for page in pages:
+                _check(page, column)
+            size += _decoded(stream, chunk, column, pages)
+            if size > enough:
+                return size
+        size += _repeated(stream, file, index, enough - size)
+    return size
+
+
+def _decoded(stream: Any, chunk: Any, column: Any, pages: list[_Page]) -> int:
+    """The same of a column, without what `_repeated` counts."""
+    longest = 0
+    if column.physical_type == "BYTE_ARRAY":
+        dictionaries = (page for page in pages if page.kind == _DICTIONARY)
+        longest = max((_longest_of(_contents(stream, page, chunk)) for page in dictionaries), default=0)
+    in_dictionary = sum(page.values for page in pages if page.kind != _DICTIONARY and page.encoding in _IN_DICTIONARY)
+    values = sum(page.values for page in pages if page.kind != _DICTIONARY)
+    return sum(page.size for page in pages) + in_dictionary * longest + values * _CELL_BYTES
+
+
+def _repeated(stream: Any, file: Any, index: int, enough: int) -> int:
+    """The bytes of texts of a group of rows that may repeat the beginning of the one before them."""
+    group = file.metadata.row_group(index)
+    chunks = map(group.column, range(group.num_columns))
+    columns = [chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings]
+    size = 0
+    if columns:
+        rows = rows_at_once(stream, file, index, ())
+        for batch in file.iter_batches(batch_size=rows, row_groups=[index], columns=columns, use_threads=False):
+            size += batch.nbytes
+            if size > enough:
+                break
+    return size
 
 
 def _expansion(stream: Any, chunk: Any, column: Any, *, in_dictionary: bool) -> _Expansion:

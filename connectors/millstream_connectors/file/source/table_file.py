@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import IO, Any
@@ -153,14 +153,21 @@ def parquet_rows(
         raise
 
 
+@contextmanager
+def copy_of(stream: Any) -> Iterator[IO[bytes]]:
+    """A copy of a file on this machine. Raises `OSError`."""
+    stream.seek(0)
+    with tempfile.TemporaryFile() as copy:
+        while some := stream.read(_FETCH_BYTES):
+            copy.write(some)
+        copy.seek(0)
+        yield copy
+
+
 def _is_damaged(stream: Any) -> bool:
     """Whether a copy of a Parquet file cannot be read either. The copy is on this machine, so it does not matter if the
     place of the file was away for a moment. Raises `OSError` if it cannot be copied."""
-    stream.seek(0)
-    with tempfile.TemporaryFile() as copy:
-        while some := stream.read(_READ_BYTES):
-            copy.write(some)
-        copy.seek(0)
+    with copy_of(stream) as copy:
         try:
             for _ in _parquet_rows(copy, 0, None, is_remote=False):
                 pass
