@@ -54,6 +54,8 @@ TABLE_LOG_BYTES_MAX = 1024 * MIB
 decoded. In memory they take two to three times as much."""
 TABLE_FILES_MAX = 2_000_000
 """Data files of one state of a table, whose paths are in memory while they are read. Each takes some 300 bytes."""
+OBJECTS_LISTED_MAX = 1_000_000
+"""Objects in a list of an object store. Each takes some 600 bytes, and a thousand of them a request."""
 AVRO_BLOCK_BYTES_MAX = 64 * MIB
 """Bytes of a block of an Avro file after it was decompressed. Other programs write blocks of 16 KiB to 2 MiB."""
 MESSAGE_BYTES_MAX = 8 * MIB

@@ -120,7 +120,7 @@ def write_page_that_the_footer_hides(path: Path) -> None:
 
 def rows_of_a_table(path: Path, *, is_remote: bool) -> str:
     """Reads a file as a source of a lake table does."""
-    with pa.OSFile(str(path)) as stream:
+    with pa.OSFile(str(path), "rb") as stream:
         return f"{sum(map(len, parquet_rows(stream, 0, is_remote=is_remote)))} rows"
 
 

@@ -18,8 +18,10 @@ import pytest
 from aiohttp import web
 from deltalake import DeltaTable, write_deltalake
 from fastavro import _read_py
+from obstore.store import MemoryStore
 
 from millstream import codes
+from millstream.errors import UserError
 from millstream.limits import (
     AVRO_BLOCK_BYTES_MAX,
     MIB,
@@ -42,6 +44,8 @@ from millstream_connectors.pulsar.looking import Looking
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
+from millstream_connectors.shared.objects import stores
+from millstream_connectors.shared.objects.settings import parse_url
 from millstream_connectors.sqs.client import linked
 from millstream_connectors.sqs.settings import SqsSource
 from millstream_udf import arrow_values
@@ -140,6 +144,24 @@ def test_the_log_of_a_table_is_looked_at_before_it_is_loaded(tmp_path: Path) -> 
     with (log / f"{0:020}.json").open("wb") as file:
         file.truncate(2 * TABLE_LOG_BYTES_MAX)
     TableLog(settings, tmp_path, "a lane").open()
+
+
+def test_a_list_without_end_of_a_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "OBJECTS_LISTED_MAX", 3)
+    store = MemoryStore()
+    for n in range(4):
+        store.put(f"a/{n}", b"")
+    assert len(list(stores.listed(store, "b"))) == 0
+    store.delete("a/3")
+    assert len(list(stores.listed(store, "a"))) == 3
+    store.put("a/3", b"")
+    with pytest.raises(stores.FAILURES) as caught:
+        list(stores.listed(store, "a"))
+    error = stores.error_of(caught.value, parse_url("s3://bucket/a"), "a lane")
+    assert isinstance(error, UserError)
+    assert "S3 at s3://bucket: there are more than 3 objects, the limit" in str(error)
+    long = OSError(f"<Code>{'x' * 1000}</Code>")
+    assert len(str(stores.error_of(long, parse_url("s3://bucket/a"), "a lane"))) < 500
 
 
 @pytest.mark.parametrize(

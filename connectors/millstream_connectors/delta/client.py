@@ -42,6 +42,8 @@ _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permis
 _UNFIT = ("Could not create local directory", "Not a directory", "Unsupported table feature", "unsupported")
 _LISTED_WHOLE = "Invalid table version"
 """The client lists the log from the table's version on, and the list began elsewhere."""
+_SHOWN = 300
+"""Characters of a client's message."""
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
@@ -124,7 +126,7 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
     said = _COLOURS.sub("", str(error))
     place = f"{where}: the Delta table {path}"
     code = _CODE.search(said)
-    text = code[1] if code is not None else _first_lines(said, error)
+    text = code[1][:_SHOWN] if code is not None else first_lines(said, error)
     if any(word in said for word in _MISSING):
         return UserError(
             codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the path, or create the bucket"
@@ -139,6 +141,7 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
     return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}{advice}")
 
 
-def _first_lines(said: str, error: BaseException) -> str:
+def first_lines(said: str, error: BaseException) -> str:
+    """The client's message in one line, not too long."""
     text = " ".join(line.strip() for line in said.splitlines() if line.strip()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}…"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

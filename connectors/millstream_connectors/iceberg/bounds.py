@@ -95,7 +95,7 @@ def live_entries(manifest: ManifestFile, files: FileIO) -> Iterator[ManifestEntr
         entries.reader = _without_statistics(entries.reader)
         for entry in entries:
             if entry.status != ManifestEntryStatus.DELETED:
-                if entry.snapshot_id is None:
+                if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
                     # An entry that its own snapshot has added.
                     entry.snapshot_id = manifest.added_snapshot_id
                 yield entry

@@ -39,6 +39,7 @@ from millstream_connectors.delta.client import (
     FAILURES,
     address_of,
     error_of,
+    first_lines,
     is_listed_whole,
     listed_whole,
     options_of,
@@ -226,7 +227,8 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         except CommitFailedError as error:
             raise ConflictError from error
         except SchemaMismatchError as error:
-            raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} was changed: {error}") from error
+            what = f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
+            raise UserError(codes.TARGET_UNFIT, what) from error
         except FAILURES as error:
             table, path = self._table, self._settings.path
             if table is not None and is_listed_whole(error, self._address, self._options, table.version()):

@@ -39,7 +39,7 @@ from millstream.record import Position
 from millstream_connectors.file.sink.names import FinishedName, lane_text
 from millstream_connectors.shared.kept import Kept
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
-from millstream_connectors.shared.objects.stores import FAILURES, TAKEN, error_of, make_store
+from millstream_connectors.shared.objects.stores import FAILURES, TAKEN, error_of, listed, make_store
 from millstream_writer.connector import SinkOwner
 
 HIDDEN = "_millstream"
@@ -274,8 +274,8 @@ class LaneBucket:
         self._last = self._read(self._number) if numbers else None
 
     def _numbers(self) -> list[int]:
-        pages = obstore.list(self._store, self._claims)
-        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for page in pages for meta in page]
+        found = listed(self._store, self._claims)
+        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for meta in found]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, number: int) -> Claim | None:

@@ -16,7 +16,7 @@ from millstream.extract import microseconds_of
 from millstream.files import create_private
 from millstream_connectors.file.source.listing import Listed
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
-from millstream_connectors.shared.objects.stores import CHANGED, FAILURES, Store, error_of, make_store
+from millstream_connectors.shared.objects.stores import CHANGED, FAILURES, Store, error_of, listed, make_store
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -73,13 +73,12 @@ class Buckets:
             return
         fixed = url.key[: magic.start()].rpartition("/")[0] if magic is not None else url.key.rstrip("/")
         wanted = re.compile(_translated(url.key) if magic is not None else ".*", re.DOTALL)
-        for page in obstore.list(store, fixed or None):
-            for meta in page:
-                key = meta["path"]
-                # By convention, names like these are not data: markers, and unfinished files.
-                hidden = any(part[:1] in ("_", ".") for part in key[len(fixed) :].split("/"))
-                if not hidden and wanted.fullmatch(key):
-                    yield _listed(url, meta)
+        for meta in listed(store, fixed or None):
+            key = meta["path"]
+            # By convention, names like these are not data: markers, and unfinished files.
+            hidden = any(part[:1] in ("_", ".") for part in key[len(fixed) :].split("/"))
+            if not hidden and wanted.fullmatch(key):
+                yield _listed(url, meta)
 
 
 def _listed(url: ObjectUrl, meta: obstore.ObjectMeta) -> Listed:

@@ -6,22 +6,29 @@ itself becomes `RetryLaterError`, so the lane waits for a store that is away or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import obstore
 from obstore import exceptions
 from obstore import store as stores
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.limits import OBJECTS_LISTED_MAX
 from millstream.spec.references import resolve
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import SCHEMES, ObjectStore, ObjectUrl
 
 Store = Any
 """A store of obstore, for one bucket."""
+
+
+class LongListError(OSError):
+    """A list of objects that is longer than the limit."""
+
 
 FAILURES = (exceptions.BaseError, OSError)
 """Exceptions of the client: everything that can go wrong between a lane and its store. obstore reports a missing object
@@ -35,6 +42,8 @@ _OBJECT_TIMEOUT = timedelta(hours=1)
 _CONNECT = timedelta(seconds=5)
 _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
+_SHOWN = 300
+"""Characters of a client's message."""
 _REFUSED = ("403 Forbidden", "401 Unauthorized")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
@@ -104,11 +113,23 @@ def _credential(given: Mapping[str, str]) -> Any:
     return {**keys, **token, "expires_at": None}
 
 
+def listed(store: Store, prefix: str | None) -> Iterator[obstore.ObjectMeta]:
+    """The objects whose names begin with a prefix, for a caller that keeps them. Raises `FAILURES`, also if there are
+    too many."""
+    objects = (meta for page in obstore.list(store, prefix) for meta in page)
+    for number, meta in enumerate(objects):
+        if number == OBJECTS_LISTED_MAX:
+            raise LongListError(f"there are more than {OBJECTS_LISTED_MAX} objects, the limit. Name fewer of them")
+        yield meta
+
+
 def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamError:
     """The Millstream error for an error of the client. No message holds a credential."""
     said = str(error)
     place = f"{where}: {SCHEMES[url.scheme]} at {url.root}"
-    code = _word(said, "Code") or first_line(error)
+    code = _word(said, "Code")[:_SHOWN] or first_line(error)
+    if isinstance(error, LongListError):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {error}")
     if any(word in said for word in _MISSING):
         return UserError(codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the URL, or create the bucket")
     refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
@@ -124,7 +145,7 @@ def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamErro
 def first_line(error: BaseException) -> str:
     """The client's message, without details that only its authors understand."""
     said = str(error).partition("\n")[0].strip() or type(error).__name__
-    return said if len(said) <= 300 else f"{said[:300]}…"
+    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
 
 
 def _word(said: str, tag: str) -> str:
