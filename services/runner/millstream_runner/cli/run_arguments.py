@@ -53,6 +53,16 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
         default="fsync",
         help="what a commit survives: a power loss (fsync, the default) or the death of any process (process; faster)",
     )
+    _add_workers(command)
+    command.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page about the run when it ends, for whatever reason: rates, account, errors; it opens offline",
+    )
+
+
+def _add_workers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers",
         type=int,
@@ -83,12 +93,6 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
         choices=("debug", "info", "warning", "error"),
         default="info",
         help="log level of the workers (default: info)",
-    )
-    command.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="write a page about the run when it ends, for whatever reason: rates, account, errors; it opens offline",
     )
 
 
