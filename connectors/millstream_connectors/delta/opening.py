@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple, cast
 
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
@@ -166,6 +165,9 @@ def _in_parquet(stream: Any, *, is_remote: bool) -> tuple[int, tuple[str, ...]]:
         size = decoded_bytes(source, TABLE_LOG_BYTES_MAX)
         if size > TABLE_LOG_BYTES_MAX:
             return size, ()
+        # It takes time, and is done in a thread.
+        import pyarrow.parquet as pq
+
         source.seek(0)
         file = pq.ParquetFile(source)
         if "sidecar" not in file.schema_arrow.names:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millstream.limits import BATCH_BYTES_MAX, FRAME_RECORDS_MAX, PARQUET_PAGE_BYTES_MAX, ROW_VALUES_MAX
 
@@ -106,6 +105,9 @@ def rows_at_once(stream: Any, file: Any, index: int, in_dictionary: Collection[s
 def decoded_bytes(stream: Any, enough: int) -> int:
     """The bytes of all values of a file when each has its own; stops counting at `enough`. Raises `ValueError` as
     `rows_at_once`."""
+    # It takes time, and is done in a thread.
+    import pyarrow.parquet as pq
+
     stream.seek(0)
     file = pq.ParquetFile(stream)
     size = 0
