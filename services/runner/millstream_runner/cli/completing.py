@@ -344,7 +344,7 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "TIME": _words("now"),
     "WHEN": _words("30s", "10m", "2h", "1d"),
     "ADDRESS": _words("127.0.0.1", "0.0.0.0"),
-    **dict.fromkeys(("BYTES", "FIELD", "ID", "KEY", "N", "PORT", "S", "SEQUENCE", "SQL", "TEXT", "URL")),
+    **dict.fromkeys(("BYTES", "FIELD", "ID", "KEY", "N", "PORT", "S", "SEQUENCE", "SIZE", "SQL", "TEXT", "URL")),
 }
 """Candidates by the `metavar` of an option or argument; each has one, or choices. None: the values are unknown."""
 _OF_OPTION: dict[str, Callable[[Line, str], Iterable[Candidate]]] = {"debug_function": _debugged}
