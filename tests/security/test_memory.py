@@ -34,7 +34,7 @@ from millstream.limits import (
 from millstream.record import Position
 from millstream_connectors.delta import opening
 from millstream_connectors.delta.settings import DeltaSink, DeltaSource
-from millstream_connectors.delta.sink.table import look
+from millstream_connectors.delta.sink.table import actions_of, look
 from millstream_connectors.delta.source.log import TableLog
 from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows
@@ -144,6 +144,15 @@ def test_the_log_of_a_table_is_looked_at_before_it_is_loaded(tmp_path: Path) -> 
     with (log / f"{0:020}.json").open("wb") as file:
         file.truncate(2 * TABLE_LOG_BYTES_MAX)
     TableLog(settings, tmp_path, "a lane").open()
+    # But the sink reads commits that are not loaded any more, too.
+    tables = opening.TableOpening(str(where), {}, "a lane")
+    table = tables.open()
+    tables.check_history(table, 1)
+    with raises(codes.TARGET_UNFIT, match=f"{0:020}.json alone takes 2048 MiB"):
+        tables.check_history(table, 500)
+    with raises(codes.TARGET_UNFIT, match="an action in"):
+        list(actions_of(log / f"{0:020}.json", "a lane"))
+    assert len(list(actions_of(log / f"{1:020}.json", "a lane"))) > 1
 
 
 def test_a_list_without_end_of_a_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

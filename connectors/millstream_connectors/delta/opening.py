@@ -13,7 +13,7 @@ Above it: the source and the sink. Below it: deltalake, whose storage also gives
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple, cast
 
@@ -75,6 +75,13 @@ class TableOpening:
         if next_one.type != fs.FileType.NotFound:
             self._check(None)
 
+    def check_history(self, table: DeltaTable, count: int) -> None:
+        """Called before the last `count` commits are read, also those that a checkpoint has replaced. Errors: as of
+        `open`."""
+        commits = ((path, size, _COMMIT.fullmatch(path.rpartition("/")[2])) for path, size in self._sizes().items())
+        first = table.version() - count
+        self._add_up(_Loaded(path, size) for path, size, match in commits if match and int(match[1]) > first)
+
     @property
     def _files(self) -> fs.FileSystem:
         if self._storage is None:
@@ -82,12 +89,18 @@ class TableOpening:
             self._storage = fs.PyFileSystem(cast("fs.FileSystemHandler", handler))
         return self._storage
 
-    def _check(self, version: int | None) -> None:
+    def _sizes(self) -> dict[str, int]:
+        """The files of the log, as they are stored."""
         found = self._files.get_file_info(fs.FileSelector(_LOG, recursive=True, allow_not_found=True))
-        sizes = {info.path: info.size or 0 for info in found if info.type == fs.FileType.File}
+        return {info.path: info.size or 0 for info in found if info.type == fs.FileType.File}
+
+    def _check(self, version: int | None) -> None:
+        self._add_up(self._loaded(self._sizes(), version))
+
+    def _add_up(self, files: Iterable[_Loaded]) -> None:
         total = 0
         largest = _Loaded("", 0)
-        for file in self._loaded(sizes, version):
+        for file in files:
             total += file.size
             largest = max(largest, file, key=lambda one: one.size)
             if total > TABLE_LOG_BYTES_MAX:

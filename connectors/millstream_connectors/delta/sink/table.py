@@ -33,6 +33,7 @@ from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
 from millstream.json_parser import parse_json
+from millstream.limits import TABLE_METADATA_BYTES_MAX
 from millstream.record import Position
 from millstream_connectors.delta.client import (
     ABSENT,
@@ -191,6 +192,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
 
     def _with_frame(self, table: DeltaTable, kept: Kept) -> Kept:
         """The position with the frame of the lane's last record, if the history goes back that far."""
+        self._opening.check_history(table, _HISTORY)
         for commit in table.history(_HISTORY):
             if commit.get("millstreamLane") == self._application and commit.get(FRAME):
                 at = commit.get("millstreamPosition")
@@ -209,7 +211,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                 # An old entry, which a checkpoint has replaced.
                 continue
             paths.add(log)
-            for line in log.read_bytes().splitlines():
+            for line in actions_of(log, f"{self._owner.where}: {self.target}"):
                 added = parse_json(line).get("add")
                 file = root / unquote(added["path"]) if added is not None else None
                 # A file that was compacted and removed since needs no fsync.
@@ -234,6 +236,16 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
             if table is not None and is_listed_whole(error, self._address, self._options, table.version()):
                 raise listed_whole(path, self._owner.where) from error
             raise error_of(error, path, self._owner.where) from error
+
+
+def actions_of(log: Path, place: str) -> Iterator[bytes]:
+    """The lines of a file of the log, one by one. Raises `UserError` for one that is too long."""
+    with log.open("rb") as file:
+        while line := file.readline(TABLE_METADATA_BYTES_MAX + 1):
+            if len(line) > TABLE_METADATA_BYTES_MAX:
+                what = f"{place}: an action in {log.name} has more than {TABLE_METADATA_BYTES_MAX} bytes, the limit"
+                raise UserError(codes.TARGET_UNFIT, what)
+            yield line
 
 
 def _fsync(path: Path) -> None:
