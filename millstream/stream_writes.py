@@ -16,20 +16,18 @@ import grpc.aio
 
 
 class StreamEndedError(Exception):
-    """The stream has ended. Its `code` and `details` have the reason."""
+    """The stream has ended, or there was no connection for it. Its `code` and `details` have the reason."""
 
 
-async def write(call: Any, message: Any, data: bytes) -> None:
-    """Writes a message, whose bytes are `data`, to a stream of `grpc.aio`.
+async def write(call: Any, data: bytes) -> None:
+    """Writes the bytes of a message to a stream of `grpc.aio`. Waits for the connection.
 
-    Raises `StreamEndedError` if the stream has ended, and `AioRpcError` if there is no connection.
+    Raises `StreamEndedError` if the stream has ended.
     """
+    # As in gRPC: no message may be sent before the metadata. If the call ends without a connection, this returns, too.
+    await call._metadata_sent.wait()
     if call.done():
         raise StreamEndedError
-    if not call._metadata_sent.is_set():
-        # Nothing was sent yet, so the server has ended nothing.
-        await call.write(message)
-        return
     try:
         await call._cython_call.send_serialized_message(data)
     except grpc.aio.InternalError as error:

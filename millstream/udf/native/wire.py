@@ -44,11 +44,9 @@ class GrpcWire:
 
     async def send(self, message: bytes) -> None:
         try:
-            await write(self._call, message, message)
+            await write(self._call, message)
         except StreamEndedError:
             await self.end()
-        except grpc.aio.AioRpcError as error:
-            self._ended(error.code(), error.details())
 
     async def receive(self) -> bytes:
         try:

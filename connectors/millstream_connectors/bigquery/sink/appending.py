@@ -102,7 +102,7 @@ class Appending:
             self._call = self._link.append(self._stream)
             sent.proto_rows.writer_schema.proto_descriptor.CopyFrom(self._row)
         try:
-            await write(self._call, sent, sent.SerializeToString())
+            await write(self._call, sent.SerializeToString())
         except StreamEndedError as error:
             raise NotAppendedError(await self._call.code(), await self._call.details() or "it was ended") from error
 
