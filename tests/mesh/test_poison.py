@@ -86,6 +86,13 @@ class Writing(Positions):
     def write(self, record):
         obey(record.value)
         super().write(record)
+
+@udf.sink
+class Flushing(Positions):
+    def flush(self, position):
+        for value in self.rows:
+            obey(value)
+        super().flush(position)
 """
 
 
@@ -146,7 +153,7 @@ async def test_a_transformer(directory: PipelineFiles) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("chain", ["false", "true"])
-@pytest.mark.parametrize("name", ["writing", "writing_many", "Checking", "Writing"])
+@pytest.mark.parametrize("name", ["writing", "writing_many", "Checking", "Writing", "Flushing"])
 async def test_a_sink(directory: PipelineFiles, name: str, chain: str) -> None:
     sink = (
         f"- name: out\n  sink:\n    udsink: {{python: 'poison.py:{name}'}}\n"
@@ -154,24 +161,61 @@ async def test_a_sink(directory: PipelineFiles, name: str, chain: str) -> None:
     )
     await finished(directory, directory.generator(RECORDS) + sink, [f"{{from: in, to: out, chain: {chain}}}"])
     assert directory.numbers("dead") == [POISON]
-    written = [json.loads(line)["number"] for line in (directory.directory / "written").read_text().splitlines()]
-    if name in ("Checking", "Writing"):
+    written = written_numbers(directory)
+    if name in ("Checking", "Writing", "Flushing"):
         assert written == OTHERS
     else:
         assert sorted({*written}) == OTHERS
 
 
-@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "chain"),
+    [
+        ("Flushing", "true"),
+        *(
+            pytest.param(*one, marks=pytest.mark.sweep)
+            for one in (("Writing", "false"), ("Writing", "true"), ("Flushing", "false"))
+        ),
+    ],
+)
 async def test_a_sink_that_keeps_positions_stops_by_default_and_has_all_before_the_record(
-    directory: PipelineFiles,
+    directory: PipelineFiles, name: str, chain: str
 ) -> None:
-    sink = "- name: out\n  sink:\n    udsink: {python: 'poison.py:Writing'}\n"
-    path = directory.write(directory.generator(RECORDS) + sink, ["in -> out"])
+    sink = f"- name: out\n  sink:\n    udsink: {{python: 'poison.py:{name}'}}\n"
+    path = directory.write(directory.generator(RECORDS) + sink, [f"{{from: in, to: out, chain: {chain}}}"])
     ended = await command(path.parent, "run", path.name)
     assert ended.exit_code == 3
     assert "after 3 attempts: function failed: its process exited with code 3, 3 times in a row" in ended.err
-    written = (directory.directory / "written").read_text().splitlines()
-    assert [json.loads(line)["number"] for line in written] == list(range(POISON))
+    assert "BALANCED" in ended.out
+    assert "NOT BALANCED" not in ended.out
+    assert written_numbers(directory) == list(range(POISON))
+    # The others wait, wherever they are: without the sink, they would be lost.
+    changed = path.read_text().replace("name: out", "name: other").replace("to: out", "to: other")
+    (path.parent / "changed.yaml").write_text(changed)
+    refused = await command(path.parent, "run", "changed.yaml")
+    assert refused.exit_code == 2
+    # The mark of a lane with a buffer does not pass what its sink has written before it stops.
+    waiting = RECORDS - POISON if chain == "true" else RECORDS
+    assert f"{waiting} records wait on edge in-out" in refused.err
+    # With a function that takes the record, the run goes on, and nothing is repeated.
+    functions = directory.directory / "poison.py"
+    functions.write_text(functions.read_text().replace("== 7", "== -1"))
+    ended = await command(path.parent, "run", path.name)
+    assert ended.exit_code == 0, ended.err
+    assert "BALANCED" in ended.out
+    assert written_numbers(directory) == list(range(RECORDS))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chain", ["false", "true"])
+async def test_a_sink_that_keeps_positions_drops_the_record(directory: PipelineFiles, chain: str) -> None:
+    sink = "- name: out\n  sink:\n    udsink: {python: 'poison.py:Flushing'}\n    retryStrategy: {onFailure: drop}\n"
+    await finished(directory, directory.generator(RECORDS) + sink, [f"{{from: in, to: out, chain: {chain}}}"])
+    assert written_numbers(directory) == OTHERS
+
+
+def written_numbers(files: PipelineFiles) -> list[int]:
+    return [json.loads(line)["number"] for line in (files.directory / "written").read_text().splitlines()]
 
 
 @pytest.mark.sweep

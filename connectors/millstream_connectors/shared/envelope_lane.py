@@ -14,7 +14,16 @@ from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
 from millstream.record import Position
 from millstream_connectors.shared.columns import Column
 from millstream_udf import columns
-from millstream_writer.sink import FinishingLane, GatheringLane, Guarantee, SinkFrame, SinkLane, WholeLane, WriteResult
+from millstream_writer.sink import (
+    DividingLane,
+    FinishingLane,
+    GatheringLane,
+    Guarantee,
+    SinkFrame,
+    SinkLane,
+    WholeLane,
+    WriteResult,
+)
 
 ENVELOPE_COLUMNS = tuple(Column(name=name, type="timestamp" if name == "eventTime" else "string") for name in MEMBERS)
 """Columns of a Parquet file without configured columns."""
@@ -55,6 +64,10 @@ class EnvelopeLane:
     @property
     def delivery_records_max(self) -> int:
         return self._whole.delivery_records_max
+
+    @property
+    def divides(self) -> bool:
+        return isinstance(self._lane, DividingLane) and self._lane.divides
 
     async def reach(self) -> Position:
         return await self._whole.reach()

@@ -8,6 +8,13 @@ a delivery may be prepared. The next owner asks the target. If the target has th
 prepared mark; otherwise, the delivery never counts. So another attempt need not be identical: the source may return
 other records, and functions may give other answers.
 
+A delivery that ends the process of the sink's function is made in halves, until the record that is the cause has a
+delivery of its own. Meanwhile, the mark keeps the records, because whoever makes the other half might get other ones:
+
+    delivery of several records ends the process ─► KEEP: the next mark, with the records ─┐
+      ┌────────────────────────────────────────────────────────────────────────────────────┘
+      └─► the first half: PREPARE ─► delivery ─► COMMIT: that many fewer are left ─► the other half ─► ...
+
 Above it: the lane, for which this commits. Below it: the committer and the delivery. It does not depend on sources.
 """
 
@@ -16,8 +23,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from millstream import codes
@@ -25,7 +32,7 @@ from millstream.account import Account
 from millstream.background import open_tasks
 from millstream.clock import MICROSECONDS
 from millstream.durable import step
-from millstream.errors import DamageError
+from millstream.errors import DamageError, UdfError
 from millstream.limits import (
     COMMIT_AHEAD_BYTES_MAX,
     COMMIT_BYTES_MAX,
@@ -34,13 +41,14 @@ from millstream.limits import (
     PREPARED_BYTES_MAX,
     SINK_AHEAD_BYTES_MAX,
 )
+from millstream.plurals import counted
 from millstream.record import LaneId, Position
 from millstream.telemetry.telemetry import Telemetry
 from millstream_vertex.lane import LaneCore, LaneCounters
-from millstream_writer.committer import Committer, Delivered, Unit, size_of
+from millstream_writer.committer import Committer, Delivered, Passed, Unit, records_of, size_of, split_at
 from millstream_writer.committer import Delivery as Made
 from millstream_writer.delivery import Delivery
-from millstream_writer.sink import RefusedLateError, SinkFrame, WholeLane
+from millstream_writer.sink import DivideDeliveryError, DividingLane, RefusedLateError, SinkFrame, WholeLane
 
 TICK_S = 0.5
 """Interval at which a sink may act by time while nothing arrives."""
@@ -114,13 +122,17 @@ class ChainDeliverer:
         """Bytes of these records. A kill repeats them together with those that were delivered since."""
         self._waiting: asyncio.Timeout | None = None
         self._committed_s = core.clock.monotonic_s()
+        divides = isinstance(target.kept, DividingLane) and target.kept.divides
+        self._bytes_max = PREPARED_BYTES_MAX if divides else COMMIT_BYTES_MAX
+        """Bytes that are written at once, unless the outputs of one record are more."""
         lane = target.lane
         self._where = f"{lane.vertex}/{lane.input}/{lane.partition}/"
 
     @property
     def is_empty(self) -> bool:
         """Whether everything that was taken is committed."""
-        return not self._held and self._committing is None
+        kept = self._core.committer.mark.undelivered_records
+        return not self._held and self._committing is None and not kept
 
     @property
     def ahead_bytes_max(self) -> int:
@@ -144,6 +156,9 @@ class ChainDeliverer:
     ) -> None:
         core, waiting = self._core, deque[Unit]()
         kept = self._target.kept
+        if undelivered := core.committer.undelivered():
+            # A former owner has not delivered them.
+            await self._deliver_undelivered([undelivered], core.committer.mark.watermark_us)
         while True:
             if not waiting:
                 units = await self._ready()
@@ -192,9 +207,9 @@ class ChainDeliverer:
             size += unit.size
             frames += len(unit.frames)
             written += _size(unit)
-            records += sum(one.frame.records for one in unit.delivered or ())
+            records += records_of(unit.delivered)
             if taken and (
-                size > COMMIT_BYTES_MAX
+                size > self._bytes_max
                 or frames > COMMIT_FRAMES_MAX
                 or (kept is not None and (records > kept.delivery_records_max or kept.collects))
                 or written > PREPARED_BYTES_MAX
@@ -210,35 +225,95 @@ class ChainDeliverer:
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
         """Deliver and commit a batch, if the target has the delivery when the write returns."""
-        core, delivery = self._core, self._target.delivery
+        core = self._core
         delivered = [one for unit in batch for one in unit.delivered or ()]
         watermark_us = core.promise(watermark_after(batch))
         if not delivered:
             await self._commit(batch, watermark_us, committed, None, self._frames)
-            await core.tracker.finish(sum(unit.pieces for unit in batch))
-            return
+        elif left := await self._deliver_whole(batch, delivered, watermark_us, committed):
+            await self._keep(batch, left)
+            await committed(batch)
+            await self._deliver_undelivered(_halves(left), watermark_us)
+        # Only now: the watermark of a lane that has nothing in flight may pass what it has read.
+        await core.tracker.finish(sum(unit.pieces for unit in batch))
+
+    async def _deliver_whole(
+        self,
+        units: Sequence[Unit],
+        delivered: Sequence[Delivered],
+        watermark_us: int,
+        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        undelivered: int = 0,
+    ) -> Sequence[Delivered]:
+        """Make one delivery, and commit these units with it. `undelivered`: how many of the records that the mark keeps
+        are left then. Returns nothing.
+
+        If the delivery has to be divided, nothing is delivered and committed, and those of its records are returned
+        that are for the sink. The account of the units then has the others, which were set aside.
+        """
+        delivery, frames = self._target.delivery, self._frames
+        passed, before = units[-1].passed[-1], units[-1].passed[-1].account
         self._begin()
-        expected = Account(inputs=sum(one.frame.records for one in delivered))
+        made = Made(frames + len(delivered), self._name, undelivered)
+        expected = Account(inputs=records_of(delivered))
         expected.processed = expected.inputs
-        before = batch[-1].passed[-1].account
-        batch[-1].passed[-1].account = _sum(before, expected)
-        made = Made(self._frames + len(delivered), self._name)
-        await self._prepare(batch, watermark_us, made)
+        passed.account = _sum(before, expected)
+        await self._prepare(units, watermark_us, made)
         while True:
-            account = await self._write(delivered)
-            if account != expected:
-                # Records were set aside, so nothing is in the target before the flush.
-                batch[-1].passed[-1].account = _sum(before, account)
-                await self._prepare(batch, watermark_us, made)
+            account = Account()
             try:
+                account = await self._write(delivered)
+                if account != expected:
+                    # Records were set aside, so nothing is in the target before the flush.
+                    passed.account = _sum(before, account)
+                    await self._prepare(units, watermark_us, made)
                 await delivery.flush()
                 break
             except RefusedLateError:
-                self._frames -= len(delivered)
+                self._frames = frames
+            except DivideDeliveryError as error:
+                self._frames, self._name = frames, ""
+                left = _left(delivered, delivery.set_aside)
+                if size_of(left) > PREPARED_BYTES_MAX:
+                    raise self._too_large(left, error) from error
+                passed.account = _sum(before, _without(account, records_of(left)))
+                return left
         delivery.take_settled()
-        await self._commit(batch, watermark_us, committed, made, self._frames)
-        # Only now: the watermark of a lane that has nothing in flight may pass what it has read.
-        await core.tracker.finish(sum(unit.pieces for unit in batch))
+        kept = self._target.kept is not None
+        await self._commit(units, watermark_us, committed, made if kept else None, self._frames)
+        return ()
+
+    async def _keep(self, units: Sequence[Unit], records: Sequence[Delivered]) -> None:
+        """Commit units without a delivery. The mark keeps their records for the sink, with those that it has kept."""
+        committer = self._core.committer
+        mark = committer.mark
+        made = Made(mark.delivered, mark.delivery, records_of(records))
+        with step("chain.keep", self._target.lane.vertex):
+            await committer.commit(units, watermark_us=mark.watermark_us, delivery=made, undelivered=records)
+
+    async def _deliver_undelivered(self, parts: Sequence[Sequence[Delivered]], watermark_us: int) -> None:
+        """Deliver the records that the mark keeps, each of these parts in a delivery of its own, or in several.
+        `watermark_us`: after all of them."""
+        committer, waiting = self._core.committer, deque(parts)
+        while waiting:
+            part = waiting.popleft()
+            unit = Unit(passed=[Passed() for _ in committer.members], pieces=0)
+            after_us = committer.mark.watermark_us if waiting else watermark_us
+            undelivered = sum(records_of(one) for one in waiting)
+            left = await self._deliver_whole([unit], part, after_us, _nothing_to_acknowledge, undelivered)
+            if left and records_of(left) < records_of(part):
+                await self._keep([unit], [*left, *(one for other in waiting for one in other)])
+            waiting.extendleft(reversed(_halves(left)))
+
+    def _too_large(self, records: Sequence[Delivered], error: DivideDeliveryError) -> UdfError:
+        frames = [SinkFrame(one.frame, 0, one.first, one.prefix) for one in (records[0], records[-1])]
+        return UdfError(
+            codes.SINK_FUNCTION_FAILED,
+            f"{self._target.lane}: {error}, in a transaction of {counted(records_of(records), 'record')}, from "
+            f"{frames[0].record_ids()[0]} to {frames[1].record_ids()[-1]}. Nothing of it is in the target. It is not "
+            f"made in halves, because the lane's mark would have to keep {size_of(records):,} bytes, and takes "
+            f"{PREPARED_BYTES_MAX:,}. Fix the function and start again",
+        )
 
     async def _make_room(
         self,
@@ -271,7 +346,7 @@ class ChainDeliverer:
             self._held.append(_Held(unit, _size(unit)))
             self._held_bytes += self._held[-1].size
             unit.delivered = ()
-        self._held_records += sum(one.frame.records for one in delivered)
+        self._held_records += records_of(delivered)
         await self._core.tracker.finish(sum(unit.pieces for unit in batch))
 
     def _is_due(self) -> bool:
@@ -326,7 +401,10 @@ class ChainDeliverer:
         self._name = self._name or os.urandom(8).hex()
 
     async def _prepare(self, units: Sequence[Unit], watermark_us: int, made: Made) -> None:
-        """Store the mark that a delivery leads to, before it is made."""
+        """Store the mark that a delivery leads to, before it is made. If the target keeps no position, it would have no
+        use."""
+        if self._target.kept is None:
+            return
         with step("chain.prepare", self._target.lane.vertex):
             await self._core.committer.prepare(units, watermark_us=watermark_us, delivery=made)
 
@@ -382,6 +460,34 @@ class ChainDeliverer:
 def _size(unit: Unit) -> int:
     """Size in bytes of a unit's ids and of what it writes to buffers."""
     return len(unit.ids) + sum(frame.size for _, frame in unit.frames)
+
+
+async def _nothing_to_acknowledge(units: Sequence[Unit]) -> None:
+    """The input of these records was acknowledged when the mark had them."""
+
+
+def _left(delivered: Sequence[Delivered], set_aside: Mapping[int, Collection[int]]) -> list[Delivered]:
+    """The records that are left without those at these rows, by index of the frame."""
+    left = []
+    for number, (frame, prefix, first) in enumerate(delivered):
+        rows = [row for row in range(frame.records) if row not in set_aside.get(number, ())]
+        if rows:
+            # A record keeps its id.
+            item = SinkFrame(frame, 0, first, prefix).take(rows)
+            left.append(Delivered(item.frame, prefix, item.first_index))
+    return left
+
+
+def _halves(delivered: Sequence[Delivered]) -> list[list[Delivered]]:
+    """The first half of the records, and the second one, without those that are empty."""
+    return [half for half in split_at(delivered, records_of(delivered) // 2) if half]
+
+
+def _without(account: Account, left: int) -> Account:
+    """The account of a write without so many records that the sink has not got."""
+    if not account.inputs:
+        return account
+    return replace(account, inputs=account.inputs - left, processed=account.processed - left)
 
 
 def _sum(first: Account, second: Account) -> Account:

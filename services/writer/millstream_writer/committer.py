@@ -87,10 +87,33 @@ class Delivered(NamedTuple):
     """Prefix of their ids, which end with the number of the record, from `first` on."""
     first: int
 
+    def part(self, start: int, stop: int) -> Delivered:
+        """Some consecutive records."""
+        return Delivered(self.frame.slice(start, stop), self.prefix, self.first + start)
+
 
 def size_of(delivered: Sequence[Delivered] | None) -> int:
     """Bytes of these records."""
     return sum(one.frame.size for one in delivered or ())
+
+
+def records_of(delivered: Sequence[Delivered] | None) -> int:
+    """How many these records are."""
+    return sum(one.frame.records for one in delivered or ())
+
+
+def split_at(delivered: Sequence[Delivered], count: int) -> tuple[list[Delivered], list[Delivered]]:
+    """The first `count` records, and the others."""
+    first: list[Delivered] = []
+    others: list[Delivered] = []
+    for one in delivered:
+        records = one.frame.records
+        if count > 0:
+            first.append(one.part(0, min(count, records)))
+        if count < records:
+            others.append(one.part(max(0, count), records))
+        count -= records
+    return first, others
 
 
 class Delivery(NamedTuple):
@@ -99,7 +122,9 @@ class Delivery(NamedTuple):
     frames: int
     """Records passed to the sink since the lane's first commit."""
     name: str
-    """Number of the delivery with the last of these records."""
+    """Name of the delivery with the last of these records."""
+    undelivered: int = 0
+    """How many of the records that the mark keeps for the sink are left: the last ones."""
 
 
 @dataclass(slots=True)
@@ -219,6 +244,11 @@ class Committer:
         return self._router
 
     @property
+    def members(self) -> Sequence[Member]:
+        """The vertices of the chain after its first one."""
+        return self._members
+
+    @property
     def sequences(self) -> Mapping[BufferId, int]:
         """For each buffer, a stored sequence that is not below the last one this lane wrote, for an OT entry."""
         return self._sequences
@@ -265,10 +295,17 @@ class Committer:
         return buffer not in self._never_waits_for and not self._router.discards_when_full(buffer)
 
     async def commit(
-        self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False, delivery: Delivery | None = None
+        self,
+        units: Sequence[Unit],
+        *,
+        watermark_us: int,
+        ended: bool = False,
+        delivery: Delivery | None = None,
+        undelivered: Sequence[Delivered] = (),
     ) -> None:
         """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
-        `delivery`: what the sink at the end of the chain certainly has, if that is new.
+        `delivery`: what the sink at the end of the chain certainly has, if that is new. `undelivered`: the records that
+        the mark keeps for the sink from now on.
 
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest one.
         """
@@ -280,6 +317,8 @@ class Committer:
             kept = await self._make_room(frames, leave_out=leave_out)
             writes = [FrameWrite(buffer, self._compressor.stored(frame.encode())) for buffer, frame in kept]
             mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended, delivery)
+            if undelivered:
+                _keep(mark, undelivered)
             commit = self._commit_of(writes, mark, ids)
             try:
                 receipt = await self._ledger.commit(commit)
@@ -308,6 +347,8 @@ class Committer:
             mark=self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, False, delivery),
             ids=b"".join(unit.ids for unit in units),
         )
+        # The mark around it has them.
+        del prepared.mark.undelivered[:]
         for buffer, data in writes:
             prepared.frames.add(edge=buffer.edge, partition=buffer.partition, data=data)
         mark = mark_pb2.Mark()
@@ -326,8 +367,15 @@ class Committer:
         del mark.accepted[:], mark.given_up[:]
         mark.accepted.extend(before.accepted)
         mark.given_up.extend(not_passed(before.given_up, mark))
+        if mark.undelivered_records:
+            mark.undelivered.extend(before.undelivered)
         writes = [FrameWrite(BufferId(one.edge, one.partition), one.data) for one in prepared.frames]
         await self._put(self._commit_of(writes, mark, prepared.ids))
+
+    def undelivered(self) -> list[Delivered]:
+        """The records that the mark keeps for the sink at the end of the chain, in order."""
+        stored = [Delivered(Frame.decode(one.frame), one.prefix, one.first) for one in self.mark.undelivered]
+        return split_at(stored, records_of(stored) - self.mark.undelivered_records)[1]
 
     async def note_target(self, target: int) -> None:
         """Store that this target keeps a position of the lane from now on; nothing else changes. Not while another
@@ -467,6 +515,9 @@ class Committer:
             mark.numbered = numbered
         if delivery is not None:
             mark.delivered, mark.delivery = delivery.frames, delivery.name
+            mark.undelivered_records = delivery.undelivered
+            if not delivery.undelivered:
+                del mark.undelivered[:]
         for unit in units:
             if unit.position is not None:
                 mark.sequence, mark.record_index = unit.position
@@ -516,6 +567,14 @@ class Committer:
             total.discarded += sum(discarded[edge] for edge in member.writes)
             mark.members.add(vertex=member.vertex, edge=member.edge, account=total.to_message())
             yield now
+
+
+def _keep(mark: mark_pb2.Mark, undelivered: Sequence[Delivered]) -> None:
+    """Make a mark keep records for the sink, instead of those that it has kept so far."""
+    del mark.undelivered[:]
+    for one in undelivered:
+        mark.undelivered.add(prefix=one.prefix, first=one.first, frame=one.frame.encode())
+    mark.undelivered_records = records_of(undelivered)
 
 
 def _left_out(

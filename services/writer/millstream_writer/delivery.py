@@ -15,7 +15,7 @@ import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -32,9 +32,11 @@ from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import raised, shortened
 from millstream_writer.sink import (
+    DivideDeliveryError,
     FinishingLane,
     GatheringLane,
     Guarantee,
+    RefusedLateError,
     SinkFailure,
     SinkFrame,
     SinkLane,
@@ -108,6 +110,8 @@ class _Aside:
     """By index of the frame: rows for the fallback sink."""
     dropped: list[str] = field(default_factory=list)
     """The reason for each dropped record."""
+    rows: dict[int, set[int]] = field(default_factory=dict)
+    """By index of the frame: all these rows."""
 
 
 class Delivery:
@@ -142,6 +146,8 @@ class Delivery:
         self._failure = RepeatedFailure()
         self._named_failures: set[tuple[str, str]] = set()
         """Kinds of failures that were logged."""
+        self.set_aside: Mapping[int, Collection[int]] = {}
+        """Rows of the last write that were dropped or sent to the fallback sink, by index of the frame."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -170,8 +176,10 @@ class Delivery:
         account is the one that `take_settled` returns once the records are durable. Raises `UserError` or `UdfError`
         with the record's name if the policy says stop, and what the sinks raise.
         """
+        self.set_aside = {}
         exact = exact_end(frames, end)
         aside = await self._deliver(self._primary, self._policy, frames, exact)
+        self.set_aside = aside.rows
         account = Account(inputs=sum(item.frame.records for item in frames))
         if self._fallback is not None:
             set_aside = [frames[number].take(rows) for number, rows in sorted(aside.fallback.items())]
@@ -205,7 +213,14 @@ class Delivery:
         # The fallback first, so that the primary's position does not pass records that are not stored yet.
         if self._fallback is not None:
             await self._until_done(self._fallback.flush)
-        await self._until_done(self._primary.flush)
+        try:
+            await self._until_done(self._primary.flush)
+        except (RefusedLateError, DivideDeliveryError):
+            # The last write was a whole delivery, and the target has nothing of it.
+            write = self._unsettled.pop()
+            self._statistics.unsettled_records -= write.account.inputs
+            self._statistics.unsettled_bytes -= write.size
+            raise
 
     async def tick(self) -> None:
         """Call at least every second. If the target is away, the next tick tries again."""
@@ -372,6 +387,7 @@ class Delivery:
         3. The policy says drop: dropped.
         4. The policy says stop, or retry although a retry cannot help: stop, so that nothing is lost.
         """
+        aside.rows.setdefault(number, set()).add(row)
         wants_fallback = failure.fallback or policy.on_failure is OnFailure.FALLBACK
         if failure.drop:
             aside.dropped.append(failure.reason)

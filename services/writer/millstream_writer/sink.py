@@ -139,6 +139,12 @@ class RefusedLateError(Exception):
     written again: the result of that write has the failures of these records, too."""
 
 
+class DivideDeliveryError(Exception):
+    """A whole delivery of several records has ended the process of the sink's function, which had no other call. The
+    target has nothing of it. It has to be made as smaller deliveries, so that the record that is the cause is found.
+    The text says how the process ended."""
+
+
 class SinkLane(Protocol):
     """The open target of one lane, under one epoch. Used by one task."""
 
@@ -181,7 +187,7 @@ class WholeLane(SinkLane, Protocol):
 
     A delivery consists of the writes between two flushes; in a lane that does not collect, of one write. If records of
     a write are refused, the target has none of its records before the next call. The flush that follows may raise
-    `RefusedLateError`.
+    `RefusedLateError`. Both calls may raise `DivideDeliveryError`.
     """
 
     @property
@@ -199,6 +205,15 @@ class WholeLane(SinkLane, Protocol):
 
     async def reach(self) -> Position:
         """The target's position, with every former owner fenced. Raises `RetryLaterError` while the target is away."""
+
+
+@runtime_checkable
+class DividingLane(WholeLane, Protocol):
+    """A lane of whole deliveries that may raise `DivideDeliveryError`."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether it may. A delivery is then no larger than what a mark holds."""
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.sidecar import python_command
 from millstream_connectors.opening_sinks import open_sink
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.sink import RefusedLateError, SinkFrame, SinkLane
+from millstream_writer.sink import DivideDeliveryError, SinkFrame, SinkLane
 from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
 from tests.contract.sinks.position_lanes import function, lane, opened
 from tests.contract.sinks.sink_targets import POSITION_SINK, position_sink_numbers, sqlite_rows
@@ -208,6 +208,12 @@ def delivery_of(primary: SinkLane, fallback: SinkLane | None, on_failure: OnFail
     )
 
 
+async def written(delivery: Delivery, frames: Sequence[SinkFrame]) -> Account:
+    account = await delivery.write(frames, Position(frames[-1].sequence))
+    await delivery.flush()
+    return account
+
+
 IN_WRITE, IN_FLUSH = [2000099, 3000099], [2000098, 3000098]
 
 
@@ -252,35 +258,27 @@ async def test_a_lane_stops_at_a_record_that_ends_the_process_and_has_all_before
 
 @pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
-async def test_of_a_whole_delivery_only_the_records_that_end_the_process_are_refused(tmp_path: Path) -> None:
-    """The target has nothing of it before their fate is decided."""
+@pytest.mark.parametrize("deadly", [2000099, 2000098], ids=["write", "flush"])
+@pytest.mark.parametrize("others", [[10, 11], [1000033]], ids=["others", "one that is refused"])
+async def test_nothing_of_a_whole_delivery_that_ends_the_process_is_in_the_target_and_it_has_to_be_divided(
+    tmp_path: Path, deadly: int, others: list[int]
+) -> None:
     target = tmp_path / "numbers.db"
-    frames = [sink_frame([value_of(n) for n in (10, 2000099, 1000033, 11)], 1)]
-    frames.append(sink_frame([value_of(n) for n in (12, 3000099)], 2))
+    frames = [sink_frame([value_of(n)], number) for number, n in enumerate([*others, deadly], 1)]
     async with function(target) as client, lane(client, replace(sink_owner(1), whole=True)) as primary:
         delivery = delivery_of(primary, None, OnFailure.DROP)
         # That `check` refuses one leaves everything for the flush.
-        assert (await delivery.write(frames, Position(2))).processed == 5
-        with pytest.raises(RefusedLateError):
-            await delivery.flush()
-        assert position_sink_numbers(target) == []
-        account = await delivery.write(frames, Position(2))
-        assert account == Account(inputs=6, processed=3, dropped={"unwanted": 1, "function failed": 2})
-        assert position_sink_numbers(target) == []
-        await delivery.flush()
-        assert primary.durable == Position(2)
-    assert position_sink_numbers(target) == [10, 11, 12]
-
-
-@pytest.mark.guarantee("I1")
-async def test_a_flush_that_ends_the_process_with_a_whole_delivery_stops_the_lane(tmp_path: Path) -> None:
-    target = tmp_path / "numbers.db"
-    frames = [frame(1).take([0]), sink_frame([value_of(2000098)], 2)]
-    async with function(target) as client, lane(client, replace(sink_owner(1), whole=True)) as primary:
-        delivery = delivery_of(primary, None, OnFailure.DROP)
-        with raises(codes.SINK_FUNCTION_FAILED, "2 records, from .*/1/0 to .*/2/0.*chain: false"):
-            await delivery.write(frames, Position(2))
-    assert position_sink_numbers(target) == []
+        with pytest.raises(DivideDeliveryError, match="exited with code"):
+            await written(delivery, frames)
+        assert delivery.set_aside == ({0: {0}} if others == [1000033] else {})
+        assert (position_sink_numbers(target), primary.durable) == ([], Position(0))
+        assert delivery.statistics().unsettled_records == 0
+        # The cause has a delivery of its own.
+        account = await written(delivery, [sink_frame([value_of(deadly)], 1)])
+        assert account == Account(inputs=1, dropped={"function failed": 1})
+        assert (position_sink_numbers(target), primary.durable) == ([], Position(1))
+        await delivery.write([sink_frame([value_of(n) for n in (12, 13)], 2)], Position(2))
+    assert position_sink_numbers(target) == [12, 13]
 
 
 @pytest.mark.sweep

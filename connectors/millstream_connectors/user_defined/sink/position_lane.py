@@ -11,8 +11,7 @@ The position is opaque to the function. It also contains the records that were r
 may refuse other records when it checks them again, but decisions about records before the position are final.
 
 A transaction that ends the process of its function is repeated in halves, until one record is left, which is then
-refused. A delivery that has to be whole is never committed in parts, so its parts are only written, not committed: that
-finds the records that end the process in `write`.
+refused. A delivery that has to be whole is never committed in parts, so its owner makes smaller deliveries instead.
 
 Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.streams`).
 """
@@ -47,6 +46,7 @@ from millstream_connectors.user_defined.sink.outcomes import failure_of
 from millstream_connectors.user_defined.sink.positions import StoredPosition, position_of, text_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import (
+    DivideDeliveryError,
     RefusedLateError,
     SinkFailure,
     SinkFrame,
@@ -128,6 +128,14 @@ class UdfPositionLane(KeptLane[_Row]):
         self._deadly: dict[Position, SinkFailure] = {}
         """Records after the position that have ended the process when they were written, in the same form."""
         self._again: _Again | None = None
+        self._offered = 0
+        """Records of the last write."""
+        self._suspected = 0
+        """How many of the next records belong to a whole delivery that has ended the process."""
+
+    @property
+    def divides(self) -> bool:
+        return True
 
     async def open(self) -> None:
         await self._over_breaks(super().open)
@@ -135,6 +143,7 @@ class UdfPositionLane(KeptLane[_Row]):
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         if self._again is not None and self._again.asked != end:
             self._again = None
+        self._offered = sum(item.frame.records for item in frames)
         while True:
             try:
                 result = await self._over_breaks(partial(super().write, frames, end))
@@ -165,7 +174,7 @@ class UdfPositionLane(KeptLane[_Row]):
     async def flush(self) -> None:
         try:
             await self._over_breaks(super().flush)
-        except RefusedLateError:
+        except (RefusedLateError, DivideDeliveryError):
             # All of it is offered again.
             self._rest = None
             raise
@@ -223,7 +232,7 @@ class UdfPositionLane(KeptLane[_Row]):
             self._is_open = False
             what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {error}"
             raise RetryLaterError(codes.TARGET_AWAY, what) from error
-        except (_AskedAgainError, RefusedLateError):
+        except (_AskedAgainError, RefusedLateError, DivideDeliveryError):
             # Nothing that was written is uncommitted.
             raise
         except BaseException:
@@ -427,7 +436,8 @@ class UdfPositionLane(KeptLane[_Row]):
         """One transaction of the function: these records, and the position after them.
 
         If it ends the process, it is repeated in halves, one after the other. Raises `RefusedLateError` when the
-        record that is the cause is found: all records before it are in the target, or none if the delivery is whole.
+        record that is the cause is found: all records before it are in the target. A whole delivery is not repeated in
+        halves: raises `DivideDeliveryError` if it has several records, and the target has none of them.
         """
         if len(made) < 2 or self._owner.whole:
             await self._commit_undivided(made, end, frame)
@@ -454,21 +464,23 @@ class UdfPositionLane(KeptLane[_Row]):
 
     async def _commit_undivided(self, made: Sequence[_Row], end: Position, frame: str) -> None:
         suspects, pauses = Suspects(), Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
-        searched = len(made) < 2
+        if self._suspected:
+            suspects.ended(_ALL, alone=False)
         while (lost := await self._transacted(made, _ALL, end, frame, pauses, suspects)) is not None:
             ending, alone = lost
             if ending is None:
                 continue
-            if not suspects.ended(_ALL, alone=alone):
-                if not made:
-                    raise self._failed(ending, "stored a position, without records")
-                if len(made) == 1:
-                    self._refuse(made[0], ending)
-                    raise RefusedLateError
-                raise self._undecided(made, ending)
-            if alone and not searched:
-                searched = True
-                await self._search(made, pauses)
+            if alone and made and self._owner.whole and self._offered > 1:
+                # Also if only one of them is not refused: the others would be offered again with it.
+                self._suspected = self._suspected or self._offered
+                raise DivideDeliveryError(f"the function's process {ending.why}")
+            if suspects.ended(_ALL, alone=alone):
+                continue
+            if not made:
+                raise self._failed(ending, "stored a position, without records")
+            self._refuse(made[0], ending)
+            raise RefusedLateError
+        self._suspected = max(0, self._suspected - self._offered)
 
     async def _transacted(
         self, made: Sequence[_Row], rows: Sequence[int], end: Position, frame: str, pauses: Pauses, suspects: Suspects
@@ -491,54 +503,11 @@ class UdfPositionLane(KeptLane[_Row]):
             return ending, error.lost is not None and error.lost.alone
         return None
 
-    async def _search(self, made: Sequence[_Row], pauses: Pauses) -> None:
-        """Find the records of a whole delivery that end the process in `write`. Nothing is committed meanwhile. Raises
-        `RefusedLateError` if there are any."""
-        suspects, found = Suspects(), False
-        waiting = deque(suspects.ended(range(len(made)), alone=True))
-        while waiting:
-            rows = waiting.popleft()
-            stream = self._stream
-            assert stream is not None, "it is used in a session"
-            try:
-                async with stream.alone(len(rows)):
-                    await self._write(stream, [made[row] for row in rows])
-            except StreamLostError as error:
-                ending = await self._reopened(error, pauses)
-                if error.lost is None or ending is None:
-                    waiting.appendleft(rows)
-                    continue
-                pieces = suspects.ended(rows, alone=error.lost.alone)
-                waiting.extendleft(reversed(pieces))
-                if not pieces:
-                    self._refuse(made[rows[0]], ending)
-                    found = True
-                continue
-            except SinkFunctionError:
-                # The process lives. Without those before them, the records may not be writable.
-                pass
-            suspects.answered(rows)
-            # That discards what was written.
-            await self._take_over()
-        if found:
-            raise RefusedLateError
-
     def _refuse(self, one: _Row, ending: Ending) -> None:
         """Note that a record ends the process: it is refused when it is offered again."""
         # Those before the position cannot come again, except in a fallback.
         self._deadly = {at: failure for at, failure in self._deadly.items() if at > self._durable}
         self._deadly[one.end] = self._refusal(outcome_of(ending), 0)
-
-    def _undecided(self, made: Sequence[_Row], ending: Ending) -> UdfError:
-        ids = [one.item.record_ids()[one.row] for one in (made[0], made[-1])]
-        return UdfError(
-            codes.SINK_FUNCTION_FAILED,
-            f"{self._owner.where}: the function's process {ending.why}, {DEATHS_MAX} times in a row, in a transaction "
-            f"of {len(made)} records, from {ids[0]} to {ids[1]}. Nothing of it is in the target. `write` takes them "
-            "all, so `flush` ends the process, and it is not known for which record. Fix the function and start "
-            "again. Or set `chain: false` on the edge to this sink: then smaller transactions show which record it is",
-            detail=ending.tail,
-        )
 
     async def _write(self, stream: PositionSinkStream, made: Sequence[_Row]) -> None:
         for _, rows in groupby(made, key=lambda one: id(one.item)):

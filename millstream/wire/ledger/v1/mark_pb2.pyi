@@ -45,6 +45,8 @@ class Mark(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_RECORDS_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """New for every commit; shows whether a commit whose answer was lost is stored."""
     epoch: _builtins.int
@@ -76,6 +78,8 @@ class Mark(_message.Message):
     lane. As long as the settings stay, a target without one is not the one that the lane has written to. 0: none, or a
     ledger of an earlier version.
     """
+    undelivered_records: _builtins.int
+    """How many of these are not delivered: the last ones."""
     @_builtins.property
     def account(self) -> Global___Account:
         """What became of every input record since the lane's first commit."""
@@ -120,6 +124,13 @@ class Mark(_message.Message):
     def prepared(self) -> Global___Prepared:
         """The next state of the lane, if its target has the delivery that may be in flight."""
 
+    @_builtins.property
+    def undelivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Undelivered]:
+        """Records for the sink at the end of the chain, made of input that this mark has passed. A delivery with all of them
+        ended the process of the sink's function, so they are delivered in smaller deliveries, before any others. Empty in a
+        prepared mark, because they are in the one around it.
+        """
+
     def __init__(
         self,
         *,
@@ -144,14 +155,45 @@ class Mark(_message.Message):
         delivery: _builtins.str = ...,
         prepared: Global___Prepared | None = ...,
         target: _builtins.int = ...,
+        undelivered: _abc.Iterable[Global___Undelivered] | None = ...,
+        undelivered_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "target", b"target", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Undelivered(_message.Message):
+    """Records that a chain has passed to its sink."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """Prefix of their ids, which end with the number of the record."""
+    first: _builtins.int
+    """The number of the first record."""
+    frame: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        first: _builtins.int = ...,
+        frame: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "frame", b"frame", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Undelivered: _TypeAlias = Undelivered  # noqa: Y015
 
 @_typing.final
 class Prepared(_message.Message):

@@ -188,7 +188,8 @@ async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[st
         if edge not in known:
             continue
         records, beyond = 0, ""
-        for buffer in buffers_of(former.graph, former.graph.edge(edge)):
+        inside = [buffer for buffer in in_buffers if buffer.edge == edge]
+        for buffer in buffers_of(former.graph, former.graph.edge(edge)) or inside:
             if buffer in in_buffers:
                 records += in_buffers[buffer]
                 continue

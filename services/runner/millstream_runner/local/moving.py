@@ -4,7 +4,7 @@
     an edge is removed:    marks of its reader's lanes ─► accounts and totals ─► marks of the lanes that remain
 
 All of it stays in one ledger. The new lanes of a chain write to the same buffers, so their readers notice nothing, and
-records may wait there. No record waits inside a chain.
+records may wait there. Inside a chain, records wait only for a sink, which is not separated from its chain.
 
 Above it: a change of the pipeline, which repeats the steps if a run dies between them. Below it: the ledgers.
 """

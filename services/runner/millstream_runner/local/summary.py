@@ -102,7 +102,7 @@ _NAME_CHARS = (24, 16)
 
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
     """Add the marks up and check them. `waiting`: records counted in the buffers; buffers without a count are not
-    compared."""
+    compared. What waits inside a chain is in the marks."""
     written = _written(marks)
     # Several lanes of a chain may pass records over one edge inside it.
     read: Counter[BufferId] = Counter()
@@ -131,15 +131,27 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         sent = sum(written.get(buffer, 0) for buffer in own)
         vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
     edges = []
+    in_marks = waiting_in_marks(graph, marks)
     for edge in graph.edges:
         buffers = _places_of(graph, edge)
         for buffer in buffers:
-            # Records cannot wait inside a chain.
-            in_buffer = 0 if edge.chain else waiting.get(buffer)
+            in_buffer = in_marks.get(buffer, 0) if edge.chain else waiting.get(buffer)
             found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), in_buffer)
         sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
         edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
+
+
+def waiting_in_marks(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
+    """Records inside chains that wait for the sink at the end: those that the marks keep."""
+    found: dict[BufferId, int] = {}
+    for lane, mark in marks.items():
+        edge = graph.chained_into(graph.chain(lane.vertex)[-1])
+        if edge is not None and mark.undelivered_records:
+            buffer = BufferId(edge.name, lane.partition)
+            # The lanes of a join that begins the chain pass records over the same edge.
+            found[buffer] = found.get(buffer, 0) + mark.undelivered_records
+    return found
 
 
 def check_stored(summary: Summary, where: Path) -> None:

@@ -27,7 +27,7 @@ from millstream.watermark.store import OtStore, OtStores, newest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.progress import PipelineProgress
-from millstream_runner.local.summary import Summary, summarize
+from millstream_runner.local.summary import Summary, summarize, waiting_in_marks
 from millstream_vertex.past import check_not_older
 from millstream_vertex.shared_copies import leave, leaving
 
@@ -105,9 +105,9 @@ class PipelineView:
 
     async def waiting(self) -> dict[BufferId, int]:
         """Records that are stored in each buffer and not read yet, counted one by one; without buffers that would take
-        too long."""
-        found: dict[BufferId, int] = {}
-        read = _read(await self.marks())
+        too long. Also those that wait for the sink at the end of a chain, by the edge inside the chain."""
+        marks = await self.marks()
+        found, read = waiting_in_marks(self._plan.graph, marks), _read(marks)
         for buffer in (buffer for edge in self._plan.edges for buffer in buffers_of(self._plan, edge)):
             ledger = await self._ledger(self._plan.edge(buffer.edge).from_)
             if ledger is None:
