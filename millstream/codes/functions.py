@@ -66,8 +66,8 @@ SINK_FUNCTION_FAILED = Code(
         "stop. The message names the record."
     ),
     data=(
-        "The record is not acknowledged and is given to the function again at the next start, as may be records "
-        "around it that the function accepted since the last mark."
+        "The record is kept and is given to the function again at the next start, as may be records around it that "
+        "the function accepted since the last mark."
     ),
     do="Correct the function or its target; or give the sink a `fallback`, or set `retryStrategy.onFailure`.",
 )

@@ -91,9 +91,13 @@ def place_of(kind: str, directory: Path) -> Iterator[Place]:
             )
 
 
-def position_sink(directory: Path) -> Place:
+def position_sink(directory: Path, name: str = "Values", deadly: Sequence[int] = ()) -> Place:
     """A user-defined sink that keeps positions."""
-    settings = {"python": f"{POSITION_VALUES}:Values", "env": [{"name": "VALUES", "value": str(directory / "values")}]}
+    env = {"VALUES": str(directory / "values"), "DEADLY": json.dumps(deadly)}
+    settings = {
+        "python": f"{POSITION_VALUES}:{name}",
+        "env": [{"name": key, "value": value} for key, value in env.items()],
+    }
     return Place({"udsink": settings}, lambda: position_sink_rows(directory / "values"))
 
 
@@ -170,6 +174,53 @@ async def _killed(directory: Path, place: Place) -> None:
         "whim": (records, records - sevenths, sevenths),
         "out": (len(rows), len(rows), 0),
     }
+
+
+DEADLY = [9, 311, 312, 640]
+"""Numbers whose first copy ends the process of the sink in `flush`."""
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I1", "I2")
+@pytest.mark.timeout(900)
+async def test_deliveries_that_end_their_process_are_divided_though_everything_is_killed(tmp_path: Path) -> None:
+    """The parts of a delivery have records of one attempt, because the mark keeps them."""
+    files, place, records = PipelineFiles(tmp_path), position_sink(tmp_path, "Deadly", DEADLY), 2 * PART
+    sink = json.dumps({**place.sink, "guarantee": "exactlyOnce", "retryStrategy": {"onFailure": "drop"}})
+    files.write(f"{files.fed_source()}{files.function('whimsical', vertex='whim')}- name: out\n  sink: {sink}\n", CHAIN)
+    files.feed(range(records))
+    kills: list[Callable[[Running], object]] = [
+        lambda run: kill(run, "in-0"),
+        kill_function,
+        lambda run: kill(run, "in-0", "broker"),
+        lambda run: kill(run, "in-0"),
+        kill_function,
+        lambda run: kill(run, "broker"),
+    ]
+    deaths = tmp_path / "values.deaths"
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
+        for one in kills:
+            before = deaths.stat().st_size if deaths.exists() else 0
+            await run.until(lambda before=before: deaths.exists() and deaths.stat().st_size > before + 2)  # type: ignore[misc]
+            await asyncio.to_thread(one, run)
+        # Records are in order, so this is the last one.
+        await run.until(lambda: any(row["number"] == records - 1 for row in place.rows()))
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    told = json.loads(ended.out.splitlines()[-1])["account"]
+    assert told["balanced"]
+    rows = await asyncio.to_thread(place.rows)
+    (out,) = (one for one in told["vertices"] if one["vertex"] == "out")
+    assert out["dropped"] == {"function failed": len(DEADLY)}
+    assert (out["inputs"], out["processed"]) == (len(rows) + len(DEADLY), len(rows))
+    assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
+    deadly = [row for row in rows if row["number"] in DEADLY]
+    check_whims([row for row in rows if row not in deadly], [n for n in range(records) if n not in DEADLY])
+    for number in DEADLY:
+        found = [row for row in deadly if row["number"] == number]
+        assert len({row["whim"] for row in found}) <= 1
+        assert [row["copy"] for row in found] == [*range(1, found[0]["of"])] if found else True
 
 
 @pytest.mark.guarantee("I1", "I2")

@@ -4,6 +4,8 @@ import pytest
 
 from millstream.account import Account
 from millstream.record import BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.models import Pipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.summary import Summary, summarize, summary_lines
 from tests.unit.local.pipelines import small
@@ -110,3 +112,20 @@ def test_a_narrow_terminal_gets_a_table_without_the_columns_that_say_nothing() -
     empty = summary_lines(checked(marks), 60)
     assert empty[0].split() == ["VERTEX", "TYPE", "INPUT", "PROCESSED", "DEAD-LETTERED", "WRITTEN"]
     assert " ".join(empty[5:7]).split()[-4:] == ["FILTERED,", "DROPPED,", "BELOW-WATERMARK,", "LATE"]
+
+
+@pytest.mark.guarantee("I2")
+def test_what_the_mark_of_a_chain_keeps_for_its_sink_waits_on_the_edge_to_it() -> None:
+    vertices = [{"name": "in", "source": {"generator": {"records": 10}}}, {"name": "out", "sink": {"blackhole": {}}}]
+    spec = {"vertices": vertices, "edges": [{"from": "in", "to": "out", "chain": True}]}
+    head = {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "chained"}}
+    graph = Graph.of(Pipeline.model_validate({**head, "spec": spec}))
+    one = mark(Account(inputs=10, processed=10), ended=False, in_out=10)
+    one.members.add(vertex="out", edge="in-out", account=Account(inputs=4, processed=4).to_message())
+    assert summarize(graph, {IN_0: one}, {}).differences == [
+        "buffer in-out.0: 10 records written, but 4 read and 0 waiting"
+    ]
+    one.undelivered_records = 6
+    summary = summarize(graph, {IN_0: one}, {})
+    assert summary.balanced
+    assert "edge in-out: 6 waiting records" in summary_lines(summary)
