@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
 # Half of the tests' time is waiting, for processes that start and for limits that pass.
-WORKERS ?= 5
+WORKERS ?= 6
 ADDRESS ?= 127.0.0.1:8000
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1

@@ -17,7 +17,7 @@ import argparse
 import ast
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,8 @@ _PACKAGES = (
     ("millstream_runner", "millstream_testing"),
 )
 """From the bottom to the top, as in `pyproject.toml`."""
-_MAP_LANE = "millstream_vertex.map_lane"
+_MAP_LANE = tuple(f"millstream_vertex.{name}" for name in ("map_lane", "lane", "buffer_input", "mapping"))
+"""What a lane of a map is made of; before there were stages, one module imported all of it."""
 _ATTRIBUTES_MAX = 20
 _PARAMETERS_MAX = 10
 _SETTINGS_AND_STATISTICS = ("SpecModel", "Enum", "NamedTuple", "Protocol", "Choice")
@@ -89,9 +90,10 @@ class Structure:
                     if below in self.modules or node.module in self.modules:
                         yield below if below in self.modules else node.module
 
-    def reached(self, start: str) -> set[str]:
-        """What a module imports, directly or through others, and itself."""
-        seen, waiting = {start}, [start]
+    def reached(self, starts: Iterable[str]) -> set[str]:
+        """What modules import, directly or through others, and themselves."""
+        seen = {start for start in starts if start in self.modules}
+        waiting = list(seen)
         while waiting:
             new = self.imports[waiting.pop()] - seen
             seen |= new

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from millstream import codes
+from millstream.compression import Compression
 from millstream.errors import UserError
 from millstream.nearest import one_of
 from millstream.spec.registry import Registry
@@ -30,15 +31,6 @@ EXTRAS: Mapping[str, str] = {"redis": "millstream[redis]"}
 COMPRESSION = "compression"
 """The key beside that of the technology."""
 _TYPE = "type"
-
-
-class Compression(StrEnum):
-    """How stored frames are compressed. Numaflow has the same names, in capitals."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
-    GZIP = "gzip"
 
 
 def _checked(written: Mapping[str, Any]) -> Mapping[str, Any]:

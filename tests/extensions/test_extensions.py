@@ -3,20 +3,22 @@ users start them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 import sqlite3
 import sys
 import textwrap
+import time
 from contextlib import closing
 from pathlib import Path
 from string import Template
 
 import pytest
 
-from tests.mesh.running import command
-from tests.recovery.kills import FUNCTION, killed_in_turn
+from tests.mesh.running import command, start
+from tests.recovery.kills import FUNCTION, kill, killed_in_turn
 
 TOYS = Path(__file__).parent / "toys"
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -112,7 +114,7 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
         "pyproject.toml",
         "millstream_toys/countdown/lane.py",
         "millstream_toys/dedup/kind.py",
-        "millstream_toys/dedup/lane.py",
+        "millstream_toys/dedup/stage.py",
         "millstream_toys/lines/connection.py",
         "millstream_toys/lines/protocol.py",
         "millstream_toys/sqlite/connector.py",
@@ -206,12 +208,55 @@ async def test_a_kind_that_is_not_installed_is_unknown(once: Path, monkeypatch: 
 
 @pytest.mark.guarantee("I1")
 async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_killed(once: Path) -> None:
-    made = await killed_in_turn(once, endless(ONCE, 500), ("once-0", "once-0"))
+    made = await killed_in_turn(once, endless(ONCE, 100), ("once-0", "once-0"))
     lowest = ENDLESS - made + 1
     assert rows(once) == list(range(ENDLESS // 2, lowest // 2 - 1, -1))
     shown = await command(once, "status")
     (line,) = (line for line in shown.out.splitlines() if line.startswith("once ") and " dedup " in line)
     assert f"{made:,}" in line
+
+
+FOLLOWED = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {file: {paths: [in.txt], format: lines, follow: true}}
+  - name: once
+    dedup: {ttl: 5s}
+    placement: {process: own}
+  - name: out
+    sink: {sqlite: {path: out.db}}
+  edges:
+  - {from: in, to: once}
+  - {from: once, to: out}
+"""
+TTL_S = 5.0
+
+
+async def test_a_stage_of_theirs_forgets_by_a_timer_that_survives_a_kill(pipeline: Path) -> None:
+    (pipeline / "pipeline.yaml").write_text(FOLLOWED)
+    given = pipeline / "in.txt"
+    given.write_text("1\n")
+    begun_s = time.monotonic()
+    async with start(pipeline, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until_more("out")
+        await kill(run, "once-0", None)
+        counts = itertools.count(1)
+
+        def is_through_again() -> bool:
+            with given.open("a") as file:
+                file.write(f"1\n{'2' * next(counts)}\n")
+            return rows(pipeline).count(1) == 2
+
+        await run.until(is_through_again)
+        # A stage that had lost its state would have let it through as soon as it was started again.
+        assert time.monotonic() >= begun_s + TTL_S
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
 
 
 @pytest.mark.guarantee("I1")

@@ -25,7 +25,8 @@ from millstream_udf import arrow_values, columns
 from millstream_udf.groups import Group
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
-from millstream_vertex.mapping import Mapper
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.stage import StageInput
 from millstream_writer.routing import Route, Router
 from millstream_writer.sink import SinkFailure
 from tests.fuzzing.using import INPUTS, Target, use
@@ -64,11 +65,11 @@ def map_answer(data: bytes) -> None:
         answer = fit(INPUTS.records)
     except (ValueError, DecodeError):
         return
-    mapper = Mapper(
+    stage = MapStage(
         _OneAnswer(answer), _POLICY, where="p/map/in-map.0", has_dead_letter=True, needs_tags=True, rng=random.Random(1)
     )
     try:
-        mapped = _at_once(mapper.map(INPUTS, watermark_us=0))
+        mapped = _at_once(stage.on_frame(StageInput(INPUTS, 0)))
         output = mapped.frame and mapped.frame.with_values()
     except UdfError as error:
         if error.code != codes.FUNCTION_PROTOCOL:

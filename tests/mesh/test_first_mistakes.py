@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_vertex.slicing import FIRST_SLICE_RECORDS
+from millstream_vertex.pacing import FIRST_SLICE_RECORDS
 from tests.mesh.running import command, start
 
 PAGE = (Path(__file__).parents[2] / "docs/first-mistakes.md").read_text(encoding="utf-8")

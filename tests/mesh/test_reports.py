@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.mesh.running import command, start
 from tests.unit.pictures.test_report import ALLOWED, Page
 
@@ -43,6 +45,7 @@ async def test_the_report_of_a_run_that_ends(files: PipelineFiles, tmp_path: Pat
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.sweep
 async def test_the_report_of_a_run_that_is_stopped_or_fails(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=500) + files.function("identity") + files.file_sink("out"),

@@ -134,6 +134,7 @@ async def test_edges_that_share_a_copy_part_where_nothing_waits(
     assert sorted(files.numbers("b")) == [n for n in range(300) if n < 100 or n >= 200 or n % 2]
 
 
+@pytest.mark.sweep
 async def test_edges_that_share_a_copy_do_not_part_while_records_wait(files: PipelineFiles, tmp_path: Path) -> None:
     held = "- name: held\n  sink: {http: {url: 'http://127.0.0.1:1/'}}\n"
     vertices = SOURCE + files.function("identity") + files.file_sink("out") + held

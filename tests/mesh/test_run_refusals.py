@@ -107,6 +107,7 @@ async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: Pipeli
     assert sorted(files.numbers("out")) == list(range(100))
 
 
+@pytest.mark.sweep
 async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_have_files(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_h
     assert (without.exit_code, "--move-outputs" in without.err) == (2, True)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_file_sink_whose_directory_was_replaced_by_an_empty_one_writes_nothing(
     files: PipelineFiles, tmp_path: Path

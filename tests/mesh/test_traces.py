@@ -41,6 +41,8 @@ async def test_a_trace_and_the_latency_go_through_a_reduce_to_the_sink(
     async with open_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        # On a busy machine, an answer may take longer than the 10 s of the default, and what is not sent is given up.
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
         begun_us = SystemClock().now_us()
         async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
             await run.run()
@@ -87,6 +89,8 @@ async def test_spans_and_metrics_hold_nothing_of_a_record(
     async with open_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        # On a busy machine, an answer may take longer than the 10 s of the default, and what is not sent is given up.
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
         async with open_pipeline(path, tmp_path / "broker") as run:
             await run.run()
     assert SECRET in str(files.envelopes("bad")[0])

@@ -352,6 +352,7 @@ async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: Pipel
     assert "ValueError: no good" in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_vertex_that_asks_for_it_has_a_process_of_its_own(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(10**9, rpu=50)

@@ -98,6 +98,7 @@ def test_a_run_without_a_fault_is_no_success(tmp_path: Path) -> None:
     assert "INCOMPLETE: no fault could be injected; give it more time" in ended.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

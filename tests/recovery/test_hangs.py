@@ -156,6 +156,7 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
     assert sorted(files.numbers("out")) == list(range(run.records("in")))
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys_silence(tmp_path: Path) -> None:

@@ -268,6 +268,7 @@ async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path)
     assert violated == []
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_what_was_acknowledged_to_an_http_client_is_there_after_a_power_cut(tmp_path: Path) -> None:

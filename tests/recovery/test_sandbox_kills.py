@@ -41,6 +41,7 @@ def of_sandbox(run: Running, inner: bool) -> psutil.Process | None:
     return function if inner else outer
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I8", "I9")
 async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothing(tmp_path: Path) -> None:
     code = tmp_path / "code"

@@ -19,8 +19,8 @@ from tests.security.outside_secrets import KINDS, Outside, open_outside
 from tests.support.children import started
 from tests.unit.telemetry.collector import Collector, open_collector
 
-LIGHT = ("postgres", "web")
-"""Those whose servers start in a moment: a password, a token, a header."""
+LIGHT = ("web",)
+"""Those whose servers start in a moment: a token, a header."""
 SOME = [kind if kind in LIGHT else pytest.param(kind, marks=pytest.mark.sweep) for kind in KINDS]
 RUNNING = (
     *("validate pipeline.yaml", "validate --online pipeline.yaml", "validate -o json pipeline.yaml", "connectors"),

@@ -20,7 +20,7 @@ SEPARATOR = b"|"
 
 
 class SimEngine:
-    """`Engine` of one process."""
+    """`WindowEngine` of one process."""
 
     def __init__(self, rng: random.Random, pause_s: Callable[[], float], failing: float) -> None:
         """`failing`: share of requests of which one window fails."""

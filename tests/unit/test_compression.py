@@ -17,7 +17,7 @@ from millstream.ledger.compression import COMPRESSED_BYTES_MIN, Compressor, deco
 from millstream.ledger.packs import Pack, frames_in, is_pack, shares_of
 from millstream.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from millstream.wire.ledger.v1 import compressed_pb2
-from millstream_vertex.map_lane import MapLane
+from millstream_vertex.lane import Lane
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
 from tests.support.errors import raises
@@ -143,7 +143,7 @@ def test_the_shares_of_the_frames_are_all_that_is_stored(records: list[int], dat
 async def test_what_is_in_flight_is_bounded_by_decoded_bytes() -> None:
     large = records_of(*[bytes(FRAME_BYTES_MAX // 100)] * 90)
     held: list[int] = []
-    lanes: list[MapLane] = []
+    lanes: list[Lane] = []
 
     def looks(value: bytes) -> bytes:
         held.append(lanes[0].statistics().bytes_in_flight)

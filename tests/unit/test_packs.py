@@ -15,9 +15,9 @@ from millstream.ledger.packs import Pack, finished_bytes, frames_in, is_pack, sh
 from millstream.limits import FRAME_RECORDS_MAX, KIB, PACK_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream_reader.buffer import ReadFrame, open_buffer_reader
-from millstream_vertex.map_lane import MapLane
-from millstream_vertex.slicing import FIRST_SLICE_RECORDS
-from millstream_writer.committer import Unit, batch_of, packed
+from millstream_vertex.lane import Lane
+from millstream_vertex.pacing import FIRST_SLICE_RECORDS
+from millstream_writer.committer import Changes, Unit, batch_of, packed
 from millstream_writer.routing import FrameLimits, Route, Router
 from tests.unit.reader.test_buffer import Timeline
 from tests.unit.vertex.lane_rig import INPUT, UPSTREAM, Rig, open_rig, open_stream, records_of
@@ -80,10 +80,10 @@ async def test_the_frames_of_a_commit_to_one_buffer_are_one_message_with_the_mar
 
 @pytest.mark.guarantee("I1", "I2")
 async def test_a_commit_with_ids_or_to_several_buffers_has_a_pack_for_each(rig: Rig) -> None:
-    committer = await rig.committer(UPSTREAM, Router([Route(INPUT.edge, 1, None), Route(OTHER.edge, 1, None)]))
-    committer.ids_ttl_s = 60.0
+    router = Router([Route(INPUT.edge, 1, None), Route(OTHER.edge, 1, None)])
+    committer = await rig.committer(UPSTREAM, router, ids_ttl_s=60.0)
     pairs = [(INPUT, FRAMES[0]), (OTHER, FRAMES[2]), (INPUT, FRAMES[1])]
-    await committer.commit([Unit(frames=pairs, ids=b"x" * 16)], watermark_us=0)
+    await committer.commit([Unit(frames=pairs, changes=Changes(b"x" * 16))], watermark_us=0)
     await committer.commit([Unit(frames=pairs)], watermark_us=0)
     ledger = await rig.ledger("in")
     stored = await ledger.peek(INPUT, 0, 100)
@@ -163,7 +163,7 @@ async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig, first: 
     stored, *_ = await (await rig.ledger("in")).peek(INPUT, 0, 100)
     assert is_compressed(stored.data) == (rig.compression is not Compression.NONE)
     assert is_pack(decompressed(stored.data))
-    lanes: list[MapLane] = []
+    lanes: list[Lane] = []
 
     def stops(value: bytes) -> bytes:
         if value == values[0]:
@@ -190,7 +190,7 @@ def test_a_commit_takes_what_fits_a_pack() -> None:
     assert batch_of([unit] * 20) == 20
     other = Unit(frames=[(BufferId("e", 1), frame(0, 1))], size=KIB)
     assert batch_of([unit, other, *[unit] * 20], pack) == 22, "it is a batch in any case"
-    ids = Unit(frames=unit.frames, size=100 * KIB, ids=b"x" * 16)
+    ids = Unit(frames=unit.frames, size=100 * KIB, changes=Changes(b"x" * 16))
     assert batch_of([ids] * 20, pack) == 20
     large = Unit(frames=[(BufferId("e", 0), frame(0, FRAME_RECORDS_MAX))] * 8, size=900 * KIB)
     assert batch_of([large] * 3, pack) == 3, "its first unit is a batch in any case"

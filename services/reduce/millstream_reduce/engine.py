@@ -33,7 +33,7 @@ RESULT_SCHEMA = pa.schema([
 """One row for each result. `window`: index of its window in the request; nulls of the others: none."""
 
 
-class Engine(Protocol):
+class WindowEngine(Protocol):
     """Computes closed windows. Any number of calls may be in progress at once."""
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
@@ -53,5 +53,5 @@ class Engine(Protocol):
         """
 
 
-OpenEngine = Callable[[str], AbstractAsyncContextManager[Engine]]
+OpenWindowEngine = Callable[[str], AbstractAsyncContextManager[WindowEngine]]
 """Opens the connection to the engine at an address, where it need not be running yet."""

@@ -3,7 +3,7 @@
     windows ─► their rows, read from the log by reference, checksums verified ─► groups ─► a function ─► results
 
 For tests and simulations; both engines pass one contract suite, `tests/contract/reduce/test_engines.py`. Programs are
-ignored: the function passed in is the program. Above it: the users of an `Engine`. Below it: the entries of the log.
+ignored: the function passed in is the program. Above it: users of a `WindowEngine`. Below it: entries of the log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EngineFaults:
 
 
 class MemoryEngine:
-    """`Engine` with one program."""
+    """`WindowEngine` with one program."""
 
     def __init__(
         self, compute: Compute, *, faults: EngineFaults | None = None, rng: random.Random | None = None

@@ -47,6 +47,10 @@ class InOrder(Generic[T]):
             await self._added.wait()
         if not self._tasks[0].done():
             await asyncio.wait((self._tasks[0],))
+        return self.done()
+
+    def done(self) -> list[T]:
+        """The results of the oldest tasks, as far as they are finished."""
         results = []
         while self._tasks and self._tasks[0].done():
             results.append(self._tasks.popleft().result())

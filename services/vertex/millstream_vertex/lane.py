@@ -1,365 +1,322 @@
-"""What all kinds of lanes share: committing finished units in order, and publishing progress in the OT store.
+"""The lane of a vertex, or of a chain of them: from its input, through its stages, to its output.
 
-begin ─► work (concurrently) ─► InOrder ─► commit ─► OT entry, trim, external ack
+    input ─► batch ─► stages (several batches at once) ─► InOrder ─► output ─► commit
+      └────► watermark, timers, end of the input ─┘
+
+Only this runs records through stages: it owns calls in progress, their order and their halves. What is special about a
+buffer or a source is in the input; what is special about a sink is in the output. Above it: the worker. Below it: the
+input, stages and the output.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from millstream.account import account_of, consumed, progress
-from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
-from millstream.limits import BARE_COMMIT_INTERVAL_S, MARK_BEHIND_BYTES_MAX
-from millstream.record import LaneId
+from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
+from millstream.frame import Frame
+from millstream.limits import MARK_BEHIND_BYTES_MAX, SLICE_TARGET_S
 from millstream.statistics import LaneStatistics
-from millstream.telemetry.telemetry import Telemetry
-from millstream.watermark.store import OtStore
-from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.watermark.v1 import ot_pb2
-from millstream_reader.tracker import Tracker
-from millstream_vertex.in_order import InOrder
-from millstream_vertex.linger import Linger, enough
-from millstream_vertex.little import NOTHING_IS_LITTLE, Little
-from millstream_writer.committer import Committer, Unit
+from millstream_reader.tracker import Tracked
+from millstream_vertex.core import LaneCore
+from millstream_vertex.lineage import Lineage
+from millstream_vertex.pacing import Slicer, bound_by
+from millstream_vertex.stages import Stages
+from millstream_writer.committer import Unit
 
 
-@dataclass(slots=True)
-class LaneCounters:
-    """Counts since this process started."""
-
-    retries: int = 0
-    udf_errors: int = 0
-    busy_s: float = 0.0
-    """Time of calls to the function or target, summed over concurrent calls."""
-
-
-class Deliverer(Protocol):
-    """Commits for a lane whose chain ends in a sink."""
-
-    prompt: bool
-    """Whether deliveries are committed immediately, because an external system waits for the commit."""
+class Batch(Protocol):
+    """Consecutive records of a lane's input."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether everything that was taken is committed."""
+    def frame(self) -> Frame | None:
+        """The records; None if there was only input that cannot be read."""
+        ...
 
     @property
-    def ahead_bytes_max(self) -> int:
-        """Bytes that may be answered by functions and not taken."""
-
-    async def commit_all(
-        self,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
-    ) -> None:
-        """See `LaneCore.commit_all`."""
-
-
-class LaneCore:
-    """Commits for one lane and publishes its progress. Made when the lane is taken over."""
-
-    def __init__(
-        self,
-        lane: LaneId,
-        committer: Committer,
-        ot: OtStore,
-        telemetry: Telemetry,
-        clock: Clock,
-        tracker: Tracker,
-        *,
-        watermarks: bool,
-        published_us: int = START_OF_TIME_US,
-        commit_interval_s: float = 0.0,
-        linger: Linger | None = None,
-        little: Little = NOTHING_IS_LITTLE,
-    ) -> None:
-        """`published_us`: the lane's watermark in the OT store, which may be later than its mark's, because it also
-        advances without commits. `commit_interval_s`: the minimum time between two commits while no reader may wait
-        for output; with output, `linger` decides. `little`: how much progress may be published later."""
-        self.lane = lane
-        self.committer = committer
-        self.tracker = tracker
-        self.telemetry = telemetry
-        self.clock = clock
-        self.units: InOrder[Sequence[Unit]] = InOrder()
-        self.counters = LaneCounters()
-        self.followers: dict[LaneId, LaneCounters] = {}
-        """The counters of the vertices that follow in the chain, by the lane that each would have without the chain."""
-        self._ot = ot
-        self.watermarks = watermarks
-        self._commit_interval_s = commit_interval_s
-        tracker.on_crowd = self._hurry
-        self._linger = linger or Linger()
-        self._little = little
-        self._last_published: tuple[int, int] | None = None
-        """Records and bytes, taken and written, as of the last entry that was published soon."""
-        self._gathering: asyncio.Timeout | None = None
-        self._hurried = False
-        self._renewing = False
-        self._leaving = False
-        self.left = False
-        """Whether something that was read was not committed."""
-        self.deliverer: Deliverer | None = None
-        """Commits for a lane whose chain ends in a sink; None for other lanes."""
-        self._watermark_us = max(committer.mark.watermark_us, published_us)
-        self._idle = False
-
-    async def commit_all(
-        self,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
-    ) -> None:
-        """Commit units as they become ready, until `units` is closed and empty. If the chain ends in a sink, the
-        deliverer does that.
-
-        `watermark_after(units)`: the lane's watermark once those units are done; called once per commit, in order.
-        `committed(units)`: called when they are durable.
-        """
-        if self.deliverer is not None:
-            await self.deliverer.commit_all(watermark_after, committed)
-            return
-        waiting: deque[Unit] = deque()
-        begun_s = -math.inf
-        while True:
-            if not waiting:
-                waiting.extend(unit for units in await self.units.ready() for unit in units)
-                if not waiting:
-                    return
-            if not self._leaving:
-                await self._gather(waiting, begun_s)
-            if self._leaving:
-                await self.tracker.finish(sum(unit.pieces for unit in waiting))
-                waiting.clear()
-                self.left = True
-                continue
-            begun_s = self.clock.monotonic_s()
-            batch = self.committer.take(waiting)
-            watermark_us = self.promise(watermark_after(batch))
-            with self.telemetry.span(
-                "millstream.commit", parent=_traceparent(batch), lane=self.lane.key, records=_records(batch)
-            ):
-                await self.committer.commit(batch, watermark_us=watermark_us)
-            self.telemetry.observe_processing("commit", self.clock.monotonic_s() - begun_s)
-            self._renewing = False
-            await self.tracker.finish(sum(unit.pieces for unit in batch))
-            await committed(batch)
-            self.publish(watermark_us)
-
-    async def _gather(self, waiting: deque[Unit], committed_s: float) -> None:
-        """Wait for more units: without output, until an interval after the last commit; with output, while this pays
-        off."""
-        begun_s: float | None = None
-        until_s, there = 0.0, 0
-        self._hurried = False
-        while True:
-            now_s = self.clock.monotonic_s()
-            if begun_s is None:
-                until_s = committed_s + self._bare_interval_s(waiting)
-            records = sum(frame.records for unit in waiting for _, frame in unit.frames)
-            size = sum(unit.size for unit in waiting)
-            if begun_s is None and records:
-                begun_s, there = now_s, len(waiting)
-                until_s = now_s + self._linger.begin(now_s, records, size)
-            if now_s >= until_s or self._leaving or (records and (self.tracker.crowded or enough(records, size))):
-                break
-            try:
-                async with asyncio.timeout(until_s - now_s) as self._gathering:
-                    ready = await self.units.ready()
-            except TimeoutError:
-                if self._hurried:
-                    break
-                # The event loop's timers may fire a millisecond early, and the wait may be as short as that.
-                continue
-            finally:
-                self._gathering = None
-            if not ready:
-                break
-            waiting.extend(unit for units in ready for unit in units)
-            if begun_s is not None and not self._linger.expects_more(until_s - self.clock.monotonic_s()):
-                break
-        if begun_s is not None:
-            now_s = self.clock.monotonic_s()
-            self._linger.end(now_s, len(waiting), now_s - begun_s, len(waiting) - there)
-
-    def _bare_interval_s(self, waiting: Sequence[Unit]) -> float:
-        """The minimum time between two commits without output."""
-        if not self._commit_interval_s:
-            return 0.0
-        accounts = [unit.account for unit in waiting]
-        little = self._little.covers(
-            sum(account.inputs for account in accounts), sum(account.input_bytes for account in accounts)
-        )
-        return BARE_COMMIT_INTERVAL_S if little else self._commit_interval_s
-
-    def _hurry(self) -> None:
-        """Stop waiting for more units: a longer wait gains nothing."""
-        self._hurried = True
-        if self._gathering is not None and not self._gathering.expired():
-            self._gathering.reschedule(asyncio.get_running_loop().time())
-
-    @property
-    def leaving(self) -> bool:
-        """Whether the lane commits nothing more: the next owner can read its input again."""
-        return self._leaving
-
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._leaving = leaving
-        self._hurry()
-
-    async def end(self) -> None:
-        """End the lane with its last commit and its last OT entry: nothing will follow."""
-        if not self.committer.mark.ended:
-            await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
-        self.publish(END_OF_TIME_US)
-        await self._ot.flush()
-        # After this, no writer would notice that the ledger lacks data.
-        await self.committer.confirm()
-
-    def renew_mark(self) -> None:
-        """Commit the mark again if the lane has nothing to commit and other lanes have written much since its last
-        commit. The mark would be the first message of the ledger, and what is removed behind it would keep its place
-        (docs/decisions/0108-trims-let-the-broker-remove-whole-files.md)."""
-        if self._renewing or self._leaving or self.deliverer is not None or not self.is_quiet or len(self.units):
-            return
-        if self.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:
-            self._renewing = True
-            self.units.add_done([Unit(pieces=0)])
-
-    def publish(self, watermark_us: int, *, idle: bool = False) -> None:
-        """Publish the lane's state in the OT store. The watermark never goes back."""
-        before_us, was_idle = self._watermark_us, self._idle
-        self._watermark_us = max(self._watermark_us, self.promise(watermark_us))
-        self._idle = idle
-        promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
-        # This runs at each commit, but the OT store makes and puts one entry for many commits. Everything in the entry
-        # is committed when it is made, and its watermark is never ahead of that.
-        self._ot.publish(self.lane, self._entry, soon=self._is_news() or promised)
-
-    def _entry(self) -> ot_pb2.OtEntry:
-        """The lane's current state."""
-        mark = self.committer.mark
-        entry = ot_pb2.OtEntry(
-            epoch=mark.epoch,
-            # The entry may be made after the last commit, before `end` publishes the watermark of that commit.
-            watermark_us=END_OF_TIME_US if mark.ended else self._watermark_us,
-            idle=self._idle,
-            ended=mark.ended,
-            published_us=self.clock.now_us(),
-        )
-        for done in consumed(self.lane, mark):
-            entry.inputs.add(
-                edge=done.buffer.edge,
-                partition=done.buffer.partition,
-                sequence=done.position.sequence,
-                records=done.records,
-                bytes=done.bytes,
-            )
-        totals = {(written.edge, written.partition): written for written in mark.written}
-        for buffer, sequence in self.committer.sequences.items():
-            written = totals.get((buffer.edge, buffer.partition))
-            entry.outputs.add(
-                edge=buffer.edge,
-                partition=buffer.partition,
-                sequence=sequence,
-                records=written.records if written is not None else 0,
-                bytes=written.bytes if written is not None else 0,
-            )
-        for member in mark.members:
-            handed = totals.get((member.edge, self.lane.partition), mark_pb2.Written())
-            entry.outputs.add(
-                edge=member.edge, partition=self.lane.partition, records=handed.records, bytes=handed.bytes
-            )
-        if self.followers:
-            entry.held_up_us = int(self.tracker.held_up_s * MICROSECONDS)
-            for lane, counters in ((self.lane, self.counters), *self.followers.items()):
-                entry.busy.add(vertex=lane.vertex, us=int(counters.busy_s * MICROSECONDS))
-        return entry
-
-    def _is_news(self) -> bool:
-        """Whether the next entry is the first or last, or adds more than a little to the last one published soon."""
-        mark = self.committer.mark
-        records, size = progress(mark)
-        before = self._last_published
-        if before is not None and not mark.ended and self._little.covers(records - before[0], size - before[1]):
-            return False
-        self._last_published = (records, size)
-        return True
-
-    async def publish_last(self) -> None:
-        """Return when the newest OT entry is stored.
-
-        A drain stops the readers of this lane as soon as they have read what is published as written. If the last entry
-        never arrived, they would leave the rest unread.
-        """
-        await self._ot.flush()
-
-    def promise(self, watermark_us: int) -> int:
-        """The watermark to publish; with watermarks disabled, the start of time until the lane has ended."""
-        return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US
+    def lineage(self) -> Lineage:
+        """The names of the records."""
+        ...
 
     @property
     def watermark_us(self) -> int:
-        """The newest watermark that was published, or that a former owner committed."""
-        return max(self._watermark_us, self.committer.mark.watermark_us)
+        """The watermark that is valid before them."""
+        ...
 
     @property
-    def is_quiet(self) -> bool:
+    def sequence(self) -> int:
+        """Sequence of the stored frame that they are from; 0 for those of a source."""
+        ...
+
+    @property
+    def tracked(self) -> Tracked:
+        """The batch as work in flight."""
+        ...
+
+    def finish(self, parts: Sequence[tuple[int, Unit]]) -> Sequence[Unit]:
+        """Add to the units of its parts, each with the index after its last record, where the lane is after them."""
+        ...
+
+
+class Input(Protocol):
+    """Where the records of a lane come from."""
+
+    async def begin(self, *, ended: bool) -> None:
+        """Called once, before anything else. `ended`: whether the lane ended in an earlier run."""
+        ...
+
+    async def next(self, records_max: Callable[[], int | None], nothing: Callable[[], None]) -> Batch | None:
+        """The next records, at most `records_max()`; None when nothing follows, or nothing more may be read after
+        `stop`. Calls `nothing` when there is nothing to read for now."""
+        ...
+
+    def stop(self) -> None:
+        """Bring no new input."""
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether nothing will ever follow what was read."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will ever follow what is committed."""
+        ...
+
+    @property
+    def prompt(self) -> bool:
+        """Whether an external system waits for each commit."""
+        ...
+
+    def watermark_after(self, units: Sequence[Unit]) -> int:
+        """The watermark once these units are committed. Called once per commit, in order; without units, it is the
+        present watermark."""
+        ...
+
+    async def committed(self, units: Sequence[Unit]) -> None:
+        """These units are durable."""
+
+    @property
+    def moves_by_itself(self) -> bool:
+        """Whether the watermark may advance without a commit."""
+        ...
+
+    async def moved(self) -> None:
+        """Wait until the watermark may have advanced without a commit."""
+
+    def advance(self, *, quiet: bool) -> int:
+        """The watermark then. `quiet`: whether everything that was read is committed."""
+        ...
+
+    def statistics(self, numbers: LaneStatistics) -> LaneStatistics:
+        """The statistics of the lane, with what only its input knows."""
+        ...
+
+
+class Lane:
+    """One lane. `run` returns when its input has ended, or when what is in progress is finished after `stop`."""
+
+    def __init__(
+        self,
+        core: LaneCore,
+        lane_input: Input,
+        stages: Stages,
+        *,
+        paced: bool,
+        may_grow: bool,
+        leaves: bool,
+        records_max: int | None = None,
+    ) -> None:
+        """`paced`: whether batches are as large as the functions can process in a short time. `may_grow`: whether the
+        output of a batch may be too large for one commit. `leaves`: whether a stop leaves what is in progress to the
+        next owner. `records_max`: the most records in a batch."""
+        self.core = core
+        self._input = lane_input
+        self._stages = stages
+        self._output = stages.output
+        self._may_grow = may_grow
+        self._leaves = leaves
+        self._records_max = records_max
+        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=records_max) if paced else None
+        self._first_answer = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held while a stage with a state works: one thing after another."""
+        self._reading = False
+        """Whether everything that was read has passed the stages, and the lane waits for more."""
+        self._stirred = asyncio.Event()
+        """Set when such a stage may have set a timer."""
+        self._passed_us = START_OF_TIME_US
+        """The watermark that the stages know."""
+        self._holds_us = END_OF_TIME_US
+        self._renewing = False
+        bound_by(core.tracker, stages.concurrencies, self._output.ahead_bytes_max)
+
+    def stop(self) -> None:
+        """Accept no new input."""
+        self._input.stop()
+        if self._leaves:
+            self._output.leave()
+
+    def statistics(self) -> LaneStatistics:
+        self._output.count()
+        return self._input.statistics(self.core.statistics(pending=None))
+
+    async def run(self) -> None:
+        core = self.core
+        ended = core.committer.mark.ended
+        await self._input.begin(ended=ended)
+        if ended:
+            await core.end()
+            return
+        if self._stages.is_stateful:
+            self._stages.restore(core.committer.mark.states)
+            self._holds_us = self._stages.holds_us
+        async with asyncio.TaskGroup() as background:
+            clocks = [background.create_task(self._follow_watermark(), name=f"watermark {core.lane}")]
+            if self._stages.is_stateful:
+                clocks.append(background.create_task(self._follow_timers(), name=f"timers {core.lane}"))
+            async with asyncio.TaskGroup() as work:
+                committing = self._output.run(self._watermark_after, self._committed, prompt=self._input.prompt)
+                work.create_task(committing, name=f"commit {core.lane}")
+                await self._take_all(work)
+                self._output.units.close()
+            for clock in clocks:
+                clock.cancel()
+        # A lane that was stopped leaves work; it has ended only if everything that was read is committed.
+        if self._input.ended and not core.left:
+            await core.end()
+
+    async def _take_all(self, work: asyncio.TaskGroup) -> None:
+        while True:
+            self._reading = True
+            batch = await self._input.next(self._batch_records, self._renew_mark)
+            self._reading = False
+            if batch is None:
+                break
+            await self._begin(batch, work)
+        if self._stages.is_stateful and self._input.has_read_all:
+            async with self._turn:
+                self._add(await self._stages.on_watermark(END_OF_TIME_US))
+                self._add(await self._stages.on_end(END_OF_TIME_US))
+
+    def _batch_records(self) -> int | None:
+        return self._pace.records() if self._pace is not None else self._records_max
+
+    async def _begin(self, batch: Batch, work: asyncio.TaskGroup) -> None:
+        """Start processing a batch, as soon as there is room for it."""
+        pace, core = self._pace, self.core
+        await core.tracker.begin(batch.tracked, records_max=pace.records_in_flight_max() if pace is not None else None)
+        if batch.frame is None:
+            await core.tracker.answered(batch.tracked)
+            self._output.units.add_done(batch.finish([]))
+            return
+        if self._stages.concurrencies and not self._stages.is_stateful:
+            self._output.units.add(work.create_task(self._process(batch, batch.frame)))
+        else:
+            # Nothing in it waits, and a task costs as much as routing a small frame; or one has to follow another.
+            async with self._turn:
+                self._output.units.add_done(await self._process(batch, batch.frame))
+            self._stirred.set()
+        if pace is not None and not pace.learned:
+            # The first call shows how fast the functions are; more is read only after that.
+            await self._first_answer.wait()
+
+    async def _process(self, batch: Batch, frame: Frame) -> Sequence[Unit]:
+        """The units of a batch: one, unless its output is too large for one commit."""
+        if self._stages.is_stateful and batch.watermark_us > self._passed_us:
+            self._passed_us = batch.watermark_us
+            self._add(await self._stages.on_watermark(batch.watermark_us))
+        try:
+            parts = await self._parts(batch, frame, 0)
+        finally:
+            self._first_answer.set()
+        units = batch.finish(parts)
+        for unit in units[:-1]:
+            unit.pieces = 0
+        await self.core.tracker.answered(batch.tracked)
+        return units
+
+    async def _parts(self, batch: Batch, frame: Frame, start: int) -> list[tuple[int, Unit]]:
+        """The units of records of a batch, the first of which has the index `start`."""
+        ahead, begun_s = self.core.tracker.records, self.core.clock.monotonic_s()
+        states = self._stages.states() if self._stages.is_stateful else {}
+        lineage = batch.lineage.part(start, frame.records)
+        unit = await self._stages.take(frame, lineage, batch.watermark_us, batch.sequence)
+        if self._pace is not None:
+            self._pace.answered(max(ahead, frame.records), self.core.clock.monotonic_s() - begun_s)
+            self._pace.gave(frame.records, unit.size)
+        if frame.records == 1 or not self._may_grow or unit.fits_a_commit:
+            return [(start + frame.records, unit)]
+        # The first attempt had no effect, so both halves may pass the stages again.
+        self._stages.restore(states)
+        half = frame.records // 2
+        first = await self._parts(batch, frame.slice(0, half), start)
+        return first + await self._parts(batch, frame.slice(half, frame.records), start + half)
+
+    def _add(self, unit: Unit | None) -> None:
+        """Commit what stages made of the watermark, of a timer, or of the end."""
+        if unit is not None:
+            self._output.units.add_done((unit,))
+            self._stirred.set()
+
+    @property
+    def _is_quiet(self) -> bool:
         """Whether everything that was read is committed."""
-        return len(self.tracker) == 0 and (self.deliverer is None or self.deliverer.is_empty)
+        return len(self.core.tracker) == 0 and self._output.is_empty
 
-    def statistics(self, pending: int | None) -> LaneStatistics:
-        numbers = self._statistics(self.lane, self.counters)
-        return replace(
-            numbers,
-            frames_in_flight=len(self.tracker),
-            records_in_flight=self.tracker.records,
-            bytes_in_flight=self.tracker.size,
-            pending=pending,
-        )
+    def _watermark_after(self, units: Sequence[Unit]) -> int:
+        if units:
+            self._holds_us = units[-1].holds_us
+        return min(self._input.watermark_after(units), self._holds_us)
 
-    def statistics_of(self, vertex: str) -> LaneStatistics:
-        """The statistics of a vertex that follows in the chain. The first vertex counts the records in flight."""
-        lane, counters = next((lane, counters) for lane, counters in self.followers.items() if lane.vertex == vertex)
-        return self._statistics(lane, counters)
+    async def _committed(self, units: Sequence[Unit]) -> None:
+        self._renewing = False
+        await self._input.committed(units)
 
-    def _statistics(self, lane: LaneId, counters: LaneCounters) -> LaneStatistics:
-        mark = self.committer.mark
-        account = account_of(lane.vertex, self.lane, mark)
-        return LaneStatistics(
-            lane=lane,
-            epoch=mark.epoch,
-            watermark_us=self._watermark_us,
-            idle=self._idle,
-            ended=mark.ended,
-            inputs=account.inputs,
-            input_bytes=account.input_bytes,
-            processed=account.processed,
-            filtered=account.filtered,
-            dead_lettered=account.dead_lettered,
-            dropped=account.dropped,
-            outputs=account.outputs,
-            unrouted=account.unrouted,
-            discarded=account.discarded,
-            late=account.late,
-            fallback=account.fallback,
-            repeated_ids=account.repeated_ids,
-            diverted=account.diverted,
-            open=account.open,
-            retries=counters.retries,
-            udf_errors=counters.udf_errors,
-        )
+    async def _follow_watermark(self) -> None:
+        """Advance the lane's watermark even while nothing is committed, and do not let its mark stay behind."""
+        self.core.publish(self._watermark_after(()))
+        while self._input.moves_by_itself:
+            await self._input.moved()
+            watermark_us = self._input.advance(quiet=self._is_quiet and not self.core.left)
+            if self._stages.is_stateful:
+                await self._pass_watermark()
+            watermark_us = min(watermark_us, self._holds_us)
+            if watermark_us > self.core.watermark_us:
+                self.core.publish(watermark_us, idle=self._is_quiet)
+            self._renew_mark()
 
+    async def _pass_watermark(self) -> None:
+        """Let the stages know the watermark while nothing is read."""
+        async with self._turn:
+            watermark_us = self._input.watermark_after(())
+            if self._reading and self._is_quiet and watermark_us > self._passed_us:
+                self._passed_us = watermark_us
+                self._add(await self._stages.on_watermark(watermark_us))
 
-def _traceparent(units: Sequence[Unit]) -> str:
-    """The traceparent of the first sampled frame in the commit; empty if there is none."""
-    return next((frame.traceparent for unit in units for _, frame in unit.frames if frame.traceparent), "")
+    async def _follow_timers(self) -> None:
+        """Let the stages know when their timers are due."""
+        while True:
+            self._stirred.clear()
+            timer_us, now_us = self._stages.timer_us, self.core.clock.now_us()
+            if timer_us is not None and timer_us <= now_us:
+                async with self._turn:
+                    self._add(await self._stages.on_timer(now_us, self._passed_us))
+                continue
+            try:
+                async with asyncio.timeout(None if timer_us is None else (timer_us - now_us) / MICROSECONDS):
+                    await self._stirred.wait()
+            except TimeoutError:
+                continue
 
-
-def _records(units: Sequence[Unit]) -> int:
-    return sum(unit.account.inputs for unit in units)
+    def _renew_mark(self) -> None:
+        """Commit the mark again if the lane has nothing to commit and other lanes have written much since its last
+        commit. The mark would be the first message of the ledger, and what is removed behind it would keep its place
+        (docs/decisions/0108-trims-let-the-broker-remove-whole-files.md)."""
+        core = self.core
+        if self._renewing or core.leaving or not self._is_quiet or len(core.units):
+            return
+        if core.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:
+            self._renewing = True
+            self._add(Unit(pieces=0, holds_us=self._holds_us))

@@ -1,6 +1,6 @@
 """Calls a UDF with a batch of records, applies the retry policy, and builds the output from the answers.
 
-Above it: the map and source lanes. Below it: a UDF stream. Nothing here has a lasting effect, so it may run any number
+Above it: `stages`. Below it: a UDF stream. Nothing here has a lasting effect, so it may run any number
 of times for the same records; only the commit of its result counts.
 
     records ─► call ─► answer ─► all fine? ──yes──► one frame (columns unread)
@@ -23,7 +23,7 @@ from millstream.dead_letter import DEAD_LETTER_HEADERS, DEAD_LETTER_MARK, header
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame, values_of_arrow
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
-from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
+from millstream.naming import MISFIT, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
 from millstream.plurals import counted
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
@@ -34,30 +34,12 @@ from millstream.udf.suspects import Suspects, outcome_of
 from millstream.watermark import future
 from millstream_udf import columns
 from millstream_udf.arrow_values import JSON_TIMES
-
-Tags = Sequence[tuple[bytes, ...]]
+from millstream_vertex.stage import Stage, StageInput, StageResult
 
 _log = logging.getLogger(__name__)
 
 WHOLE_CALLS_MAX = 3
 """Attempts at a call that fails as a whole, under a policy that retries forever, before it is split in halves."""
-
-
-@dataclass(slots=True)
-class Mapped:
-    """The result of a batch of records."""
-
-    frame: Frame | None
-    """Outputs in input order; None if there are none."""
-    tags: Tags | None
-    """Tags of each output; None if no output has tags."""
-    dead_letters: Frame | None
-    """Inputs that could not be processed, with the reason in their headers."""
-    account: Account
-    parents: Sequence[int] | None = None
-    """Index of the input of each output; None if each input has one output, in order."""
-    retries: int = 0
-    errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +78,8 @@ class _Attempted:
         return self.failed[index] + (waiting.times if waiting is not None else 0)
 
 
-class Mapper:
-    """One UDF stream with its policy, for one lane."""
+class MapStage(Stage):
+    """The stage of a function for each record: one UDF stream with its policy, for one lane."""
 
     def __init__(
         self,
@@ -131,31 +113,30 @@ class Mapper:
         self._named_failures: set[tuple[str, str]] = set()
         """The kinds of failures that were logged: each is an error and its place in the code."""
 
-    async def map(
-        self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
-    ) -> Mapped:
-        """Process the records of `frame`. Raises `UdfError` if the policy says stop or the function violates the
-        protocol. The stream ensures that an answer fits its call."""
+    async def on_frame(self, given: StageInput) -> StageResult:
+        """Raises `UdfError` if the policy says stop or the function violates the protocol. The stream ensures that an
+        answer fits its call."""
+        frame, origin = given.frame, given.origin
         if origin.names:
             frame = _with_ids(frame, origin, range(frame.records))
         try:
             answer = await self._stream.call(
                 frame,
-                watermark_us=watermark_us,
-                traceparent=traceparent,
+                watermark_us=given.watermark_us,
+                traceparent=given.traceparent,
                 id_prefix=origin.id_prefix,
                 first_index=origin.first_index,
             )
         except ProcessEndedError as ended:
-            return await self._take_in_parts(frame, ended, watermark_us, traceparent, origin)
+            return await self._take_in_parts(frame, ended, given)
         if not answer.outcomes and not answer.error:
-            mapped = self._take_whole(frame, answer)
-            output = mapped.frame
+            result = self._take_whole(frame, answer)
+            output = result.frame
             if output is None or not (_is_too_large(output) or (self._bound and self._bound.beyond(output))):
-                return mapped
-        return await self._take_in_parts(frame, answer, watermark_us, traceparent, origin)
+                return result
+        return await self._take_in_parts(frame, answer, given)
 
-    def _take_whole(self, frame: Frame, answer: MapAnswer) -> Mapped:
+    def _take_whole(self, frame: Frame, answer: MapAnswer) -> StageResult:
         """Build the output frame of a batch that is done, from the answer's columns and inherited ones."""
         account = Account(inputs=frame.records, outputs=answer.records)
         parents = self._parents(answer)
@@ -163,7 +144,7 @@ class Mapper:
         output = self._output(frame, answer, parents)
         done = frame.records if parents is None else len(set(parents))
         account.processed, account.filtered = done, frame.records - done
-        return Mapped(output, tags, None, account, parents)
+        return StageResult(account, output, tags, parents)
 
     def _parents(self, answer: MapAnswer) -> array[int] | None:
         """Index of the input of each output; None if output i belongs to input i."""
@@ -197,15 +178,10 @@ class Mapper:
         return output
 
     async def _take_in_parts(
-        self,
-        frame: Frame,
-        answer: MapAnswer | ProcessEndedError,
-        watermark_us: int,
-        traceparent: str,
-        origin: Origin,
-    ) -> Mapped:
+        self, frame: Frame, answer: MapAnswer | ProcessEndedError, given: StageInput
+    ) -> StageResult:
         """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left."""
-        frame = frame.with_values()
+        frame, origin = frame.with_values(), given.origin
         attempted = _Attempted(frame, origin, [0] * frame.records)
         suspects = Suspects()
         waiting: deque[Sequence[int]] = deque()
@@ -240,16 +216,16 @@ class Mapper:
             try:
                 answer = await self._stream.call(
                     part,
-                    watermark_us=watermark_us,
+                    watermark_us=given.watermark_us,
                     attempt=max(attempted.attempts(index) for index in pending),
-                    traceparent=traceparent,
+                    traceparent=given.traceparent,
                     alone=suspects.must_be_alone(pending),
                 )
             except ProcessEndedError as ended:
                 answer = ended
-        mapped = self._assemble(frame, attempted)
-        mapped.retries, mapped.errors = retries, errors
-        return mapped
+        result = self._assemble(frame, attempted)
+        result.retries, result.errors = retries, errors
+        return result
 
     def _is_last(self, attempts: Sequence[int], pending: Sequence[int]) -> bool:
         """Whether the policy allows no further attempt for one of these inputs after the one that has just failed."""
@@ -427,7 +403,7 @@ class Mapper:
                 attempted.dead[index] = Outcome(index, Result.DEAD_LETTER, bound.reason(time_us))
             bound.held_back(1, time_us)
 
-    def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
+    def _assemble(self, frame: Frame, attempted: _Attempted) -> StageResult:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
         rows: list[Row] = []
         parents: list[int] = []
@@ -451,7 +427,8 @@ class Mapper:
                 headers=[row.headers for row in rows],
                 traceparent=frame.traceparent,
             )
-        return Mapped(output, [row.tags for row in rows], self._dead_letters(frame, attempted), account, parents)
+        tags, dead_letters = [row.tags for row in rows], self._dead_letters(frame, attempted)
+        return StageResult(account, output, tags, parents, dead_letters)
 
     def _dead_letters(self, frame: Frame, attempted: _Attempted) -> Frame | None:
         if not attempted.dead:

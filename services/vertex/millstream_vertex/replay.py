@@ -37,11 +37,11 @@ from millstream.spec import topology
 from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
-from millstream_vertex.lane import LaneCore
+from millstream_vertex.core import LaneCore
 from millstream_vertex.settings import members_of, route
 from millstream_vertex.shared_copies import leave, read_now
 from millstream_writer.backpressure import Backpressure
-from millstream_writer.committer import Committer, Unit
+from millstream_writer.committer import Changes, Committer, Unit
 from millstream_writer.routing import Router, cut
 
 
@@ -144,7 +144,6 @@ class Replay:
             for start in range(0, len(stored.digests), ID_DIGEST_BYTES):
                 new.pop(stored.digests[start : start + ID_DIGEST_BYTES], None)
         done.repeated += len(returned) - len(new)
-        core.committer.ids_ttl_s = REPLAY_IDS_TTL_S
         for part in _parts(list(new.values())):
             unit = self._unit(part)
             mark = core.committer.mark
@@ -165,7 +164,7 @@ class Replay:
 
     def _unit(self, part: Sequence[Returned]) -> Unit:
         ids = b"".join(id_digest(item.identity.encode()) for item in part)
-        unit = Unit(ids=ids, account=Account(outputs=len(part)), size=len(ids))
+        unit = Unit(changes=Changes(ids), account=Account(outputs=len(part)), size=len(ids))
         buffers = sorted({item.buffer for item in part})
         now_us = self._clock.now_us()
         for buffer in buffers:
@@ -213,6 +212,7 @@ class Replay:
                 Backpressure({}),
                 compression=self._plan.pipeline.spec.compression,
                 members=members,
+                ids_ttl_s=REPLAY_IDS_TTL_S,
             ),
             ot,
             Telemetry(),

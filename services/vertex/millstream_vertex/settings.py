@@ -31,7 +31,7 @@ from millstream.spec.models import Edge, Pipeline
 from millstream.spec.topology import reachable
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
-from millstream_vertex.little import Little
+from millstream_vertex.pacing import Little
 from millstream_writer.backpressure import BufferLimits
 from millstream_writer.committer import Member
 from millstream_writer.routing import FrameLimits, Route, tag_condition

@@ -1,4 +1,4 @@
-"""The end of a chain without buffers: passes the output of the chain to a sink, and commits when the target has it.
+"""The output of a chain that ends in a sink: passes records to it, and commits when the target has them.
 
     units, in order ─┬─ target keeps a position ─► PREPARE: the next mark, in this one ─► delivery ─► COMMIT: that mark
                      └─ it keeps none ───────────► delivery ─► COMMIT, while the next records are delivered
@@ -23,16 +23,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
 from millstream.background import open_tasks
-from millstream.clock import MICROSECONDS
+from millstream.clock import MICROSECONDS, Clock
 from millstream.durable import step
 from millstream.errors import DamageError, UdfError
+from millstream.frame import Frame
 from millstream.limits import (
     COMMIT_AHEAD_BYTES_MAX,
     COMMIT_BYTES_MAX,
@@ -44,10 +45,16 @@ from millstream.limits import (
 from millstream.plurals import counted
 from millstream.record import LaneId, Position
 from millstream.telemetry.telemetry import Telemetry
-from millstream_vertex.lane import LaneCore, LaneCounters
+from millstream_reader.buffer import late_records
+from millstream_udf import columns
+from millstream_vertex.core import LaneCore
+from millstream_vertex.lineage import Lineage
+from millstream_vertex.outputs import Committed, WatermarkAfter
+from millstream_vertex.publishing import LaneCounters
 from millstream_writer.committer import Committer, Delivered, Passed, Unit, records_of, size_of, split_at
 from millstream_writer.committer import Delivery as Made
 from millstream_writer.delivery import Delivery
+from millstream_writer.routing import Tags, cut
 from millstream_writer.sink import DivideDeliveryError, DividingLane, RefusedLateError, SinkFrame, WholeLane
 
 TICK_S = 0.5
@@ -58,15 +65,41 @@ _HELD_UNITS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The open sink of a chain, with the lane, telemetry and counters of its vertex."""
+    """The open sink of a vertex, with the lane, telemetry and counters of that vertex."""
 
     lane: LaneId
-    """The lane that the vertex would have without the chain."""
+    """The lane; of a vertex at the end of a chain, the lane that it would have without the chain."""
     delivery: Delivery
     kept: WholeLane | None
-    """The sink's lane if the target keeps a position; None otherwise."""
+    """The sink's lane if the target keeps a position and takes whole deliveries; None otherwise."""
     telemetry: Telemetry
     counters: LaneCounters
+    clock: Clock
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> Account:
+        """Deliver records. See `Delivery.write`."""
+        started_s = self.clock.monotonic_s()
+        with self.telemetry.span(
+            "millstream.sink.write",
+            parent=frames[0].frame.traceparent,
+            lane=self.lane.key,
+            records=sum(one.frame.records for one in frames),
+            sequence=frames[-1].sequence,
+        ):
+            account = await self.delivery.write(frames, end)
+        seconds = self.clock.monotonic_s() - started_s
+        self.telemetry.observe_processing("sink", seconds)
+        self.counters.busy_s += seconds
+        now_us = self.clock.now_us()
+        for one in frames:
+            latency_s = (now_us - one.frame.ingest_time_us) / MICROSECONDS
+            self.telemetry.observe_latency(latency_s, one.frame.records)
+        return account
+
+    def count(self) -> None:
+        """Bring the counters of the vertex up to date."""
+        statistics = self.delivery.statistics()
+        self.counters.retries, self.counters.udf_errors = statistics.retries, statistics.errors
 
 
 class _Held(NamedTuple):
@@ -106,12 +139,17 @@ async def recover(committer: Committer, reached: Position, where: str) -> None:
 
 
 class ChainDeliverer:
-    """Delivers and commits for one lane. Used by one task."""
+    """Delivers and commits for one lane that is a chain. Used by one task."""
 
-    def __init__(self, core: LaneCore, target: Target) -> None:
+    takes_arrow = False
+
+    def __init__(self, core: LaneCore, target: Target, number: int) -> None:
+        """`number`: the sink's place in the chain."""
+        self.units = core.units
         self._core = core
         self._target = target
-        self.prompt = False
+        self._number = number
+        self._prompt = False
         self._frames = core.committer.mark.delivered
         self._name = ""
         self._held: list[_Held] = []
@@ -136,23 +174,42 @@ class ChainDeliverer:
 
     @property
     def ahead_bytes_max(self) -> int:
-        """See `Deliverer`."""
+        """See `Output`."""
         return COMMIT_AHEAD_BYTES_MAX if self._target.kept is not None else SINK_AHEAD_BYTES_MAX
 
-    async def commit_all(
-        self,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
-    ) -> None:
-        """See `LaneCore.commit_all`."""
+    @property
+    def passed(self) -> Sequence[Passed]:
+        return (Passed(),)
+
+    @property
+    def delivered(self) -> list[Delivered] | None:
+        return []
+
+    def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
+        """`tags` has no effect: it is for edges with conditions, and this edge has none."""
+        prefix = lineage.origin(self._target.lane).id_prefix
+        account = Account(input_bytes=frame.size, late=late_records(frame, watermark_us))
+        unit.passed[-1].add(Passed(frame.records, frame.size, account))
+        unit.delivered = [*(unit.delivered or ()), *_delivered(frame, lineage, prefix)]
+        return 0
+
+    def leave(self) -> None:
+        self._core.leave()
+
+    def count(self) -> None:
+        self._target.count()
+
+    async def run(self, watermark_after: WatermarkAfter, committed: Committed, *, prompt: bool) -> None:
+        """See `Output`."""
+        self._prompt = prompt
         async with open_tasks() as tasks:
             await self._commit_all(tasks, watermark_after, committed)
 
     async def _commit_all(
         self,
         tasks: asyncio.TaskGroup,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        watermark_after: WatermarkAfter,
+        committed: Committed,
     ) -> None:
         core, waiting = self._core, deque[Unit]()
         kept = self._target.kept
@@ -166,9 +223,7 @@ class ChainDeliverer:
                     break
                 waiting.extend(units or ())
             if core.leaving:
-                await core.tracker.finish(sum(unit.pieces for unit in waiting))
-                core.left = core.left or bool(waiting)
-                waiting.clear()
+                await core.give_up(waiting)
             elif waiting:
                 batch = self._take(waiting)
                 if kept is not None and not kept.collects:
@@ -221,8 +276,8 @@ class ChainDeliverer:
     async def _deliver_kept(
         self,
         batch: Sequence[Unit],
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        watermark_after: WatermarkAfter,
+        committed: Committed,
     ) -> None:
         """Deliver and commit a batch, if the target has the delivery when the write returns."""
         core = self._core
@@ -242,7 +297,7 @@ class ChainDeliverer:
         units: Sequence[Unit],
         delivered: Sequence[Delivered],
         watermark_us: int,
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        committed: Committed,
         undelivered: int = 0,
     ) -> Sequence[Delivered]:
         """Make one delivery, and commit these units with it. `undelivered`: how many of the records that the mark keeps
@@ -319,8 +374,8 @@ class ChainDeliverer:
         self,
         batch: Sequence[Unit],
         tasks: asyncio.TaskGroup,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        watermark_after: WatermarkAfter,
+        committed: Committed,
     ) -> None:
         """Commit until a kill would repeat no more than the bound with this batch, or than the batch if it is larger.
 
@@ -356,7 +411,7 @@ class ChainDeliverer:
         frames = sum(len(one.unit.frames) for one in self._held)
         if self._committing is not None:
             return full or frames > COMMIT_FRAMES_MAX // 2
-        if full or self.prompt or frames > COMMIT_FRAMES_MAX // 2:
+        if full or self._prompt or frames > COMMIT_FRAMES_MAX // 2:
             return True
         kept = self._target.kept
         if kept is not None and self._held_records:
@@ -366,8 +421,8 @@ class ChainDeliverer:
     async def _settle(
         self,
         tasks: asyncio.TaskGroup,
-        watermark_after: Callable[[Sequence[Unit]], int],
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        watermark_after: WatermarkAfter,
+        committed: Committed,
     ) -> None:
         """Make what the sink has taken durable, and commit it. If the target keeps no position, the commit is made
         while the sink takes more."""
@@ -409,36 +464,17 @@ class ChainDeliverer:
             await self._core.committer.prepare(units, watermark_us=watermark_us, delivery=made)
 
     async def _write(self, delivered: Sequence[Delivered]) -> Account:
-        core, target = self._core, self._target
-        frames = []
+        target, frames = self._target, []
         for one in delivered:
             self._frames += 1
             frames.append(SinkFrame(one.frame, self._frames, one.first, one.prefix, name=self._name))
-        started_s = core.clock.monotonic_s()
-        with target.telemetry.span(
-            "millstream.sink.write",
-            parent=delivered[0].frame.traceparent,
-            lane=target.lane.key,
-            records=sum(one.frame.records for one in delivered),
-            sequence=self._frames,
-        ):
-            account = await target.delivery.write(frames, Position(self._frames))
-        seconds = core.clock.monotonic_s() - started_s
-        target.telemetry.observe_processing("sink", seconds)
-        target.counters.busy_s += seconds
-        statistics = target.delivery.statistics()
-        target.counters.retries, target.counters.udf_errors = statistics.retries, statistics.errors
-        now_us = core.clock.now_us()
-        for one in delivered:
-            latency_s = (now_us - one.frame.ingest_time_us) / MICROSECONDS
-            target.telemetry.observe_latency(latency_s, one.frame.records)
-        return account
+        return await target.write(frames, Position(self._frames))
 
     async def _commit(
         self,
         units: Sequence[Unit],
         watermark_us: int,
-        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+        committed: Committed,
         made: Made | None,
         delivered: int,
     ) -> None:
@@ -459,7 +495,7 @@ class ChainDeliverer:
 
 def _size(unit: Unit) -> int:
     """Size in bytes of a unit's ids and of what it writes to buffers."""
-    return len(unit.ids) + sum(frame.size for _, frame in unit.frames)
+    return len(unit.changes.ids) + sum(frame.size for _, frame in unit.frames)
 
 
 async def _nothing_to_acknowledge(units: Sequence[Unit]) -> None:
@@ -495,3 +531,16 @@ def _sum(first: Account, second: Account) -> Account:
     total.add(first)
     total.add(second)
     return total
+
+
+def _delivered(frame: Frame, lineage: Lineage, prefix: str) -> Iterator[Delivered]:
+    """The records of a frame in pieces, each with what names its records."""
+    start = 0
+    for piece in cut(frame):
+        part = lineage.part(start, piece.records)
+        start += piece.records
+        named = piece
+        if part.names is not None and not piece.ids_column:
+            ids = columns.pack_bytes([f"{prefix}{name}".encode() for name in part.names])
+            named = replace(piece, ids_column=ids)
+        yield Delivered(named, prefix, part.first)

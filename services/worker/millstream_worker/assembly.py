@@ -14,8 +14,8 @@ from millstream.plan.lanes import owned_lanes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.logging import log_lane
 from millstream.telemetry.opening import Identity, ProcessTelemetry
-from millstream_vertex.cycle import wait_until_empty
-from millstream_vertex.lane_log import log_finished
+from millstream_vertex.input import wait_until_empty
+from millstream_vertex.taking_over import log_finished
 from millstream_worker.environment import OpenEnvironment, VertexConfig, open_outside
 from millstream_worker.lanes import open_lane
 from millstream_worker.opening import VertexLane

@@ -38,7 +38,7 @@ from millstream_worker.watches import Watches, open_watches
 
 if TYPE_CHECKING:
     # The window engine takes half a second to import, and vertices without windows do not need it.
-    from millstream_reduce.engine import Engine
+    from millstream_reduce.engine import WindowEngine
     from millstream_reduce.log.files import Files
     from millstream_reduce.queue import QueueLimits
 
@@ -108,7 +108,7 @@ class Environment(Protocol):
     def trouble(self) -> str | None:
         """The required resource that is unavailable, as text for a message; None if all are available."""
 
-    def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
+    def engine(self, address: str) -> AbstractAsyncContextManager[WindowEngine]:
         """The engine at that address, which computes the windows of reduces; it need not be available yet."""
 
     def files(self) -> Files:
@@ -151,7 +151,7 @@ class Outside:
         ]
         return f"the program of the {' and the '.join(down)} is not running" if down else None
 
-    def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
+    def engine(self, address: str) -> AbstractAsyncContextManager[WindowEngine]:
         from millstream_reduce.spark.settings import TOKEN_VARIABLE
         from millstream_reduce.spark.wire import open_spark_client
 

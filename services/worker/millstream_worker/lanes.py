@@ -22,11 +22,10 @@ from millstream.record import BufferId, LaneId
 from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import newest
 from millstream_reader.tracker import Tracker
-from millstream_vertex.lane import LaneCore
-from millstream_vertex.lane_log import log_opened
-from millstream_vertex.past import check_not_older
-from millstream_vertex.places import check_places
-from millstream_vertex.settings import little_of, members_of
+from millstream_vertex.core import LaneCore
+from millstream_vertex.gathering import Pace
+from millstream_vertex.settings import id_bounds, little_of, members_of
+from millstream_vertex.taking_over import check_not_older, check_places, log_opened
 from millstream_worker.kind import RunnableKind
 from millstream_worker.opening import LaneOpening, VertexLane
 from millstream_worker.shared import Shared
@@ -78,7 +77,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     shared.ownership.own(lane, epoch)
     # The newest frame of a buffer is never trimmed.
     sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
-    inside = _inside_a_cycle(shared.plan, lane)
+    inside, ids = _inside_a_cycle(shared.plan, lane), id_bounds(shared.plan, lane.vertex)
     return LaneCore(
         lane,
         Committer(
@@ -91,6 +90,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
             compression=shared.config.resolved.pipeline.spec.compression,
             never_waits_for=inside,
             members=members,
+            ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
         ),
         ot,
         telemetry,
@@ -98,9 +98,11 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
         watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
         published_us=published.watermark_us if published is not None else START_OF_TIME_US,
-        # Progress without output is visible only in the OT entry, which is not published more often than this.
-        commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
-        little=little_of(shared.plan, lane.vertex),
+        pace=Pace(
+            # Progress without output is visible only in the OT entry, which is not published more often than this.
+            commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
+            little=little_of(shared.plan, lane.vertex),
+        ),
     )
 
 

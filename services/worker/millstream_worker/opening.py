@@ -1,6 +1,6 @@
 """What a kind of vertex gets to open a lane, or its part of one.
 
-    the lane that was taken over ─► the vertices of its chain, last one first ─► outlet, input, mappers
+    the lane that was taken over ─► the vertices of its chain, last one first ─► output, stages, input
 
 Above it: the kinds of vertex, and `lanes`. Below it: the parts of lanes.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from millstream import codes
@@ -17,6 +18,7 @@ from millstream.errors import MillstreamError, RetryLaterError
 from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
+from millstream.limits import FRAME_RECORDS_MAX
 from millstream.pauses import Pauses, RepeatedFailure
 from millstream.plan.lanes import inputs_of, upstream_lanes
 from millstream.plan.plan import Plan
@@ -31,13 +33,17 @@ from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_udf import arrow_values
-from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.buffer_input import BufferInput
+from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore, LaneCounters
-from millstream_vertex.map_step import MapStep, Outlet, ToBuffers, ToNext, ToSink
-from millstream_vertex.mapping import Mapper
-from millstream_vertex.remembered import open_seen_ids
-from millstream_vertex.settings import future_bound, id_bounds
+from millstream_vertex.lane import Lane
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.outputs import Output, ToBuffers
+from millstream_vertex.publishing import LaneCounters
+from millstream_vertex.settings import future_bound
+from millstream_vertex.stage import Stage
+from millstream_vertex.stages import Stages, Step
+from millstream_vertex.taking_over import open_seen_ids
 from millstream_vertex.to_sink import ChainDeliverer, Target, recover
 from millstream_worker.shared import Shared
 
@@ -45,6 +51,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _AWAY_FIRST_S, _AWAY_LAST_S = 0.1, 5.0
+
+
+OpenStage = Callable[..., Coroutine[Any, Any, Stage]]
+"""Opens a stage. Its argument `next_takes_arrow` is whether what follows takes frames with Arrow columns."""
 
 
 class VertexLane(Protocol):
@@ -66,14 +76,16 @@ class InChain(Protocol):
 
     has_output: bool
 
-    def open_step(
-        self, settings: SpecModel, opening: StepOpening, outlet: Outlet, number: int
-    ) -> Coroutine[Any, Any, MapStep]: ...
+    def open_stage(
+        self, settings: SpecModel, opening: StageOpening, *, next_takes_arrow: bool
+    ) -> Coroutine[Any, Any, Stage]: ...
 
-    def open_target(self, settings: SpecModel, opening: StepOpening, core: LaneCore) -> Coroutine[Any, Any, Target]: ...
+    def open_target(
+        self, settings: SpecModel, opening: StageOpening, core: LaneCore
+    ) -> Coroutine[Any, Any, Target]: ...
 
 
-class StepOpening:
+class StageOpening:
     """What a kind needs to open one vertex of a lane: the only vertex, or one of a chain."""
 
     def __init__(
@@ -139,8 +151,12 @@ class StepOpening:
                 readiness.reached_outside()
                 return found
 
-    async def mapper(self, role: str, kind: FunctionKind, *, may_return_arrow: bool = False) -> Mapper:
-        """A mapper that calls the program of that role and applies the vertex's retry policy to its answers.
+    def step(self, stage: Stage, number: int = 0) -> Step:
+        """The stage as a part of the lane. `number`: the place of its vertex in the chain."""
+        return Step(self.lane, stage, self.router, self.telemetry, self.counters, number)
+
+    async def map_stage(self, role: str, kind: FunctionKind, *, may_return_arrow: bool = False) -> MapStage:
+        """A stage that calls the program of that role and applies the vertex's retry policy to its answers.
         `may_return_arrow`: the outputs go to a function that takes Arrow."""
         shared, policy = self.shared, self.retry_policy
         programs = shared.outside.programs_of(self.lane.vertex)
@@ -148,7 +164,7 @@ class StepOpening:
             programs.open_map(role, kind, self.name, may_return_arrow=may_return_arrow)
         )
         client = programs.client(role)
-        return Mapper(
+        return MapStage(
             stream,
             policy,
             where=self.where,
@@ -164,7 +180,7 @@ class StepOpening:
         )
 
 
-class LaneOpening(StepOpening):
+class LaneOpening(StageOpening):
     """What a kind of vertex needs to open a lane that has been taken over."""
 
     def __init__(
@@ -191,52 +207,63 @@ class LaneOpening(StepOpening):
         limits = [self.shared.graph.limits_of(vertex) for vertex in self.chain]
         return min((one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set), default=None)
 
-    async def outlet(self) -> Outlet:
-        """The destination of the outputs of the lane's vertex: its buffers, or the vertices that follow in its chain.
+    async def rest(self) -> tuple[list[Step], Output]:
+        """What follows the lane's own vertex: the stages of the vertices in its chain, and the lane's output.
 
-        This opens these vertices. If the chain ends in a sink, it also commits what a former owner delivered; only
-        after that is the mark the position of the lane.
+        If the chain ends in a sink, this also commits what a former owner delivered; only after that is the mark the
+        position of the lane.
         """
         graph, chain = self.shared.graph, self.chain
         router, ledger = self.shared.router(graph, chain[-1]), await self.shared.ledgers.of(self.lane.vertex)
-        # As in `mapper`; and a ledger that an earlier version created holds only what that version reads.
+        # As in `map_stage`; and a ledger that an earlier version created holds only what that version reads.
         takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
-        outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
+        output: Output = ToBuffers(self.core, router, takes_arrow=takes_arrow)
+        steps: list[Step] = []
         for number in reversed(range(1, len(chain))):
             vertex, edge = graph.vertex(chain[number]), graph.chained_into(chain[number])
             # The graph is sound, so the kind can be chained.
             kind = cast("InChain", vertex.definition)
             assert edge is not None, "it follows in a chain"
             lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
-            counters = self.core.followers.setdefault(lane, LaneCounters())
-            opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
+            counters = self.core.counters_of(lane)
+            opening = StageOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
             if kind.has_output:
-                outlet = ToNext(await started(kind.open_step, vertex.settings, opening, outlet, number))
+                takes_arrow = takes_arrow_of(steps, output)
+                stage = await started(partial(kind.open_stage, next_takes_arrow=takes_arrow), vertex.settings, opening)
+                steps.insert(0, opening.step(stage, number))
             else:
-                outlet = ToSink(lane, number)
-                await self._deliver_to(await started(kind.open_target, vertex.settings, opening, self.core))
-        return outlet
+                target = await started(kind.open_target, vertex.settings, opening, self.core)
+                if target.kept is not None:
+                    await recover(self.core.committer, await self.answered(target.kept.reach), self.where)
+                output = ChainDeliverer(self.core, target, number)
+        return steps, output
+
+    async def stage_lane(self, open_stage: OpenStage) -> Lane:
+        """A lane that reads a buffer, and passes its records through the stage of the lane's vertex and those of the
+        vertices that follow in its chain."""
+        steps, output = await self.rest()
+        stage = await started(partial(open_stage, next_takes_arrow=takes_arrow_of(steps, output)))
+        stages = Stages([self.step(stage), *steps], output, self.shared.clock)
+        run = (await self.upstream()).ledger_id
+        # The output of a call is committed together. If a buffer is small, calls are small, so that several fit.
+        piece, records_max = self.core.committer.router.piece.records, self.call_records_max
+        if piece < FRAME_RECORDS_MAX:
+            records_max = min(piece, records_max or piece)
+        paced = bool(stages.concurrencies)
+        lane_input = await self.buffer_input(in_parts=True, run=run)
+        return Lane(self.core, lane_input, stages, paced=paced, may_grow=True, leaves=False, records_max=records_max)
 
     def _entered_by(self, edge: Edge) -> str:
         """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
         lanes of one partition would have the same one, and records and positions the same names."""
         return self.lane.input if len(self.plan.edges_in[self.lane.vertex]) > 1 else edge.name
 
-    async def _deliver_to(self, target: Target) -> None:
-        """Make the lane commit through the sink at the end of its chain, starting at the target's position."""
-        committer = self.core.committer
-        bounds = id_bounds(self.plan, self.lane.vertex)
-        committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
-        if target.kept is not None:
-            await recover(committer, await self.answered(target.kept.reach), self.where)
-        self.core.deliverer = ChainDeliverer(self.core, target)
-
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""
         return await self.shared.ledgers.of(self.plan.edge(self.lane.input).from_)
 
-    async def buffer_lane(self, *, in_parts: bool = False) -> BufferLane:
-        """The input side of a lane that reads a buffer. `in_parts`: see `BufferReader`."""
+    async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:
+        """The input of a lane that reads a buffer. `in_parts`: see `BufferReader`; `run`: see `BufferInput`."""
         shared, lane = self.shared, self.lane
         (buffer,) = inputs_of(shared.plan, lane)
         writer = shared.plan.edge(lane.input).from_
@@ -257,9 +284,14 @@ class LaneOpening(StepOpening):
                 in_parts=in_parts,
             )
         )
-        return BufferLane(self.core, reader, lane_input, await shared.ledgers.trimmer(writer))
+        return BufferInput(self.core, reader, lane_input, await shared.ledgers.trimmer(writer), run=run)
 
     async def seen_ids(self) -> SeenIds | None:
         """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
         ledger = await self.shared.ledgers.of(self.lane.vertex)
-        return await open_seen_ids(self.plan, ledger, self.lane, self.core.committer, self.shared.clock)
+        return await open_seen_ids(self.plan, ledger, self.lane, self.shared.clock)
+
+
+def takes_arrow_of(steps: Sequence[Step], output: Output) -> bool:
+    """Whether the next of these takes frames with Arrow columns in place of values."""
+    return steps[0].stage.takes_arrow if steps else output.takes_arrow

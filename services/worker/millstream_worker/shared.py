@@ -21,8 +21,7 @@ from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.record import LaneId
 from millstream.spec.graph import Network
 from millstream.watermark.store import OtListener, OtStore
-from millstream_vertex.cycle import Cycle
-from millstream_vertex.input import LaneInput
+from millstream_vertex.input import Cycle, LaneInput
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, route
 from millstream_worker.environment import Environment, VertexConfig

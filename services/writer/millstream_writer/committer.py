@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account, account_of
+from millstream.clock import END_OF_TIME_US
 from millstream.compression import Compression
 from millstream.errors import (
     BufferFullError,
@@ -128,6 +129,25 @@ class Delivery(NamedTuple):
 
 
 @dataclass(slots=True)
+class Changes:
+    """What a commit adds to the state of the lane, beside its position and its account."""
+
+    ids: bytes = b""
+    """Digests of the ids of its records, if they have to be remembered."""
+    windows: mark_pb2.ReduceProgress | None = None
+    """State of the windows; None except for reduce vertices."""
+    states: Mapping[str, bytes] = field(default_factory=dict)
+    """The whole state of each vertex whose stage has one."""
+
+    def apply(self, mark: mark_pb2.Mark) -> None:
+        """Change the part of the state that is in the mark. Ids are stored beside it."""
+        if self.windows is not None:
+            mark.reduce.CopyFrom(self.windows)
+        for vertex, state in self.states.items():
+            mark.states[vertex] = state
+
+
+@dataclass(slots=True)
 class Unit:
     """A finished part of a lane's input: its outputs, and the lane's position after it."""
 
@@ -139,8 +159,6 @@ class Unit:
     """Position in the source after this unit; None for vertices that read a buffer, and within a read."""
     ahead: mark_pb2.Ahead | None = None
     """The part of a read that is done with this unit, if others of the same read follow."""
-    reduce: mark_pb2.ReduceProgress | None = None
-    """State of the windows after this unit; None except for reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
     passed: Sequence[Passed] = ()
@@ -150,12 +168,16 @@ class Unit:
     numbered: int = 0
     """Total number of records that a source has passed to a chain, up to and including this unit; 0 for other
     vertices."""
-    ids: bytes = b""
-    """Digests of the ids of its records, if they have to be remembered."""
+    changes: Changes = field(default_factory=Changes)
     size: int = 0
     """Bytes of all frames and ids."""
     pieces: int = 1
     """Pieces of work in flight that end with this unit's commit."""
+    observed: Frame | None = None
+    """Event times of the records that determine the watermark of a source's lane: after the transformer, before any
+    condition. A sink at the end of a chain may have the records long before the unit is committed."""
+    holds_us: int = END_OF_TIME_US
+    """After this unit, the stages of the lane may still put out records from this event time on."""
 
     @property
     def fits_a_commit(self) -> bool:
@@ -177,7 +199,7 @@ def batch_of(units: Sequence[Unit], pack: Callable[[BufferId], FrameLimits] | No
         if pack is None:
             continue
         buffers = {one for one, _ in unit.frames}
-        if unit.ids or len(buffers | {buffer} - {None}) > 1:
+        if unit.changes.ids or len(buffers | {buffer} - {None}) > 1:
             pack = None
             continue
         buffer = next(iter(buffers), buffer)
@@ -208,12 +230,14 @@ class Committer:
         compression: Compression,
         never_waits_for: Collection[BufferId] = (),
         members: Sequence[Member] = (),
+        ids_ttl_s: float = 0.0,
     ) -> None:
         """`sequences`: the last sequence in each buffer of the router, which the ledger reports after the takeover.
         `compression`: how stored frames are compressed, if all who may read this ledger understand that.
         `never_waits_for`: buffers that this lane writes to even when they are full. A lane that closes a cycle must not
         wait for the buffers inside it, because their readers ultimately wait for this lane. `members`: the vertices of
-        a chain after its first one; `router` has the outgoing edges of all of them."""
+        a chain after its first one; `router` has the outgoing edges of all of them. `ids_ttl_s`: how long the ids of
+        records are remembered."""
         self._ledger = ledger
         self._lane = lane
         self._stored = taken_over
@@ -230,7 +254,7 @@ class Committer:
         self._backpressure = backpressure
         self._never_waits_for = frozenset(never_waits_for)
         self._members = tuple(members)
-        self.ids_ttl_s = 0.0
+        self._ids_ttl_s = ids_ttl_s
         self._written_before = self._written
 
     @property
@@ -309,32 +333,19 @@ class Committer:
 
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest one.
         """
-        ids = b"".join(unit.ids for unit in units)
+        ids = b"".join(unit.changes.ids for unit in units)
         frames = self._joined(units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
-        pauses, leave_out, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False, RepeatedFailure()
-        while True:
+
+        async def attempt(leave_out: bool) -> Commit:
             kept = await self._make_room(frames, leave_out=leave_out)
             writes = [FrameWrite(buffer, self._compressor.stored(frame.encode())) for buffer, frame in kept]
             mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended, delivery)
             if undelivered:
                 _keep(mark, undelivered)
-            commit = self._commit_of(writes, mark, ids)
-            try:
-                receipt = await self._ledger.commit(commit)
-            except RetryLaterError as error:
-                # Nothing was stored. The server does not report which buffer is full: if one of them belongs to an edge
-                # that discards, the commit is retried immediately without its frames. If that is refused, too, a
-                # different buffer is full.
-                leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(kept)
-                if leave_out:
-                    continue
-                self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
-                await pauses.wait()
-                continue
-            break
-        refused.over(log, f"{self._lane}: ")
-        self._landed(commit, receipt)
+            return self._commit_of(writes, mark, ids)
+
+        await self._store(attempt)
 
     async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
         """Store what has to be committed once the target has the delivery of these units, before the delivery is made:
@@ -345,7 +356,7 @@ class Committer:
         watermark_us = max(watermark_us, self.mark.watermark_us)
         prepared = mark_pb2.Prepared(
             mark=self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, False, delivery),
-            ids=b"".join(unit.ids for unit in units),
+            ids=b"".join(unit.changes.ids for unit in units),
         )
         # The mark around it has them.
         del prepared.mark.undelivered[:]
@@ -388,15 +399,31 @@ class Committer:
     def _commit_of(self, writes: Sequence[FrameWrite], mark: mark_pb2.Mark, ids: bytes = b"") -> Commit:
         """The commit that follows the lane's last one."""
         sequence, replaces = self._stored.sequence, self._stored.mark.commit_id
-        return Commit(self._lane, writes, mark, sequence, ids, self.ids_ttl_s, replaces)
+        return Commit(self._lane, writes, mark, sequence, ids, self._ids_ttl_s, replaces)
 
     async def _put(self, commit: Commit) -> None:
-        """Commit, and retry while the server cannot store it."""
-        pauses, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), RepeatedFailure()
+        """Make this commit."""
+
+        async def attempt(leave_out: bool) -> Commit:
+            return commit
+
+        await self._store(attempt)
+
+    async def _store(self, attempt: Callable[[bool], Awaitable[Commit]]) -> None:
+        """Make the commit that `attempt` returns, which is asked again while the server cannot store it; its argument
+        is whether to leave out the frames of edges that discard what does not fit."""
+        pauses, leave_out, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False, RepeatedFailure()
         while True:
+            commit = await attempt(leave_out)
             try:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
+                # Nothing was stored. The server does not report which buffer is full: if one of them belongs to an edge
+                # that discards, the commit is retried immediately without its frames. If that is refused, too, a
+                # different buffer is full.
+                leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(commit.frames)
+                if leave_out:
+                    continue
                 self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
                 await pauses.wait()
                 continue
@@ -478,7 +505,7 @@ class Committer:
             "`limits.bufferMaxLength`) or shorter windows"
         )
 
-    def _may_discard(self, frames: Sequence[tuple[BufferId, Frame | Pack]]) -> bool:
+    def _may_discard(self, frames: Sequence[FrameWrite]) -> bool:
         return any(self._router.discards_when_full(buffer) for buffer, _ in frames)
 
     def _next_mark(
@@ -526,8 +553,7 @@ class Committer:
                 mark.ClearField("ahead")
             if unit.ahead is not None:
                 mark.ahead.CopyFrom(unit.ahead)
-            if unit.reduce is not None:
-                mark.reduce.CopyFrom(unit.reduce)
+            unit.changes.apply(mark)
         totals = {BufferId(entry.edge, entry.partition): entry for entry in mark.written}
         for (buffer, frame), write in zip(kept, writes, strict=True):
             for reader in self._readers_of(buffer):

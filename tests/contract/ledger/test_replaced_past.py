@@ -12,7 +12,7 @@ from millstream.errors import DamageError, FencedError
 from millstream.ledger.marks import taken_over, takeover
 from millstream.ledger.protocol import GivenUp, Ledger, LedgerLimits, StoredFrame, Witness
 from millstream.record import BufferId, LaneId
-from millstream_vertex.past import held_instead
+from millstream_vertex.taking_over import held_instead
 from tests.support.errors import raises
 from tests.support.ledgers import Harness, LaneOwner
 

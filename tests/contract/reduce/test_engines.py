@@ -13,7 +13,7 @@ import pytest
 
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.engine import RESULT_SCHEMA, Engine
+from millstream_reduce.engine import RESULT_SCHEMA, WindowEngine
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.memory import MemoryEngine, Row
 from millstream_reduce.spark.wire import open_spark_client
@@ -51,7 +51,7 @@ def driver(request: pytest.FixtureRequest) -> SparkDriver | None:
 
 
 @pytest.fixture
-async def engine(driver: SparkDriver | None) -> AsyncIterator[Engine]:
+async def engine(driver: SparkDriver | None) -> AsyncIterator[WindowEngine]:
     async with asyncio.timeout(LIMIT_S):
         if driver is None:
             yield MemoryEngine(counted)
@@ -60,7 +60,7 @@ async def engine(driver: SparkDriver | None) -> AsyncIterator[Engine]:
             yield client
 
 
-async def test_every_window_and_group_has_its_results(engine: Engine, tmp_path: Path) -> None:
+async def test_every_window_and_group_has_its_results(engine: WindowEngine, tmp_path: Path) -> None:
     numbers = [[1, 2, 3], [4], [5, 7, 9]]
     table, summary = await engine.run(request(tmp_path, write_windows(tmp_path, *numbers), PROGRAM))
     assert table.schema.equals(RESULT_SCHEMA)
@@ -70,7 +70,7 @@ async def test_every_window_and_group_has_its_results(engine: Engine, tmp_path: 
 
 
 @pytest.mark.guarantee("I3")
-async def test_it_may_be_asked_again_and_twice_at_once(engine: Engine, tmp_path: Path) -> None:
+async def test_it_may_be_asked_again_and_twice_at_once(engine: WindowEngine, tmp_path: Path) -> None:
     message = request(tmp_path, write_windows(tmp_path, [1, 2, 3], [4, 6]), PROGRAM)
     before = sorted(path.name for path in tmp_path.iterdir())
     first, _ = await engine.run(message)
@@ -79,7 +79,7 @@ async def test_it_may_be_asked_again_and_twice_at_once(engine: Engine, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-async def test_a_request_that_is_given_up_leaves_nothing_behind(engine: Engine, tmp_path: Path) -> None:
+async def test_a_request_that_is_given_up_leaves_nothing_behind(engine: WindowEngine, tmp_path: Path) -> None:
     message = request(tmp_path, write_windows(tmp_path, [1, 2, 3]), PROGRAM)
     given_up = asyncio.ensure_future(engine.run(message))
     await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(engine: Engine, 
 
 
 @pytest.mark.guarantee("I3")
-async def test_a_window_has_the_rows_that_its_pieces_name_and_no_others(engine: Engine, tmp_path: Path) -> None:
+async def test_a_window_has_the_rows_that_its_pieces_name_and_no_others(engine: WindowEngine, tmp_path: Path) -> None:
     """An entry may hold rows of several windows, and a window rows of several entries."""
     first, second = write_windows(tmp_path, [1, 2, 3, 4], [5, 6, 7])
     pieces = [
@@ -101,7 +101,7 @@ async def test_a_window_has_the_rows_that_its_pieces_name_and_no_others(engine: 
 
 
 @pytest.mark.guarantee("I3")
-async def test_values_may_be_columns_in_some_entries(engine: Engine, tmp_path: Path) -> None:
+async def test_values_may_be_columns_in_some_entries(engine: WindowEngine, tmp_path: Path) -> None:
     """Those of the declared type, those of another one, and JSON, also in one window."""
     numbers = [[1, 2, 3], [4, 5], [7, 9]]
     windows = write_windows(tmp_path, *numbers, columns={1: pa.int64(), 2: pa.uint8()})
@@ -111,7 +111,9 @@ async def test_values_may_be_columns_in_some_entries(engine: Engine, tmp_path: P
     assert totals(table) == expected_totals(*numbers, [1, 2, 3, 4, 5, 7, 9])
 
 
-async def test_a_window_that_fails_is_named_and_its_neighbours_have_results(engine: Engine, tmp_path: Path) -> None:
+async def test_a_window_that_fails_is_named_and_its_neighbours_have_results(
+    engine: WindowEngine, tmp_path: Path
+) -> None:
     windows = write_windows(tmp_path, [1, 2], [3, 13], [4])
     table, summary = await engine.run(request(tmp_path, windows, PROGRAM))
     assert totals(table) == expected_totals([1, 2], [], [4])
@@ -123,7 +125,7 @@ async def test_a_window_that_fails_is_named_and_its_neighbours_have_results(engi
 
 @pytest.mark.guarantee("I10")
 @pytest.mark.parametrize("damage", ["a flipped bit", "a segment that is gone"])
-async def test_damage_is_raised_with_the_segment(engine: Engine, damage: str, tmp_path: Path) -> None:
+async def test_damage_is_raised_with_the_segment(engine: WindowEngine, damage: str, tmp_path: Path) -> None:
     windows = write_windows(tmp_path, [1, 2, 3])
     segment = tmp_path / segment_name(1)
     if damage == "a flipped bit":
@@ -136,11 +138,11 @@ async def test_damage_is_raised_with_the_segment(engine: Engine, damage: str, tm
         await engine.run(request(tmp_path, windows, PROGRAM))
 
 
-async def test_a_program_is_checked_without_a_window(engine: Engine) -> None:
+async def test_a_program_is_checked_without_a_window(engine: WindowEngine) -> None:
     assert not (await engine.check(PROGRAM)).faults
 
 
-async def test_a_program_that_cannot_run_is_refused_with_the_reason(engine: Engine) -> None:
+async def test_a_program_that_cannot_run_is_refused_with_the_reason(engine: WindowEngine) -> None:
     if isinstance(engine, MemoryEngine):
         engine.faults.refusals.append("cuont is not a function")
     answer: engine_pb2.CheckResponse = await engine.check(sql("SELECT cuont(*) AS n FROM window"))

@@ -21,22 +21,24 @@ import pytest
 from millstream import codes
 from millstream.account import Account, account_of
 from millstream.clock import SystemClock
+from millstream.compression import Compression
 from millstream.errors import UdfError
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.protocol import Commit, Ledger, Receipt
 from millstream.limits import MIB, PREPARED_BYTES_MAX
 from millstream.record import LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.spec.buffers import Compression
-from millstream.telemetry import Telemetry
+from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.answers import Outcome, Result, SinkAnswer
-from millstream.udf.endings import Ending
-from millstream.udf.lives import Lives, LostCall
-from millstream.udf.protocol import SinkFencedError, StreamLostError, StreamName, UdfClient
+from millstream.udf.endings import Ending, LostCall
+from millstream.udf.lives import Lives
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream.udf.streams import SinkFencedError, StreamLostError
 from millstream_connectors.user_defined.sink import position_lane
 from millstream_connectors.user_defined.sink.position_lane import open_position_lane
 from millstream_reader.tracker import Tracker
-from millstream_vertex.lane import LaneCore, LaneCounters
+from millstream_vertex.core import LaneCore
+from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.to_sink import ChainDeliverer, Target, held_instead, recover
 from millstream_writer.committer import Committer, Delivered, Member, Passed, Unit
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -285,7 +287,8 @@ class Chain:
             stop_error=UdfError,
         )
         kept = primary if isinstance(primary, WholeLane) else None
-        core.deliverer = ChainDeliverer(core, Target(OUT, delivery, kept, core.telemetry, LaneCounters()))
+        target = Target(OUT, delivery, kept, core.telemetry, LaneCounters(), core.clock)
+        output = ChainDeliverer(core, target, 1)
         # As a source: a former owner may have been killed before it did that.
         self.acknowledged = int(committer.mark.position or 0)
         core.units.add_done([*self.units(self.acknowledged)])
@@ -294,8 +297,8 @@ class Chain:
         async def acknowledge(units: Sequence[Unit]) -> None:
             self.acknowledged = int(committer.mark.position)
 
-        await core.commit_all(lambda units: 0, acknowledge)
-        assert core.is_quiet
+        await output.run(lambda units: 0, acknowledge, prompt=False)
+        assert output.is_empty
         assert delivery.statistics().unsettled_records == 0
 
     async def run_to_the_end(self) -> None:

@@ -133,6 +133,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
     return (line.strip() for line in process.stdout)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_broker_that_is_killed_costs_no_record_and_repeats_none(kafka: KafkaServer, topic: str) -> None:
     async with asyncio.timeout(100), opened(kafka, topic, sink_owner(1)) as lane:

@@ -20,7 +20,8 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream_vertex.mapping import Mapped, Mapper
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.stage import StageInput, StageResult
 
 TIMEOUT_S = 300
 POLICY = RetryPolicy(Backoff(0.01, steps=3), OnFailure.DEAD_LETTER)
@@ -92,18 +93,18 @@ async def running(functions: Path, name: str, **changes: Any) -> AsyncIterator[L
 
 
 @asynccontextmanager
-async def lane(function: LocalFunction, number: int = 0) -> AsyncIterator[Mapper]:
+async def lane(function: LocalFunction, number: int = 0) -> AsyncIterator[MapStage]:
     name = StreamName("p", "f", f"in-f.{number}", 0)
     async with function.open_map(FunctionKind.MAP, name) as stream:
-        yield Mapper(stream, POLICY, where=name.where, has_dead_letter=True, needs_tags=False, rng=random.Random(1))
+        yield MapStage(stream, POLICY, where=name.where, has_dead_letter=True, needs_tags=False, rng=random.Random(1))
 
 
 def frame_of(*values: bytes) -> Frame:
     return build_frame(values, array("q", range(len(values))), ingest_time_us=1)
 
 
-async def mapped(mapper: Mapper, *values: bytes) -> Mapped:
-    return await mapper.map(frame_of(*values), watermark_us=0)
+async def mapped(stage: MapStage, *values: bytes) -> StageResult:
+    return await stage.on_frame(StageInput(frame_of(*values), 0))
 
 
 def values_of(frame: Frame | None) -> Sequence[bytes]:

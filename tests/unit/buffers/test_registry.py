@@ -10,7 +10,8 @@ import pytest
 
 from millstream import codes
 from millstream.buffers.registry import over, technology, technology_of
-from millstream.spec.buffers import TECHNOLOGIES, Compression
+from millstream.compression import Compression
+from millstream.spec.buffers import TECHNOLOGIES
 from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError

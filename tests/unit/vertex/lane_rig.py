@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream import limits
 from millstream.account import Account
-from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.clock import END_OF_TIME_US, Clock, SystemClock
 from millstream.compression import Compression
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
@@ -26,22 +26,30 @@ from millstream.udf.native.messages import map_answer_of
 from millstream.udf.streams import MapStream
 from millstream.watermark.future import FutureBound
 from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
+from millstream.watermark.source import SourceWatermark
 from millstream.watermark.store import follow
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.ids import SeenIds
+from millstream_reader.source import SourceLane
 from millstream_reader.tracker import Tracker
 from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import Lane, open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
-from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.buffer_input import BufferInput
+from millstream_vertex.core import LaneCore
+from millstream_vertex.event_times import EventTimes
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore
-from millstream_vertex.map_lane import MapLane
-from millstream_vertex.map_step import MapStep, ToBuffers
-from millstream_vertex.mapping import Mapper
+from millstream_vertex.lane import Lane as VertexLane
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.outputs import Output, ToBuffers
+from millstream_vertex.source_input import SourceInput
+from millstream_vertex.stage import Stage
+from millstream_vertex.stages import Stages, Step
 from millstream_vertex.trimming import Trimmer
+from millstream_vertex.unreadable import Unreadable
 from millstream_writer.backpressure import Backpressure, BufferLimits
 from millstream_writer.committer import Committer, Member, Unit
 from millstream_writer.routing import Route, Router
@@ -122,7 +130,7 @@ async def open_stream(
         yield InProcessStream(opened.lane(), hello)
 
 
-def mapper_of(
+def stage_of(
     stream: MapStream,
     policy: RetryPolicy = STOP,
     *,
@@ -132,8 +140,8 @@ def mapper_of(
     bound: FutureBound | None = None,
     concurrency: int = 0,
     takes_arrow: bool = False,
-) -> Mapper:
-    return Mapper(
+) -> MapStage:
+    return MapStage(
         stream,
         policy,
         where="p/map/in-map.0",
@@ -183,6 +191,7 @@ class Rig:
         *,
         never_waits_for: Sequence[BufferId] = (),
         members: Sequence[Member] = (),
+        ids_ttl_s: float = 0.0,
     ) -> Committer:
         """The lane's committer after a takeover."""
         ledger = await self.ledger(lane.vertex)
@@ -199,6 +208,7 @@ class Rig:
             compression=self.compression,
             never_waits_for=never_waits_for,
             members=members,
+            ids_ttl_s=ids_ttl_s,
         )
 
     async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False, together: bool = False) -> None:
@@ -231,7 +241,7 @@ class Rig:
         dead_letter: Sequence[Route] = (),
         slice_records_max: int | None = None,
         concurrency: int = 0,
-    ) -> AsyncIterator[MapLane]:
+    ) -> AsyncIterator[VertexLane]:
         """The open lane; run it inside. `concurrency`: what the function says of itself."""
         router = Router(routes, dead_letter)
         committer = await self.committer(LANE, router, backpressure)
@@ -239,10 +249,29 @@ class Rig:
         tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
         store = await self.stores.store(LANE.vertex)
         core = LaneCore(LANE, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-        upstream = await self.ledger("in")
-        start = Position(committer.mark.sequence, committer.mark.record_index)
         needs_tags = router.needs_tags
-        mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=needs_tags, concurrency=concurrency)
+        stage = stage_of(stream, policy, dead_letter=bool(dead_letter), tags=needs_tags, concurrency=concurrency)
+        async with self._lane_of(core, router, stage, lane_input, slice_records_max) as lane:
+            yield lane
+
+    @asynccontextmanager
+    async def stage_lane(self, stage: Stage, routes: Sequence[Route], clock: Clock) -> AsyncIterator[VertexLane]:
+        """The open lane of any stage."""
+        router = Router(routes)
+        committer = await self.committer(LANE, router)
+        self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
+        tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
+        store = await self.stores.store(LANE.vertex)
+        core = LaneCore(LANE, committer, store, Telemetry(), clock, tracker, watermarks=True)
+        async with self._lane_of(core, router, stage, lane_input, None) as lane:
+            yield lane
+
+    @asynccontextmanager
+    async def _lane_of(
+        self, core: LaneCore, router: Router, stage: Stage, lane_input: LaneInput, records_max: int | None
+    ) -> AsyncIterator[VertexLane]:
+        committer, upstream = core.committer, await self.ledger("in")
+        start = Position(committer.mark.sequence, committer.mark.record_index)
         reading = open_buffer_reader(
             upstream, INPUT, start, lane_input, witnesses=from_messages(committer.mark.read), in_parts=True
         )
@@ -250,11 +279,15 @@ class Rig:
             self.trimmer = trimmer = Trimmer(upstream.trim)
             beside = (follow(await self.stores.store("in"), [lane_input]), trimmer.run())
             background = [tasks.create_task(one) for one in beside]
-            base = BufferLane(core, reader, lane_input, trimmer)
-            telemetry, counters = core.telemetry, core.counters
-            outlet = ToBuffers(router)
-            step = MapStep(LANE, mapper, router, outlet, telemetry=telemetry, counters=counters, clock=core.clock)
-            yield MapLane(base, step, router.piece, slice_records_max=slice_records_max)
+            step = Step(LANE, stage, router, core.telemetry, core.counters)
+            stages = Stages([step], ToBuffers(core, router), core.clock)
+            if router.piece.records < limits.FRAME_RECORDS_MAX:
+                records_max = min(router.piece.records, records_max or router.piece.records)
+            buffer_input = BufferInput(core, reader, lane_input, trimmer)
+            paced = bool(stages.concurrencies)
+            yield VertexLane(
+                core, buffer_input, stages, paced=paced, may_grow=True, leaves=False, records_max=records_max
+            )
             for task in background:
                 task.cancel()
             await trimmer.finish()
@@ -284,3 +317,35 @@ async def open_rig(*, hard_frames_max: int = limits.BUFFER_FRAMES_MAX) -> AsyncI
         open_memory_ot_stores(OtMemory(), "p", publish_interval_s=0.001) as stores,
     ):
         yield Rig(broker, faults, stores, hard_frames_max)
+
+
+def source_lane(
+    core: LaneCore,
+    source: SourceLane,
+    router: Router,
+    output: Output,
+    *,
+    steps: Sequence[Step] = (),
+    transformer: MapStage | None = None,
+    watermark: SourceWatermark | None = None,
+    seen: SeenIds | None = None,
+    bound: FutureBound | None = None,
+    call_records_max: int | None = None,
+) -> VertexLane:
+    """The lane of a source. `steps`: of the vertices that follow in its chain."""
+    where = f"/{core.lane}"
+    stage: Stage = transformer or EventTimes(bound, where)
+    timed_as = "transformer" if transformer is not None else ""
+    own = Step(core.lane, stage, router, core.telemetry, core.counters, is_source=True, timed_as=timed_as)
+    stages = Stages([own, *steps], output, core.clock)
+    unreadable = Unreadable(core.lane, OnFailure.STOP, router, core.clock)
+    lane_input = SourceInput(core, source, watermark or SourceWatermark(), seen, unreadable, stages, bound=bound)
+    return VertexLane(
+        core,
+        lane_input,
+        stages,
+        paced=bool(steps),
+        may_grow=transformer is not None or bool(steps),
+        leaves=source.replayable,
+        records_max=min(lane_input.read_max.records, call_records_max or lane_input.read_max.records),
+    )

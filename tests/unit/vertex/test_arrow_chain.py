@@ -20,11 +20,18 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry.telemetry import Telemetry
-from millstream_vertex.lane import LaneCounters
-from millstream_vertex.map_step import Lineage, MapStep, Stepped, ToBuffers, ToNext
+from millstream_reader.tracker import Tracker
+from millstream_vertex.core import LaneCore
+from millstream_vertex.lineage import Lineage
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.outputs import ToBuffers
+from millstream_vertex.publishing import LaneCounters
+from millstream_vertex.stage import StageInput
+from millstream_vertex.stages import Stages, Step
+from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router, shared_route
 from tests.support.errors import raises
-from tests.unit.vertex.lane_rig import InProcessStream, mapper_of, open_stream, records_of
+from tests.unit.vertex.lane_rig import InProcessStream, Rig, open_rig, open_stream, records_of, stage_of
 
 OUT, DEAD = BufferId("second-out", 0), BufferId("second-dead", 0)
 
@@ -70,31 +77,50 @@ class Chain:
 
     first: InProcessStream
     second: InProcessStream
-    step: MapStep
+    last: MapStage
+    router: Router
+    output: ToBuffers
 
-    async def take(self, *values: bytes) -> Stepped:
-        return await self.step.take(records_of(*values), Lineage("1/"), watermark_us=0)
+    async def take(self, *values: bytes, first: MapStage | None = None) -> Unit:
+        """`first`: in place of the stage of the first function."""
+        stages = [first or stage_of(self.first), self.last]
+        lanes = LaneId("first", "in-first", 0), LaneId("second", "first", 0)
+        steps = [
+            Step(lane, stage, self.router, Telemetry(), LaneCounters(), number)
+            for number, (lane, stage) in enumerate(zip(lanes, stages, strict=True))
+        ]
+        return await Stages(steps, self.output, SystemClock()).take(records_of(*values), Lineage("1/"), 0)
 
 
 @asynccontextmanager
 async def open_chain(second: object, *, arrow: bool, policy: OnFailure = OnFailure.STOP) -> AsyncIterator[Chain]:
     router = Router([Route(OUT.edge, 1, None)], [Route(DEAD.edge, 1, None)])
-    given = {"telemetry": Telemetry(), "counters": LaneCounters(), "clock": SystemClock()}
     retries = RetryPolicy(Backoff(0.0, steps=1), policy, asked_max=0)
-    async with open_stream(price, may_return_arrow=arrow) as one, open_stream(second) as two:  # type: ignore[arg-type]  # decorated
-        last = mapper_of(two, retries, dead_letter=True, takes_arrow=arrow)
-        outlet = ToNext(MapStep(LaneId("second", "first", 0), last, router, ToBuffers(router), number=1, **given))  # type: ignore[arg-type]  # a mapping
-        assert outlet.takes_arrow == arrow
-        step = MapStep(LaneId("first", "in-first", 0), mapper_of(one), router, outlet, **given)  # type: ignore[arg-type]  # a mapping
-        yield Chain(one, two, step)
+    async with (
+        open_rig() as rig,
+        open_stream(price, may_return_arrow=arrow) as one,
+        open_stream(second) as two,  # type: ignore[arg-type]  # decorated
+    ):
+        last = stage_of(two, retries, dead_letter=True, takes_arrow=arrow)
+        yield Chain(one, two, last, router, await output_of(rig, router))
 
 
-def values_of(stepped: Stepped, buffer: BufferId = OUT) -> list[bytes]:
+async def output_of(rig: Rig, router: Router, *, takes_arrow: bool = False) -> ToBuffers:
+    """The output of a lane to the buffers of a router."""
+    lane = LaneId("second", "first", 0)
+    committer = await rig.committer(lane, router)
+    tracker = Tracker(pieces_max=1, bytes_max=1)
+    store = await rig.stores.store("second")
+    core = LaneCore(lane, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
+    return ToBuffers(core, router, takes_arrow=takes_arrow)
+
+
+def values_of(stepped: Unit, buffer: BufferId = OUT) -> list[bytes]:
     return [value for place, frame in stepped.frames if place == buffer for value in frame.values()]
 
 
 async def test_the_second_function_gets_columns_and_nothing_else_changes() -> None:
-    found: dict[bool, Stepped] = {}
+    found: dict[bool, Unit] = {}
     for arrow in (False, True):
         async with open_chain(tax, arrow=arrow) as chain:
             found[arrow] = await chain.take(*VALUES)
@@ -111,7 +137,7 @@ async def test_the_second_function_gets_columns_and_nothing_else_changes() -> No
 
 @pytest.mark.parametrize("second", [failing, of_texts], ids=["fails", "other types"])
 async def test_dead_letters_have_the_values_as_json(second: object) -> None:
-    found: dict[bool, Stepped] = {}
+    found: dict[bool, Unit] = {}
     for arrow in (False, True):
         async with open_chain(second, arrow=arrow, policy=OnFailure.DEAD_LETTER) as chain:
             found[arrow] = await chain.take(*VALUES)
@@ -122,13 +148,12 @@ async def test_dead_letters_have_the_values_as_json(second: object) -> None:
 
 
 async def test_records_that_do_not_fit_the_first_function_leave_the_others_in_place() -> None:
-    found: dict[bool, Stepped] = {}
+    found: dict[bool, Unit] = {}
     for arrow in (False, True):
         async with open_chain(tax, arrow=arrow) as chain:
-            chain.step._mapper = mapper_of(
-                chain.first, RetryPolicy(Backoff(0.0, steps=1), OnFailure.DEAD_LETTER, asked_max=0), dead_letter=True
-            )
-            found[arrow] = await chain.take(*VALUES[:5], b"no JSON", *VALUES[5:])
+            retries = RetryPolicy(Backoff(0.0, steps=1), OnFailure.DEAD_LETTER, asked_max=0)
+            first = stage_of(chain.first, retries, dead_letter=True)
+            found[arrow] = await chain.take(*VALUES[:5], b"no JSON", *VALUES[5:], first=first)
     assert values_of(found[True]) == values_of(found[False])
     assert values_of(found[True], DEAD) == [b"no JSON"]
 
@@ -141,8 +166,7 @@ async def test_more_outputs_than_a_frame_has() -> None:
         return pa.RecordBatch.from_arrays(columns, names=["id", "total", "parent"])
 
     async with open_chain(tax, arrow=True) as chain, open_stream(many, may_return_arrow=True) as first:
-        chain.step._mapper = mapper_of(first)
-        stepped = await chain.take(VALUES[4])
+        stepped = await chain.take(VALUES[4], first=stage_of(first))
         assert chain.second.calls == [FRAME_RECORDS_MAX, 1]
     assert set(map(bytes, values_of(stepped))) == {b'{"id":4,"tax":0.5}'}
     assert len(values_of(stepped)) == FRAME_RECORDS_MAX + 1
@@ -154,9 +178,9 @@ async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
         frame.with_values()
     async with open_chain(failing, arrow=True, policy=OnFailure.DEAD_LETTER) as chain:
         with pytest.raises(UdfError, match="breaks its protocol"):
-            await chain.step._outlet.take(frame, None, Lineage("1/"), None, 0)
+            await chain.last.on_frame(StageInput(frame, 0))
         with pytest.raises(UdfError, match="breaks its protocol"):
-            await ToBuffers(Router([Route(OUT.edge, 1, None)]), takes_arrow=True).take(frame, None, Lineage(), None, 0)
+            chain.output.take(Unit(), frame, None, Lineage(), 0)
 
 
 async def test_cells_that_json_changes_are_not_stored() -> None:
@@ -165,25 +189,20 @@ async def test_cells_that_json_changes_are_not_stored() -> None:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
     frame = replace(records_of(b"a"), values_column=b"", arrow_column=sink.getvalue().to_pybytes())
-    with raises(codes.FUNCTION_PROTOCOL, match="JSON changes cells of a"):
-        await ToBuffers(Router([Route(OUT.edge, 1, None)]), takes_arrow=True).take(frame, None, Lineage(), None, 0)
+    router = Router([Route(OUT.edge, 1, None)])
+    async with open_rig() as rig:
+        output = await output_of(rig, router, takes_arrow=True)
+        with raises(codes.FUNCTION_PROTOCOL, match="JSON changes cells of a"):
+            output.take(Unit(), frame, None, Lineage(), 0)
 
 
 async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:
     for takes_arrow in (False, True):
         router = Router([Route(OUT.edge, 2, None, takes_arrow=takes_arrow)])
-        outlet = ToBuffers(router, takes_arrow=router.takes_arrow)
-        async with open_stream(price, may_return_arrow=outlet.takes_arrow) as stream:
-            step = MapStep(
-                LaneId("second", "in", 0),
-                mapper_of(stream),
-                router,
-                outlet,
-                telemetry=Telemetry(),
-                counters=LaneCounters(),
-                clock=SystemClock(),
-            )
-            stepped = await step.take(records_of(*VALUES), Lineage("1/"), watermark_us=0)
+        async with open_rig() as rig, open_stream(price, may_return_arrow=takes_arrow) as stream:
+            output = await output_of(rig, router, takes_arrow=takes_arrow)
+            step = Step(LaneId("second", "in", 0), stage_of(stream), router, Telemetry(), LaneCounters())
+            stepped = await Stages([step], output, SystemClock()).take(records_of(*VALUES), Lineage("1/"), 0)
         assert [bool(frame.arrow_column) for _, frame in stepped.frames] == [takes_arrow]
         assert json.loads(stepped.frames[0][1].values()[-1]) == {"id": 9, "total": 4.5}
 

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.clock import END_OF_TIME_US
 from millstream.record import BufferId, LaneId, Position
-from millstream_vertex.cycle import Cycle, wait_until_empty
+from millstream_vertex.input import Cycle, wait_until_empty
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Route, Router
 from tests.unit.vertex.lane_rig import Rig, open_rig, records_of

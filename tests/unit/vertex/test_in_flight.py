@@ -21,22 +21,19 @@ from millstream.limits import (
     SINK_AHEAD_BYTES_MAX,
 )
 from millstream.record import LaneId, Position
-from millstream.retry import OnFailure
 from millstream.telemetry.telemetry import Telemetry
-from millstream.watermark.source import SourceWatermark
 from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracked, Tracker
-from millstream_vertex.in_flight import bound_by
-from millstream_vertex.lane import LaneCore, LaneCounters
-from millstream_vertex.map_step import ToSink
-from millstream_vertex.source_lane import SourceVertexLane
+from millstream_vertex.core import LaneCore
+from millstream_vertex.pacing import bound_by
+from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.to_sink import ChainDeliverer, Target
 from millstream_writer.committer import Committer, Delivered, Member, Passed, Unit
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Route, Router
 from millstream_writer.sink import SinkFrame, UnkeptLane, WriteResult
-from tests.unit.vertex.lane_rig import STOP, UPSTREAM, Rig, open_rig, open_stream, records_of
+from tests.unit.vertex.lane_rig import STOP, UPSTREAM, Rig, open_rig, open_stream, records_of, source_lane
 from tests.unit.vertex.test_source_lane import GivenSource
 
 ROUTES = [Route("map-out", 1, None)]
@@ -80,14 +77,14 @@ async def begun(tracker: Tracker, size: int) -> int:
 )
 async def test_what_may_begin(concurrencies: list[int], size: int, pieces: int) -> None:
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
-    bound_by(tracker, concurrencies)
+    bound_by(tracker, concurrencies, COMMIT_AHEAD_BYTES_MAX)
     assert await begun(tracker, size) == pieces
 
 
 @pytest.mark.guarantee("I8")
 async def test_what_is_answered_makes_room_for_the_function_until_it_would_wait_for_commits() -> None:
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
-    bound_by(tracker, [1])
+    bound_by(tracker, [1], COMMIT_AHEAD_BYTES_MAX)
     in_flight: list[Tracked] = []
     while len(in_flight) * LARGE < COMMIT_AHEAD_BYTES_MAX + FUNCTION_BYTES_MAX:
         waiting = asyncio.ensure_future(tracker.begin(Tracked(1, LARGE)))
@@ -148,6 +145,12 @@ class OneFrame(GivenSource):
         return SourceBatch(frame, b"1")
 
 
+def deliverer_of(core: LaneCore, delivery: Delivery) -> ChainDeliverer:
+    """Delivers for a chain of a source and a sink."""
+    last = LaneId("out", "in-out", 0)
+    return ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters(), core.clock), 1)
+
+
 def kept(value: bytes) -> list[Frame]:
     """The frames of this process that have the value; another test may have left frames of the same size."""
     return [one for one in gc.get_objects() if isinstance(one, Frame) and value in one.values_column]
@@ -155,7 +158,6 @@ def kept(value: bytes) -> list[Frame]:
 
 @pytest.mark.guarantee("I8")
 async def test_records_that_a_sink_has_taken_are_kept_no_longer_although_their_commit_is_to_come(rig: Rig) -> None:
-    last = LaneId("out", "in-out", 0)
     committer = await rig.committer(UPSTREAM, Router([]), members=[Member("out", "in-out", frozenset())])
     store = await rig.stores.store(UPSTREAM.vertex)
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
@@ -165,10 +167,8 @@ async def test_records_that_a_sink_has_taken_are_kept_no_longer_although_their_c
     assert kept(value)
     async with open_blackhole_sink() as sink, asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         delivery = Delivery(sink, None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
-        core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
-        lane = SourceVertexLane(
-            core, source, None, Router([]), ToSink(last, 1), SourceWatermark(), None, OnFailure.STOP
-        )
+        output = deliverer_of(core, delivery)
+        lane = source_lane(core, source, Router([]), output)
         rig.faults.hold()
         tasks.create_task(lane.run())
         await rig.faults.held()
@@ -208,7 +208,6 @@ class CountingSink(UnkeptLane):
 @pytest.mark.guarantee("I8")
 @pytest.mark.parametrize("prompt", [True, False], ids=["the first records at once", "after an interval"])
 async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_repeat(rig: Rig, prompt: bool) -> None:
-    last = LaneId("out", "in-out", 0)
     committer = await rig.committer(UPSTREAM, Router([]), members=[Member("out", "in-out", frozenset())])
     store = await rig.stores.store(UPSTREAM.vertex)
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
@@ -217,11 +216,8 @@ async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_rep
     sink = CountingSink(committer, frames[0].size)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         delivery = Delivery(sink, None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
-        core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
-        lane = SourceVertexLane(
-            core, GivenSource(frames), None, Router([]), ToSink(last, 1), SourceWatermark(), None, OnFailure.STOP
-        )
-        core.deliverer.prompt = prompt
+        output = deliverer_of(core, delivery)
+        lane = source_lane(core, GivenSource(frames), Router([]), output)
         rig.faults.hold()
         running = tasks.create_task(lane.run())
         for _ in range(3):
@@ -231,7 +227,7 @@ async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_rep
             assert sink.taken > taken
             # What waits for the sink is bounded, too.
             assert tracker.size <= SINK_AHEAD_BYTES_MAX
-            assert not core.is_quiet
+            assert not output.is_empty
             assert committer.mark.delivered == durable
             # This commit ends, and the next one waits.
             rig.faults.release()
@@ -247,7 +243,6 @@ async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_rep
 
 @pytest.mark.guarantee("I8")
 async def test_a_write_above_what_a_kill_may_repeat_is_made_alone(rig: Rig) -> None:
-    last = LaneId("out", "in-out", 0)
     committer = await rig.committer(UPSTREAM, Router([]), members=[Member("out", "in-out", frozenset())])
     store = await rig.stores.store(UPSTREAM.vertex)
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
@@ -255,7 +250,7 @@ async def test_a_write_above_what_a_kill_may_repeat_is_made_alone(rig: Rig) -> N
     frame = records_of(bytes(LARGE))
     sink = CountingSink(committer, frame.size)
     delivery = Delivery(sink, None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
-    core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
+    output = deliverer_of(core, delivery)
     large = COMMIT_AHEAD_BYTES_MAX // frame.size + 1
     counts = [1, large, 1, large, large, 1]
     for number, count in enumerate(counts):
@@ -270,20 +265,18 @@ async def test_a_write_above_what_a_kill_may_repeat_is_made_alone(rig: Rig) -> N
         """There is nothing to acknowledge."""
 
     async with asyncio.timeout(30):
-        await core.commit_all(lambda units: 0, committed)
+        await output.run(lambda units: 0, committed, prompt=False)
     assert sink.repeated_max == large * frame.size
     assert committer.mark.delivered == sum(counts)
 
 
 async def test_a_commit_that_fails_while_a_lane_waits_for_records_ends_it(rig: Rig) -> None:
-    last = LaneId("out", "in-out", 0)
     committer = await rig.committer(UPSTREAM, Router([]), members=[Member("out", "in-out", frozenset())])
     store = await rig.stores.store(UPSTREAM.vertex)
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
     delivery = Delivery(CountingSink(), None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
-    core.deliverer = ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters()))
-    core.deliverer.prompt = True
+    output = deliverer_of(core, delivery)
     unit = Unit(source_position=b"1", passed=[Passed()], delivered=[Delivered(records_of(b"a"), "x", 0)], pieces=0)
     done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
     done.set_result([unit])
@@ -295,5 +288,5 @@ async def test_a_commit_that_fails_while_a_lane_waits_for_records_ends_it(rig: R
         raise AssertionError("nothing was committed")
 
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(core.commit_all(lambda units: 0, committed), 10)
+        await asyncio.wait_for(output.run(lambda units: 0, committed, prompt=True), 10)
     assert raised.group_contains(FencedError)

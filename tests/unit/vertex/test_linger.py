@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.limits import COMMIT_LINGER_BYTES_MAX, COMMIT_LINGER_RECORDS_MAX, COMMIT_LINGER_S
-from millstream_vertex.linger import Linger
+from millstream_vertex.pacing import Linger
 
 COMMIT_S = 0.002
 MS = 0.001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.limits import OT_LITTLE_SHARE
 from millstream.spec.loading import load_text
-from millstream_vertex.little import Little
+from millstream_vertex.pacing import Little
 from millstream_vertex.settings import little_of
 
 TEXT = """

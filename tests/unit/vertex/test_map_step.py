@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.record import LaneId
-from millstream_vertex.map_step import Lineage
+from millstream_vertex.lineage import Lineage
 
 LANE = LaneId("two", "one-two", 0)
 

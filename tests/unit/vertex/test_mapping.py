@@ -20,9 +20,9 @@ from millstream.watermark.future import DROPPED, FutureBound
 from millstream_udf import Context, DeadLetter, Drop, Message, Retry, source_transform
 from millstream_udf import map as map_function
 from millstream_udf.values import Record as Input
-from millstream_vertex.mapping import Mapped
+from millstream_vertex.stage import StageInput, StageResult
 from tests.support.ledgers import SettableClock
-from tests.unit.vertex.lane_rig import STOP, mapper_of, open_stream, records_of
+from tests.unit.vertex.lane_rig import STOP, open_stream, records_of, stage_of
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Pair:
 
 async def mapped(
     function: Callable[..., Any], frame: Frame, policy: RetryPolicy = STOP, *, dead_letter: bool = False
-) -> Mapped:
+) -> StageResult:
     async with open_stream(function) as stream:
-        return await mapper_of(stream, policy, dead_letter=dead_letter, tags=True).map(frame, watermark_us=0)
+        return await stage_of(stream, policy, dead_letter=dead_letter, tags=True).on_frame(StageInput(frame, 0))
 
 
 def values_of(frame: Frame | None) -> list[bytes]:
@@ -206,8 +206,8 @@ async def test_a_dead_letter_says_which_record_it_was_and_in_which_run() -> None
         return value
 
     async with open_stream(function) as stream:
-        mapper = mapper_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
-        result = await mapper.map(records_of(b"a", b"b", b"c"), watermark_us=0, origin=ORIGIN)
+        stage = stage_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+        result = await stage.on_frame(StageInput(records_of(b"a", b"b", b"c"), 0, ORIGIN))
     assert result.dead_letters is not None
     (record,) = result.dead_letters.to_records()
     assert (record.value, record.id) == (b"b", "map/in-map/0/345/13"), "the same id at every attempt"
@@ -225,8 +225,8 @@ async def test_the_id_that_a_source_gave_stays_that_of_a_dead_letter() -> None:
 
     frame = frame_of_records([Record(b"a", 0, id="web-7")], ingest_time_us=0)
     async with open_stream(function) as stream:
-        mapper = mapper_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
-        result = await mapper.map(frame, watermark_us=0, origin=ORIGIN)
+        stage = stage_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+        result = await stage.on_frame(StageInput(frame, 0, ORIGIN))
     assert result.dead_letters is not None
     assert [record.id for record in result.dead_letters.to_records()] == ["web-7"]
 
@@ -242,11 +242,11 @@ async def test_a_function_sees_the_id_of_a_record_the_same_at_every_attempt() ->
         return record.value
 
     async with open_stream(function) as stream:
-        mapper = mapper_of(stream, policy(5, OnFailure.STOP))
-        await mapper.map(records_of(b"a", b"b", b"c", b"d"), watermark_us=0, origin=ORIGIN)
+        stage = stage_of(stream, policy(5, OnFailure.STOP))
+        await stage.on_frame(StageInput(records_of(b"a", b"b", b"c", b"d"), 0, ORIGIN))
         own = frame_of_records([Record(b"own", 0, id="web-7")], ingest_time_us=0)
-        result = await mapper.map(own, watermark_us=0, origin=ORIGIN)
-        await mapper.map(records_of(b"transformed"), watermark_us=0)
+        result = await stage.on_frame(StageInput(own, 0, ORIGIN))
+        await stage.on_frame(StageInput(records_of(b"transformed"), 0))
     assert seen == {
         b"a": ["map/in-map/0/345/12"],
         b"b": ["map/in-map/0/345/13"] * 3,
@@ -267,9 +267,9 @@ async def test_the_record_that_stops_a_lane_is_named(values: bool) -> None:
         return value
 
     async with open_stream(function) as stream:
-        mapper = mapper_of(stream, STOP, naming=Naming(values=values))
+        stage = stage_of(stream, STOP, naming=Naming(values=values))
         with pytest.raises(UdfError) as stopped:
-            await mapper.map(records_of(b"good", b"bad"), watermark_us=0, origin=ORIGIN)
+            await stage.on_frame(StageInput(records_of(b"good", b"bad"), 0, ORIGIN))
     shown = "value 'bad'" if values else "value of 3 bytes"
     name = f"record map/in-map/0/345/13 (sequence 345, index 13, event time 1970-01-01T00:00:00.000001Z, {shown})"
     assert f"the function failed on {name} after 1 attempt: ValueError: no\n" in str(stopped.value)
@@ -312,8 +312,8 @@ class Answering:
     ids=["of the call", "error", "dead letter"],
 )
 async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: MapAnswer) -> None:
-    mapper = mapper_of(Answering(answer), policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
-    result = await mapper.map(records_of(b"a"), watermark_us=0)
+    stage = stage_of(Answering(answer), policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+    result = await stage.on_frame(StageInput(records_of(b"a"), 0))
     assert result.dead_letters is not None
     (headers,) = result.dead_letters.headers()
     assert headers[REASON_HEADER] == b"panic: assignment to entry in nil map"
@@ -322,8 +322,8 @@ async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: MapAnswer)
 
 async def test_the_reason_of_a_drop_is_one_line() -> None:
     outcome = Outcome(0, Result.DROP, reason=STACK)
-    mapper = mapper_of(Answering(MapAnswer(outcomes=[outcome])))
-    result = await mapper.map(records_of(b"a"), watermark_us=0)
+    stage = stage_of(Answering(MapAnswer(outcomes=[outcome])))
+    result = await stage.on_frame(StageInput(records_of(b"a"), 0))
     assert result.account.dropped == {"panic: assignment to entry in nil map": 1}
 
 
@@ -340,8 +340,8 @@ async def test_a_function_that_always_asks_to_see_a_record_again_is_warned_of_an
 
     async with open_stream(function) as stream:
         capped = RetryPolicy(Backoff(0.0, steps=2), OnFailure.DEAD_LETTER, asked_max=25)
-        mapper = mapper_of(stream, capped, dead_letter=True)
-        result = await mapper.map(records_of(b"1", b"2", b"3"), watermark_us=0, origin=ORIGIN)
+        stage = stage_of(stream, capped, dead_letter=True)
+        result = await stage.on_frame(StageInput(records_of(b"1", b"2", b"3"), 0, ORIGIN))
     assert (values_of(result.frame), values_of(result.dead_letters)) == ([b"1", b"3"], [b"2"])
     assert attempts == list(range(26)), "a function can see how often it has asked"
     assert result.dead_letters is not None
@@ -384,10 +384,10 @@ async def test_an_input_is_given_up_whose_output_lies_too_far_in_the_future() ->
     records = [Record(b"now", now_us), Record(b"set", now_us), Record(b"far", now_us + 99_000_000)]
     frame = frame_of_records(records, ingest_time_us=0)
 
-    async def with_policy(on_future: OnFailure) -> Mapped:
+    async def with_policy(on_future: OnFailure) -> StageResult:
         bound = FutureBound(clock, 60.0, on_future, where="p/in/source.0")
         async with open_stream(source_transform(function)) as stream:
-            return await mapper_of(stream, dead_letter=True, bound=bound).map(frame, watermark_us=0)
+            return await stage_of(stream, dead_letter=True, bound=bound).on_frame(StageInput(frame, 0))
 
     result = await with_policy(OnFailure.DEAD_LETTER)
     assert values_of(result.frame) == [b"now"]
@@ -415,9 +415,9 @@ async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
         return {b"1": b"one"}[value] if value < b"5" else value.attribute  # type: ignore[attr-defined]
 
     async with open_stream(function) as stream:
-        mapper = mapper_of(stream, policy(1, fate), dead_letter=True)
+        stage = stage_of(stream, policy(1, fate), dead_letter=True)
         for _ in range(2):
-            await mapper.map(records_of(b"1", b"2", b"3", b"4", b"5", b"6"), watermark_us=0, origin=ORIGIN)
+            await stage.on_frame(StageInput(records_of(b"1", b"2", b"3", b"4", b"5", b"6"), 0, ORIGIN))
     first, second = (record.message.splitlines() for record in caplog.records)
     assert first[0].endswith(f"made the function fail, {said}: KeyError: b'2'")
     assert first[0].startswith("p/map/in-map.0: record map/in-map/0/345/13 (")
@@ -436,7 +436,7 @@ async def test_the_first_record_that_does_not_fit_is_logged_for_each_field(
 
     values = (b'{"a": 1}', b'{"a": 2}', b'{"a": "x", "b": 1}', b'{"a": 1, "b": 2}', b"junk", b'{"a": "y", "b": 1}')
     async with open_stream(function) as stream:
-        await mapper_of(stream, policy(9, fate), dead_letter=True).map(records_of(*values), watermark_us=0)
+        await stage_of(stream, policy(9, fate), dead_letter=True).on_frame(StageInput(records_of(*values), 0))
     told = [record.message.splitlines()[0] for record in caplog.records]
     assert len(told) == 3
     assert f"does not fit the function, {said}: the value does not fit Pair: field `b` is missing" in told[0]

@@ -10,13 +10,13 @@ from millstream.clock import END_OF_TIME_US, Clock, SystemClock
 from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream.telemetry.telemetry import Telemetry
-from millstream.watermark.store import follow
+from millstream.watermark.store import OtStore, follow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracked, Tracker
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
+from millstream_vertex.core import LaneCore
+from millstream_vertex.gathering import Pace
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore
-from millstream_vertex.linger import Linger
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
@@ -39,8 +39,9 @@ class SlowClock(SystemClock):
 class Pacing:
     """A lane that commits bare progress once an hour, or as often as is said."""
 
-    def __init__(self, core: LaneCore) -> None:
+    def __init__(self, core: LaneCore, store: OtStore) -> None:
         self.core = core
+        self.store = store
         self.commits: asyncio.Queue[int] = asyncio.Queue()
         """The sequence that the mark came to with each."""
 
@@ -82,10 +83,9 @@ async def open_pacing(clock: Clock | None = None, interval_s: float = NEVER_S) -
             clock or SystemClock(),
             tracker,
             watermarks=True,
-            commit_interval_s=interval_s,
-            linger=Linger(NEVER_S),
+            pace=Pace(commit_interval_s=interval_s, linger_s=NEVER_S),
         )
-        yield Pacing(core)
+        yield Pacing(core, store)
 
 
 async def test_progress_waits_until_there_is_output() -> None:
@@ -158,7 +158,7 @@ async def test_output_that_waits_is_left_at_once_by_a_lane_that_leaves() -> None
     async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
         running = tasks.create_task(pacing.run())
         await pacing.until_it_waits()
-        pacing.core.leaving = True
+        pacing.core.leave()
         pacing.core.units.close()
         await running
         assert pacing.core.left
@@ -236,6 +236,6 @@ async def test_an_entry_of_a_lane_that_has_ended_says_so_with_the_end_of_time() 
         await core.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
         core.publish(5)
         await core.publish_last()
-        stored = await core._ot.stored(LANE)
+        stored = await pacing.store.stored(LANE)
         assert stored is not None
         assert (stored.entry.ended, stored.entry.watermark_us) == (True, END_OF_TIME_US)

@@ -9,7 +9,7 @@ from millstream.ledger.protocol import StoredMark
 from millstream.record import LaneId
 from millstream.wire.ledger.v1.mark_pb2 import Account, InputProgress, Mark, ReduceProgress, Written
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
-from millstream_vertex.past import check_not_older
+from millstream_vertex.taking_over import check_not_older
 from tests.support.errors import raises
 
 MAP = LaneId("map", "in-map", 0)

@@ -7,7 +7,7 @@ import pytest
 from millstream import codes
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_vertex.places import check_places
+from millstream_vertex.taking_over import check_places
 from millstream_writer.committer import Member
 from tests.support.errors import raises
 

@@ -18,10 +18,13 @@ from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracker
-from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.buffer_input import BufferInput
+from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore
-from millstream_vertex.sink_lane import SinkVertexLane
+from millstream_vertex.lane import Lane
+from millstream_vertex.sink_output import SinkOutput
+from millstream_vertex.stages import Stages
+from millstream_vertex.to_sink import Target
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Router
@@ -41,7 +44,7 @@ class OneByOne(UnkeptLane):
     def __init__(self, backlog: asyncio.Event) -> None:
         self.writes: list[list[int]] = []
         self.ids: list[str] = []
-        self.lane: SinkVertexLane | None = None
+        self.lane: Lane | None = None
         self._backlog = backlog
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
@@ -95,7 +98,10 @@ async def run(rig: Rig, sink: OneByOne, backlog: asyncio.Event, frames: int, fal
         trimmer = Trimmer(upstream.trim)
         beside = (follow(await rig.stores.store("in"), [lane_input]), trimmer.run())
         background = [tasks.create_task(one) for one in beside]
-        lane = sink.lane = SinkVertexLane(BufferLane(core, reader, lane_input, trimmer), delivery)
+        target = Target(LANE, delivery, None, core.telemetry, core.counters, core.clock)
+        stages = Stages([], SinkOutput(core, target), core.clock)
+        buffer_input = BufferInput(core, reader, lane_input, trimmer)
+        lane = sink.lane = Lane(core, buffer_input, stages, paced=False, may_grow=False, leaves=True)
         running = tasks.create_task(lane.run())
         while len(tracker) < frames:  # noqa: ASYNC110 - a tracker has no event for it
             await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 
 from millstream_reader.tracker import Tracked, Tracker
 from millstream_vertex.in_order import InOrder
-from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
+from millstream_vertex.pacing import FIRST_SLICE_RECORDS, Slicer
 
 
 async def test_results_come_out_in_the_order_in_which_work_began() -> None:

@@ -24,16 +24,26 @@ from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
-from millstream_vertex.lane import LaneCore, LaneCounters
-from millstream_vertex.map_step import MapStep, Outlet, ToBuffers, ToNext
-from millstream_vertex.mapping import Mapper
-from millstream_vertex.source_lane import SourceVertexLane
+from millstream_vertex.core import LaneCore
+from millstream_vertex.lane import Lane
+from millstream_vertex.mapping import MapStage
+from millstream_vertex.outputs import ToBuffers
+from millstream_vertex.stages import Step
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.committer import Member
 from millstream_writer.routing import Route, Router
 from tests.support.errors import raises
 from tests.support.ledgers import SettableClock
-from tests.unit.vertex.lane_rig import UPSTREAM, Rig, mapper_of, open_backpressure, open_rig, open_stream, records_of
+from tests.unit.vertex.lane_rig import (
+    UPSTREAM,
+    Rig,
+    open_backpressure,
+    open_rig,
+    open_stream,
+    records_of,
+    source_lane,
+    stage_of,
+)
 
 BUFFER = BufferId("in-map", 0)
 
@@ -88,28 +98,35 @@ async def lane_of(
     seen: SeenIds | None = None,
     bound: FutureBound | None = None,
     dead_letters: Sequence[Route] = (),
-    transformer: Mapper | None = None,
-    following: Mapper | None = None,
+    transformer: MapStage | None = None,
+    following: MapStage | None = None,
     watermark: SourceWatermark | None = None,
     call_records_max: int | None = None,
-) -> SourceVertexLane:
+) -> Lane:
     """`following`: of a vertex that follows in a chain."""
     router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
     members = [Member("map", "inside", frozenset({BUFFER.edge}))] if following is not None else []
-    committer = await rig.committer(UPSTREAM, router, backpressure, members=members)
-    committer.ids_ttl_s = seen.ttl_s if seen is not None else 0.0
+    ids_ttl_s = seen.ttl_s if seen is not None else 0.0
+    committer = await rig.committer(UPSTREAM, router, backpressure, members=members, ids_ttl_s=ids_ttl_s)
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-    outlet: Outlet = ToBuffers(router)
+    steps = []
     if following is not None:
-        lane, counters = LaneId("map", "inside", 0), LaneCounters()
-        telemetry, clock = core.telemetry, core.clock
-        step = MapStep(lane, following, router, outlet, telemetry=telemetry, counters=counters, clock=clock, number=1)
-        outlet = ToNext(step)
-    watermark = watermark or SourceWatermark()
-    given = (core, source, transformer, router, outlet, watermark, seen, OnFailure.STOP)
-    return SourceVertexLane(*given, bound=bound, call_records_max=call_records_max)
+        lane = LaneId("map", "inside", 0)
+        steps.append(Step(lane, following, router, core.telemetry, core.counters_of(lane), number=1))
+    return source_lane(
+        core,
+        source,
+        router,
+        ToBuffers(core, router),
+        steps=steps,
+        transformer=transformer,
+        watermark=watermark,
+        seen=seen,
+        bound=bound,
+        call_records_max=call_records_max,
+    )
 
 
 class Heard(logging.Handler):
@@ -135,7 +152,7 @@ class Heard(logging.Handler):
 @contextmanager
 def hearing(words: str) -> Iterator[Heard]:
     """What the lane logs."""
-    heard, logger = Heard(words), logging.getLogger("millstream_vertex.source_lane")
+    heard, logger = Heard(words), logging.getLogger("millstream_vertex")
     logger.addHandler(heard)
     try:
         yield heard
@@ -409,22 +426,22 @@ def numbered(*sizes: int, ids: bool = False) -> list[Frame]:
 async def stop_within_a_read(rig: Rig, source: GivenSource, seen: SeenIds | None = None) -> None:
     """Run a lane that is asked to stop when the first part of what it has read is committed."""
     async with open_stream(large) as stream:
-        await stop_after_a_part(rig, await lane_of(rig, source, seen=seen, transformer=mapper_of(stream)), source)
+        await stop_after_a_part(rig, await lane_of(rig, source, seen=seen, transformer=stage_of(stream)), source)
 
 
-async def stop_after_a_part(rig: Rig, lane: SourceVertexLane, source: GivenSource) -> None:
+async def stop_after_a_part(rig: Rig, lane: Lane, source: GivenSource) -> None:
     rig.faults.hold()
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         tasks.create_task(lane.run())
         await rig.faults.held()
         await source.all_read.wait()
-        lane.core.leaving = True
+        lane.core.leave()
         rig.faults.release()
 
 
 async def run_to_the_end(rig: Rig, source: GivenSource, seen: SeenIds | None = None) -> Account:
     async with asyncio.timeout(20), open_stream(large) as stream:
-        await (await lane_of(rig, source, seen=seen, transformer=mapper_of(stream))).run()
+        await (await lane_of(rig, source, seen=seen, transformer=stage_of(stream))).run()
     assert [value.strip() for value in await rig.values(BUFFER, "in")] == NUMBERED
     mark = await rig.mark(UPSTREAM)
     assert mark.ended
@@ -490,7 +507,7 @@ async def test_a_read_of_a_chain_is_committed_in_parts_and_its_records_keep_thei
         position = (await rig.mark(UPSTREAM)).position if not stopped else b""
         source = ResumedSource(numbered(16), position)
         async with open_stream(named_and_large) as stream, asyncio.timeout(20):
-            lane = await lane_of(rig, source, following=mapper_of(stream))
+            lane = await lane_of(rig, source, following=stage_of(stream))
             if stopped:
                 await stop_after_a_part(rig, lane, source)
             else:
@@ -528,17 +545,17 @@ async def test_only_a_read_that_calls_a_function_has_a_task(rig: Rig, calls: boo
 
     async with open_stream(udf.source_transform(lambda value: value)) as stream:
         source = GivenSource([records_of(b"a"), records_of(b"b")])
-        lane = await lane_of(rig, source, transformer=mapper_of(stream) if calls else None)
+        lane = await lane_of(rig, source, transformer=stage_of(stream) if calls else None)
         asyncio.get_running_loop().set_task_factory(counted)
         await lane.run()
-    assert names.count("SourceVertexLane._process") == (2 if calls else 0)
+    assert names.count("Lane._process") == (2 if calls else 0)
     assert (await rig.account(UPSTREAM)).processed == 2
 
 
 async def test_functions_that_follow_get_no_more_at_once_than_their_limit(rig: Rig) -> None:
     async with open_stream(udf.map(lambda value: value)) as stream:
         source = GivenSource([records_of(b"a"), records_of(b"b"), records_of(b"c")])
-        lane = await lane_of(rig, source, following=mapper_of(stream), call_records_max=5)
+        lane = await lane_of(rig, source, following=stage_of(stream), call_records_max=5)
         await lane.run()
     assert set(source.asked) == {5}
 
@@ -576,7 +593,7 @@ async def test_a_silent_source_without_a_policy_has_no_timer(rig: Rig, policy: I
     running = asyncio.create_task(lane.run())
     await source.reads.wait()
     await asyncio.sleep(0)
-    ticking = f"idle {UPSTREAM}" in {task.get_name() for task in asyncio.all_tasks()}
+    ticking = f"watermark {UPSTREAM}" in {task.get_name() for task in asyncio.all_tasks()}
     assert ticking == (policy is not None)
     running.cancel()
     await asyncio.wait((running,))

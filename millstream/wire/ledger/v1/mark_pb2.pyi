@@ -24,6 +24,26 @@ class Mark(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     COMMIT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
@@ -45,6 +65,7 @@ class Mark(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     UNDELIVERED_FIELD_NUMBER: _builtins.int
     UNDELIVERED_RECORDS_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
@@ -125,6 +146,12 @@ class Mark(_message.Message):
         """The next state of the lane, if its target has the delivery that may be in flight."""
 
     @_builtins.property
+    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """The state of each vertex of the lane whose stage has one, by the vertex's name: everything that the next owner needs
+        to go on after this commit, timers included.
+        """
+
+    @_builtins.property
     def undelivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Undelivered]:
         """Records for the sink at the end of the chain, made of input that this mark has passed. A delivery with all of them
         ended the process of the sink's function, so they are delivered in smaller deliveries, before any others. Empty in a
@@ -155,12 +182,13 @@ class Mark(_message.Message):
         delivery: _builtins.str = ...,
         prepared: Global___Prepared | None = ...,
         target: _builtins.int = ...,
+        states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         undelivered: _abc.Iterable[Global___Undelivered] | None = ...,
         undelivered_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "states", b"states", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
-from millstream_reduce.engine import Engine
+from millstream_reduce.engine import WindowEngine
 from millstream_reduce.group_keys import key_texts
 from millstream_reduce.values import WindowContents
 from millstream_reduce.window_table import WindowTable
@@ -83,7 +83,7 @@ class HandOverJobs:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WindowEngine,
         program: engine_pb2.Program,
         policy: RetryPolicy,
         *,

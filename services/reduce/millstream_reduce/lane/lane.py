@@ -27,7 +27,7 @@ from millstream_reduce.lane.progress import LaneProgress, check_whole
 from millstream_reduce.lane.results import Results
 from millstream_reduce.lane.units import UnitMaker, watermark_after
 from millstream_reduce.queue import Queue
-from millstream_vertex.lane import LaneCore
+from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
 
 

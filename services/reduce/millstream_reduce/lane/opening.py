@@ -24,7 +24,7 @@ from millstream.retry import RetryPolicy
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
-from millstream_reduce.engine import OpenEngine
+from millstream_reduce.engine import OpenWindowEngine
 from millstream_reduce.lane.closing import EarlyResults
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
 from millstream_reduce.lane.jobs import HandOverJobs
@@ -36,8 +36,8 @@ from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueueLimits, open_queue
 from millstream_reduce.windows import make_windowing
+from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore
 from millstream_vertex.settings import log_segment_bytes
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.routing import Router
@@ -65,7 +65,7 @@ class ReduceOpening:
     """The trimmer of the ledger of a vertex."""
     listen: Callable[[str, LaneInput], Awaitable[None]]
     """Passes the updates of that vertex's OT store to an input."""
-    open_engine: OpenEngine
+    open_engine: OpenWindowEngine
     files: Files
     """The file operations of the log."""
     queue_limits: Callable[[int | None, int], QueueLimits]

@@ -20,7 +20,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import ReduceUnit, UnitMaker
 from millstream_reduce.queue import Appended, Queue
 from millstream_reduce.window_table import WindowTable
-from millstream_vertex.lane import LaneCore
+from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
 
 
@@ -124,8 +124,8 @@ class LaneProgress:
 
     def _stamp(self, unit: ReduceUnit) -> None:
         """Stamp the unit with the position of the lane after it."""
-        unit.reduce = mark_pb2.ReduceProgress()
-        unit.reduce.CopyFrom(self.stands)
+        unit.changes.windows = mark_pb2.ReduceProgress()
+        unit.changes.windows.CopyFrom(self.stands)
         unit.watermark_us = self._watermark(self.stands.hand_over)
 
     def _send(self, units: Sequence[Unit]) -> None:

@@ -28,8 +28,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.summary import Summary, summarize, waiting_in_marks
-from millstream_vertex.past import check_not_older
 from millstream_vertex.shared_copies import leave, leaving
+from millstream_vertex.taking_over import check_not_older
 
 PARTS = 4
 """Parts in which the vertices of a quiet pipeline are asked."""

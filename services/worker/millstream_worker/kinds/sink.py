@@ -20,9 +20,9 @@ from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
     from millstream.wire.ledger.v1.mark_pb2 import Mark
-    from millstream_vertex.lane import LaneCore
+    from millstream_vertex.core import LaneCore
     from millstream_vertex.to_sink import Target
-    from millstream_worker.opening import LaneOpening, StepOpening, VertexLane
+    from millstream_worker.opening import LaneOpening, StageOpening, VertexLane
     from millstream_writer.committer import Committer
     from millstream_writer.connector import HeldInstead, SinkOwner
     from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -97,14 +97,17 @@ class SinkVertex(RunnableKind[Sink]):
             yield from promise.demand_problems(settings.guarantee, ("sink", "guarantee"), holding)
 
     def open_lane(self, settings: Sink, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
-        from millstream_vertex.sink_lane import SinkVertexLane
+        from millstream_vertex.lane import Lane
+        from millstream_vertex.sink_output import SinkOutput
+        from millstream_vertex.stages import Stages
+        from millstream_vertex.to_sink import Target
         from millstream_writer.delivery import DeliveryLimits
 
         async def lane() -> VertexLane:
             # Without a position in the target, a write that is cut short by a stop or a crash is repeated, so it gets
             # one frame. A target that keeps a position benefits from large writes.
             in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
-            base = await opening.buffer_lane(in_parts=in_parts)
+            lane_input = await opening.buffer_input(in_parts=in_parts)
             mark = opening.core.committer.mark
             limits = opening.shared.plan.limits_of(opening.lane.vertex)
             half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
@@ -117,11 +120,13 @@ class SinkVertex(RunnableKind[Sink]):
                 known=_known(settings, opening, opening.core.committer),
             )
             _, delivery = await started(_opened, settings, opening, owner, half)
-            return SinkVertexLane(base, delivery)
+            target = Target(opening.lane, delivery, None, opening.telemetry, opening.counters, opening.shared.clock)
+            stages = Stages([], SinkOutput(opening.core, target), opening.shared.clock)
+            return Lane(opening.core, lane_input, stages, paced=False, may_grow=False, leaves=True)
 
         return lane()
 
-    def open_target(self, settings: Sink, opening: StepOpening, core: LaneCore) -> Coroutine[Any, Any, Target]:
+    def open_target(self, settings: Sink, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, Target]:
         from millstream_vertex.to_sink import Target, held_instead
         from millstream_writer.delivery import DeliveryLimits
         from millstream_writer.sink import WholeLane
@@ -138,7 +143,7 @@ class SinkVertex(RunnableKind[Sink]):
                     what = f"the sink {settings.kind} keeps a position and does not take whole deliveries"
                     raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
                 kept = primary
-            return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)
+            return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters, opening.shared.clock)
 
         return target()
 
@@ -147,7 +152,7 @@ def _position_of(mark: Mark) -> Position:
     return Position(mark.sequence, mark.record_index)
 
 
-def _known(settings: Sink, opening: StepOpening, committer: Committer) -> KnownTarget | None:
+def _known(settings: Sink, opening: StageOpening, committer: Committer) -> KnownTarget | None:
     from millstream_writer.connector import SinkConnector
     from millstream_writer.known_target import KnownTarget
 
@@ -159,7 +164,7 @@ def _known(settings: Sink, opening: StepOpening, committer: Committer) -> KnownT
     return None if place is None else KnownTarget(committer, opening.lane.vertex, settings.kind, place)
 
 
-def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:
+def _owner(opening: StageOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:
     from millstream_writer.connector import SinkOwner
 
     shared = opening.shared
@@ -177,7 +182,7 @@ def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: He
 
 
 def _opened(
-    settings: Sink, opening: StepOpening, owner: SinkOwner, limits: DeliveryLimits
+    settings: Sink, opening: StageOpening, owner: SinkOwner, limits: DeliveryLimits
 ) -> Coroutine[Any, Any, tuple[SinkLane, Delivery]]:
     """Open the sink, and the delivery to it and to its fallback."""
     from millstream_connectors.opening_sinks import open_sink
@@ -214,7 +219,7 @@ def _opened(
     return found()
 
 
-def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> None:
+def _check_demand(settings: Sink, primary: SinkLane, opening: StageOpening) -> None:
     """Raise `UdfError` if the sink is a function that guarantees less than the spec requires."""
     from millstream_writer.sink import Guarantee
 
@@ -232,7 +237,7 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> No
 def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
     from millstream.plan.lanes import inputs_of
-    from millstream_vertex.past import held_instead
+    from millstream_vertex.taking_over import held_instead
 
     async def found() -> HeldInstead:
         (buffer,) = inputs_of(opening.plan, opening.lane)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from millstream.record import SOURCE_INPUT
@@ -78,12 +79,17 @@ class SourceVertex(RunnableKind[Source]):
 
     def open_lane(self, settings: Source, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
         from millstream_connectors.opening_sources import open_source
+        from millstream_vertex.event_times import EventTimes
+        from millstream_vertex.lane import Lane
         from millstream_vertex.settings import future_bound, source_watermark
-        from millstream_vertex.source_lane import SourceVertexLane
+        from millstream_vertex.source_input import SourceInput
+        from millstream_vertex.stage import Stage
+        from millstream_vertex.stages import Stages
+        from millstream_vertex.unreadable import Unreadable
 
         async def lane() -> VertexLane:
             shared, lane, core = opening.shared, opening.lane, opening.core
-            outlet = await opening.outlet()
+            steps, output = await opening.rest()
             seen = await opening.seen_ids()
             source = await opening.reached(
                 lambda: open_source(
@@ -99,25 +105,43 @@ class SourceVertex(RunnableKind[Source]):
                     former_keys=lane.vertex in shared.plan.former_keys,
                 )
             )
-            mapper = None
+            bound = future_bound(shared.graph, lane.vertex, shared.clock, opening.where)
+            stage: Stage = EventTimes(bound, opening.where, shared.naming)
             if settings.transformer is not None:
-                mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
-            watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
-            return SourceVertexLane(
+                stage = await opening.map_stage("transformer", FunctionKind.SOURCE_TRANSFORM)
+            own = replace(opening.step(stage), is_source=True, timed_as="transformer" if stage.waits else "")
+            stages = Stages([own, *steps], output, shared.clock)
+            lane_input = SourceInput(
                 core,
                 source,
-                mapper,
-                opening.router,
-                outlet,
-                watermark,
+                source_watermark(shared.config.resolved.pipeline, core.watermark_us),
                 seen,
-                shared.graph.on_invalid(lane.vertex),
+                Unreadable(
+                    lane,
+                    shared.graph.on_invalid(lane.vertex),
+                    opening.router,
+                    shared.clock,
+                    pipeline=shared.pipeline,
+                    naming=shared.naming,
+                ),
+                stages,
                 pipeline=shared.pipeline,
-                naming=shared.naming,
+                bound=bound,
                 run=(await shared.ledgers.of(lane.vertex)).ledger_id,
-                grows=any(settings.formats()),
-                call_records_max=opening.call_records_max,
-                bound=future_bound(shared.graph, lane.vertex, shared.clock, opening.where),
+            )
+            # Functions that follow in a chain get only as much at once as they can finish in time, as from a buffer.
+            paced = any(step.stage.waits for step in steps)
+            # The bounds of a read also bound its output, unless reads may exceed them or functions make more of it.
+            may_grow = any(settings.formats()) or stage.waits or paced
+            most = lane_input.read_max.records
+            return Lane(
+                core,
+                lane_input,
+                stages,
+                paced=paced,
+                may_grow=may_grow,
+                leaves=source.replayable,
+                records_max=min(most, opening.call_records_max or most) if paced else most,
             )
 
         return lane()

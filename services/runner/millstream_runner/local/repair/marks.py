@@ -19,7 +19,7 @@ from millstream.record import BufferId, LaneId
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, Lost, bare
 from millstream_runner.local.repair.stored import Stored
-from millstream_vertex.past import check_not_older
+from millstream_vertex.taking_over import check_not_older
 
 
 class Marks:

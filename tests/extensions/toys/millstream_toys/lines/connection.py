@@ -22,7 +22,7 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
-from millstream.udf.answers import Description, MapAnswer, Outcome, Result
+from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.calls import CallStream, Dialect, Wire, WireEndedError, open_call_stream
 from millstream.udf.checks import check_map_answer
 from millstream.udf.lives import Lives

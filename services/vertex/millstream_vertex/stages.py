@@ -1,0 +1,217 @@
+"""Passes records through the stages of a lane, one vertex after the other, and accounts for each of them.
+
+    frame ─► stage ─► account ─┬─► outputs ──► the next stage, in memory, or the output of the lane
+                               └─► dead letters ─► routing
+
+Above it: the lane, which commits the unit that comes out. Below it: stages, routers and the output. Nothing here has an
+effect of its own, so the same records may pass any number of times, unless a stage has a state: then the lane restores
+that first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from millstream import codes
+from millstream.clock import END_OF_TIME_US, Clock
+from millstream.errors import UserError
+from millstream.frame import Frame
+from millstream.limits import STAGE_STATE_BYTES_MAX
+from millstream.naming import Origin
+from millstream.record import LaneId
+from millstream.telemetry.telemetry import Telemetry
+from millstream.telemetry.untraced import Span
+from millstream_reader.buffer import late_records
+from millstream_vertex.lineage import Lineage
+from millstream_vertex.outputs import Output
+from millstream_vertex.publishing import LaneCounters
+from millstream_vertex.stage import Stage, StageInput, StageResult
+from millstream_writer.committer import Passed, Unit, size_of
+from millstream_writer.routing import Router, cut
+
+Ask = Callable[[Stage], Awaitable[StageResult | None]]
+"""Calls one of the methods of a stage that have nothing to do with a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The stage of one vertex in a lane."""
+
+    lane: LaneId
+    """The lane; for a vertex that follows in a chain, the lane that it would have without the chain."""
+    stage: Stage
+    router: Router
+    """Routes the vertex's dead letters."""
+    telemetry: Telemetry
+    counters: LaneCounters
+    number: int = 0
+    """Its place in the chain."""
+    is_source: bool = False
+    """Whether it is the stage of a source: a trace begins with it, its records are named by the source's position, and
+    the event times of its outputs determine the watermark."""
+    timed_as: str = "udf"
+    """The name of its processing time in metrics; empty if that is not measured."""
+
+    def span(self, frame: Frame, sequence: int) -> AbstractContextManager[Span]:
+        if self.is_source:
+            return self.telemetry.source_span(frame, lane=self.lane.key)
+        return self.telemetry.span(
+            "millstream.map",
+            parent=frame.traceparent,
+            lane=self.lane.key,
+            records=frame.records,
+            sequence=sequence,
+        )
+
+    def origin(self, lineage: Lineage) -> Origin:
+        if self.is_source:
+            return Origin(source_position=lineage.source_position)
+        return lineage.origin(self.lane)
+
+
+class Stages:
+    """The stages of one lane and its output."""
+
+    def __init__(self, steps: Sequence[Step], output: Output, clock: Clock) -> None:
+        self._steps = tuple(steps)
+        self.output = output
+        self._clock = clock
+        self._stateful = tuple(step for step in self._steps if step.stage.is_stateful)
+
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        """The concurrency of each function that records pass; 0 if it is unknown."""
+        return tuple(step.stage.concurrency for step in self._steps if step.stage.waits)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether records have to pass one after another."""
+        return bool(self._stateful)
+
+    def unit(self) -> Unit:
+        """A unit for no records."""
+        passed = [*(Passed() for _ in self._steps[1:]), *self.output.passed]
+        return Unit(passed=passed, delivered=self.output.delivered, holds_us=self.holds_us)
+
+    async def take(self, frame: Frame, lineage: Lineage, watermark_us: int, sequence: int = 0) -> Unit:
+        """The unit of records that have passed all stages. `lineage`: their names; `sequence`: of their stored frame,
+        0 for those of a source. Raises what the stages raise."""
+        unit = self.unit()
+        await self._pass(0, unit, frame, lineage, watermark_us, sequence)
+        return self._complete(unit)
+
+    async def _pass(
+        self, place: int, unit: Unit, frame: Frame, lineage: Lineage, watermark_us: int, sequence: int = 0
+    ) -> None:
+        """Pass a frame through the stages from `place` on."""
+        if place == len(self._steps):
+            unit.account.unrouted += self.output.take(unit, frame, None, lineage, watermark_us)
+            return
+        step = self._steps[place]
+        started_s = self._clock.monotonic_s()
+        with step.span(frame, sequence) as span:
+            given = StageInput(frame, watermark_us, step.origin(lineage), span.traceparent)
+            result = await step.stage.on_frame(given)
+        if step.timed_as:
+            seconds = self._clock.monotonic_s() - started_s
+            step.telemetry.observe_processing(step.timed_as, seconds)
+            step.counters.busy_s += seconds
+        if step.is_source:
+            result.account.input_bytes = frame.size
+            if result.frame is not None:
+                unit.observed = result.frame.times_only()
+        else:
+            result.account.late = late_records(frame, watermark_us)
+        if place:
+            passed = unit.passed[place - 1]
+            passed.records += frame.records
+            passed.size += frame.size
+            result.account.input_bytes = frame.size
+        if result.frame is not None and span.traceparent:
+            result.frame = result.frame.traced(span.traceparent)
+        await self._pass_on(place, unit, result, lineage, watermark_us)
+
+    async def _pass_on(self, place: int, unit: Unit, result: StageResult, lineage: Lineage, watermark_us: int) -> None:
+        """Account for the result of the stage at `place`, and pass its outputs on."""
+        step = self._steps[place]
+        step.counters.retries += result.retries
+        step.counters.udf_errors += result.errors
+        output = result.frame
+        if output is not None and place + 1 == len(self._steps):
+            children = lineage.children(result.parents, step.number)
+            result.account.unrouted = self.output.take(unit, output, result.tags, children, watermark_us)
+        elif output is not None:
+            # Tags have no effect: they are for edges with conditions, and this edge has none.
+            children, start = lineage.children(result.parents, step.number), 0
+            # A function gets no larger frames than it would read from a buffer.
+            for piece in cut(output):
+                await self._pass(place + 1, unit, piece, children.part(start, piece.records), watermark_us)
+                start += piece.records
+        (unit.passed[place - 1].account if place else unit.account).add(result.account)
+        if result.dead_letters is not None:
+            unit.frames.extend(step.router.route_dead_letter(result.dead_letters).frames)
+
+    async def on_watermark(self, watermark_us: int) -> Unit | None:
+        """What the stages do when no record older than this will follow; None if they do nothing."""
+        return await self._each(watermark_us, lambda stage: stage.on_watermark(watermark_us))
+
+    async def on_timer(self, now_us: int, watermark_us: int) -> Unit | None:
+        """What the stages do whose `timer_us` has come; None if they do nothing."""
+
+        async def due(stage: Stage) -> StageResult | None:
+            timer_us = stage.timer_us
+            return await stage.on_timer(now_us) if timer_us is not None and timer_us <= now_us else None
+
+        return await self._each(watermark_us, due)
+
+    async def on_end(self, watermark_us: int) -> Unit | None:
+        """What the stages do when the input has ended; None if they do nothing."""
+        return await self._each(watermark_us, lambda stage: stage.on_end())
+
+    async def _each(self, watermark_us: int, ask: Ask) -> Unit | None:
+        unit = self.unit()
+        unit.pieces, done = 0, False
+        for place, step in enumerate(self._steps):
+            if step.stage.is_stateful and (result := await ask(step.stage)) is not None:
+                done = True
+                # What no record made has no name of its own.
+                await self._pass_on(place, unit, result, Lineage(), watermark_us)
+        return self._complete(unit) if done else None
+
+    def _complete(self, unit: Unit) -> Unit:
+        unit.size = sum(frame.size for _, frame in unit.frames) + size_of(unit.delivered)
+        if self._stateful:
+            unit.changes.states = self.states()
+            unit.holds_us = self.holds_us
+        return unit
+
+    @property
+    def timer_us(self) -> int | None:
+        """The next time by the clock at which a stage has something to do."""
+        times_us = [step.stage.timer_us for step in self._stateful]
+        return min((time_us for time_us in times_us if time_us is not None), default=None)
+
+    @property
+    def holds_us(self) -> int:
+        """The event time below which the stages may still put something out."""
+        return min((step.stage.holds_us for step in self._stateful), default=END_OF_TIME_US)
+
+    def states(self) -> Mapping[str, bytes]:
+        """The state of each vertex that has one. Raises `UserError` for one that is too large."""
+        states = {step.lane.vertex: step.stage.state for step in self._stateful}
+        for step in self._stateful:
+            size = len(states[step.lane.vertex])
+            if size > STAGE_STATE_BYTES_MAX:
+                raise UserError(
+                    codes.COMMIT_TOO_LARGE,
+                    f"{step.lane}: the state of the vertex has {size} bytes; the limit is {STAGE_STATE_BYTES_MAX}, "
+                    "because it is stored with every commit. Let it remember less, or for a shorter time",
+                )
+        return states
+
+    def restore(self, states: Mapping[str, bytes]) -> None:
+        """Continue from what `states` returned, or from the states in the mark of the lane."""
+        for step in self._stateful:
+            step.stage.restore(states.get(step.lane.vertex, b""))
