@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from millstream import codes
-from millstream.errors import MillstreamError, RetryLaterError
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
@@ -230,6 +230,13 @@ class LaneOpening(StageOpening):
             if kind.has_output:
                 takes_arrow = takes_arrow_of(steps, output)
                 stage = await started(partial(kind.open_stage, next_takes_arrow=takes_arrow), vertex.settings, opening)
+                if stage.is_stateful:
+                    # The state would be left in the mark of this lane if the chain were separated.
+                    raise UserError(
+                        codes.EXTENSION,
+                        f"{opening.where}: the stage of a {vertex.kind} has a state, so it cannot follow in a chain: "
+                        "the kind must not say that it `may_follow_in_chain`",
+                    )
                 steps.insert(0, opening.step(stage, number))
             else:
                 target = await started(kind.open_target, vertex.settings, opening, self.core)

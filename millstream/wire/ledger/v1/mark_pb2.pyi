@@ -65,9 +65,9 @@ class Mark(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
     UNDELIVERED_FIELD_NUMBER: _builtins.int
     UNDELIVERED_RECORDS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """New for every commit; shows whether a commit whose answer was lost is stored."""
     epoch: _builtins.int
@@ -146,16 +146,16 @@ class Mark(_message.Message):
         """The next state of the lane, if its target has the delivery that may be in flight."""
 
     @_builtins.property
-    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """The state of each vertex of the lane whose stage has one, by the vertex's name: everything that the next owner needs
-        to go on after this commit, timers included.
-        """
-
-    @_builtins.property
     def undelivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Undelivered]:
         """Records for the sink at the end of the chain, made of input that this mark has passed. A delivery with all of them
         ended the process of the sink's function, so they are delivered in smaller deliveries, before any others. Empty in a
         prepared mark, because they are in the one around it.
+        """
+
+    @_builtins.property
+    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """The state of each vertex of the lane whose stage has one, by the vertex's name: everything that the next owner needs
+        to go on after this commit, timers included.
         """
 
     def __init__(
@@ -182,9 +182,9 @@ class Mark(_message.Message):
         delivery: _builtins.str = ...,
         prepared: Global___Prepared | None = ...,
         target: _builtins.int = ...,
-        states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         undelivered: _abc.Iterable[Global___Undelivered] | None = ...,
         undelivered_records: _builtins.int = ...,
+        states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
