@@ -533,6 +533,7 @@ class TestRedisSource(SourceConformance):
         return {"redisStreams": settings}, "wr0ng"
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 def test_a_sink_that_does_not_keep_to_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"

@@ -101,6 +101,7 @@ async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_reco
         assert sorted(files.numbers("out")) == list(range(30)), point
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 async def test_a_replay_reaches_only_the_vertex_that_gave_the_records_up(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

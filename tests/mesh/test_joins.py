@@ -141,6 +141,7 @@ async def test_two_vertices_write_into_one_file_sink(files: PipelineFiles, tmp_p
     assert Counter(files.numbers("out")) == Counter(dict.fromkeys(range(300), 2))
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 async def test_every_sink_takes_each_record_of_all_its_inputs_once(
     files: PipelineFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -254,6 +254,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     assert "no edge 'in-out'; its edges are: in-map, map-out" in wrong.err
 
 
+@pytest.mark.sweep
 async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files)
     async with start(tmp_path, "run", "pipeline.yaml") as run:

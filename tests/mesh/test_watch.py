@@ -44,6 +44,7 @@ def replace(path: Path, text: str) -> None:
     os.replace(other, path)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I4")
 async def test_each_record_counts_once_over_many_changes(files: PipelineFiles) -> None:
     path = pipeline(files)

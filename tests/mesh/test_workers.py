@@ -319,6 +319,7 @@ async def test_a_run_in_one_worker_survives_its_death_and_drains(files: Pipeline
     assert sorted(files.numbers("out")) == list(range(records))
 
 
+@pytest.mark.sweep
 async def test_a_run_has_as_many_workers_as_there_are_processors(files: PipelineFiles, tmp_path: Path) -> None:
     maps = "".join(
         f"- name: m{number}\n  partitions: 4\n  replicas: 4\n  udf: {{builtin: {{name: cat}}}}\n" for number in range(3)

@@ -154,6 +154,7 @@ HANDED_OVER = (
 """At each of them the first two windows are handed over."""
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(

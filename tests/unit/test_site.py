@@ -70,6 +70,7 @@ def misread(text: str) -> list[str]:
     return [html.unescape(one)[:120] for one in _PARAGRAPH.findall(prose) if _MEANT.search(one)]
 
 
+@pytest.mark.sweep
 def test_every_page_is_there(site: Path) -> None:
     built = {name for name, _ in pages(site)}
     for page in DOCS.rglob("*.md"):
