@@ -46,7 +46,7 @@ class PipelineRun:
         self._clock = clock
         self._stopping = asyncio.Event()
 
-    async def run(self, *, timeout_s: float = 60.0) -> None:
+    async def run(self, *, timeout_s: float = 300.0) -> None:
         """Until every vertex has ended, or is finished after `stop`; goes on where an earlier run stopped.
 
         Raises what ended a vertex (in an `ExceptionGroup`), and `TimeoutError`.

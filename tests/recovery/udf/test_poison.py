@@ -177,7 +177,7 @@ async def test_a_function_that_is_asked_to_end_and_exits_without_an_error_is_not
     async with running(functions, "plain") as function, lane(function) as one:
         waiting = [asyncio.create_task(mapped(one, b"wait")) for _ in range(3)]
         begun = functions.parent / "begun"
-        while not begun.exists():  # noqa: ASYNC110 - another process makes the file
+        while not (begun.exists() and begun.read_text()):  # noqa: ASYNC110 - another process writes the file
             await asyncio.sleep(0.01)
         os.kill(int(begun.read_text().split()[0]), signal.SIGTERM)
         (functions.parent / "gate").touch()
