@@ -437,7 +437,7 @@ def test_a_variable_that_the_client_would_mix_with_given_credentials_is_refused(
 
 @pytest.mark.guarantee("I1")
 async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
-    async with opened(bucket_spec(bucket, store={**objects.settings, "timeout": "300ms"})) as lane:
+    async with opened(bucket_spec(bucket, store={**objects.settings, "timeout": "2s"})) as lane:
         await lane.write([numbers(1)], Position(1))
         objects.pause()
         try:

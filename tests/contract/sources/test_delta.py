@@ -254,7 +254,7 @@ async def test_a_bucket_that_is_away_is_waited_for(objects: ObjectServer) -> Non
     url = bucket.url("table")
     options = options_of(url, ObjectStore.model_validate(objects.settings), Path(), "test")
     append(url, 0, storage_options=options)
-    store = {**objects.settings, "timeout": "300ms"}
+    store = {**objects.settings, "timeout": "2s"}
     objects.pause()
     try:
         async with open_lane(spec(url, store=store)) as lane:

@@ -237,7 +237,7 @@ async def test_a_bucket_that_is_away_is_waited_for(objects: ObjectServer, tmp_pa
     append(create(tmp_path, warehouse=objects.bucket().url("lake"), **on_s3(objects)), 0)
     objects.pause()
     try:
-        async with open_lane(spec(tmp_path, store={**objects.settings, "timeout": "300ms"})) as lane:
+        async with open_lane(spec(tmp_path, store={**objects.settings, "timeout": "2s"})) as lane:
             batch = await lane.read(10, 1 << 20, 0.05)
             assert (batch.frame, batch.ended, batch.position) == (None, False, b"")
             objects.go_on()

@@ -188,7 +188,7 @@ async def test_an_object_that_was_replaced_is_named(bucket: Bucket, when: str) -
 
 async def test_a_server_that_is_away_is_waited_for(bucket: Bucket) -> None:
     bucket.put("in/a.jsonl", lines(0))
-    settings = spec(bucket, "in/*.jsonl", store={"timeout": "300ms"})
+    settings = spec(bucket, "in/*.jsonl", store={"timeout": "2s"})
     bucket.server.pause()
     try:
         async with open_lane(settings) as lane:
