@@ -319,4 +319,6 @@ class Lane:
             return
         if core.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:
             self._renewing = True
-            self._add(Unit(pieces=0, holds_us=self._holds_us))
+            unit = self._stages.unit()
+            unit.pieces = 0
+            self._add(unit)
