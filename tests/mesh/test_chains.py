@@ -118,6 +118,7 @@ async def test_a_chain_is_exact_when_its_worker_its_functions_and_its_broker_are
     assert [number for number, *_ in written["dead"]] == [n for n in range(RECORDS) if n % 10 in (1, 3)]
 
 
+@pytest.mark.sweep
 async def test_an_edge_inside_a_chain_has_no_buffer_and_says_so(files: PipelineFiles, tmp_path: Path) -> None:
     write(files, set(VERTICES), records=50)
     assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0

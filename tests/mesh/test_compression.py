@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RECORDS = 4000
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.parametrize("ledger", ["jetstream", pytest.param("redis", marks=pytest.mark.sweep)])
 async def test_records_that_wait_are_read_however_they_were_compressed(

@@ -118,6 +118,7 @@ async def test_source(tmp_path: Path) -> None:
     assert readings[0] == {"sensor": "s0", "celsius": 15.6}
 
 
+@pytest.mark.sweep
 async def test_sink(tmp_path: Path) -> None:
     project = made(tmp_path, "sink")
     await run(project)

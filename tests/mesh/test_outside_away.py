@@ -116,6 +116,7 @@ async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tm
         assert outside.numbers() == [*range(RECORDS)]
 
 
+@pytest.mark.sweep
 async def test_a_chain_whose_target_is_away_ends_when_it_is_told_to(tmp_path: Path) -> None:
     with open_redis() as redis:
         sink = json.dumps({**redis.settings, "stream": "numbers"})

@@ -158,6 +158,7 @@ async def test_edges_that_share_a_copy_do_not_part_while_records_wait(files: Pip
     assert sorted(files.numbers("out")) == list(range(60))
 
 
+@pytest.mark.sweep
 async def test_what_waits_keeps_the_pipeline_as_it_was_and_is_named(files: PipelineFiles, tmp_path: Path) -> None:
     held = "- name: held\n  sink: {http: {url: 'http://127.0.0.1:1/'}}\n"
     edges = ["in -> map", "map -> out", "map -> held"]

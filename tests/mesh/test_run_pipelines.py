@@ -66,6 +66,7 @@ async def drained(run: Running, files: PipelineFiles) -> Ended:
     return ended
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I2")
 async def test_a_bounded_pipeline_ends_by_itself_and_is_found_ended_the_next_time(
     files: PipelineFiles, tmp_path: Path
@@ -210,6 +211,7 @@ def _waiting(run: Running, vertex: str) -> int:
     return sum(one["waiting"] for one in run.json("status.json").get("vertices", []) if one["vertex"] == vertex)
 
 
+@pytest.mark.sweep
 async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files, "held")
     # The map reads nothing, however long the commands take.
@@ -284,6 +286,7 @@ async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: Pi
     assert (await command(tmp_path, "logs", "--since", "yesterday")).exit_code == 2
 
 
+@pytest.mark.sweep
 async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

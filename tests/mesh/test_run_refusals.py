@@ -211,6 +211,7 @@ async def test_ports_that_are_taken_are_named_before_anything_is_started(files: 
     assert "`http.port`" in ended.err
 
 
+@pytest.mark.sweep
 async def test_what_fails_again_and_again_is_shown_once(files: PipelineFiles, tmp_path: Path) -> None:
     port = free_ports()
     files.write(f"- name: in\n  source: {{http: {{port: {port}}}}}\n" + files.file_sink("out"), ["in -> out"])
@@ -231,6 +232,7 @@ async def test_what_fails_again_and_again_is_shown_once(files: PipelineFiles, tm
     assert said.count("cannot listen on") == 1, said
 
 
+@pytest.mark.sweep
 async def test_a_remembered_port_that_is_taken_is_given_up(files: PipelineFiles, tmp_path: Path) -> None:
     small(files)
     assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
@@ -263,6 +265,7 @@ async def test_a_store_the_broker_cannot_open_is_named(files: PipelineFiles, tmp
     assert "data/broker" in ended.err
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -103,6 +103,7 @@ async def test_a_function_that_fails_is_shown_by_its_case(project: Path) -> None
     assert "NameError: name 'undefined' is not defined" in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_case_without_what_comes_out_by_surprise(project: Path) -> None:
     case = project / "tests" / "orders.case.yaml"
     case.write_text(CASE.partition("  bad:")[0])

@@ -71,6 +71,7 @@ async def test_each_record_counts_once_over_many_changes(files: PipelineFiles) -
     assert "warning" not in ended.err
 
 
+@pytest.mark.sweep
 async def test_what_cannot_be_imported_is_waited_for(files: PipelineFiles) -> None:
     path = pipeline(files)
     function = files.directory / "versions.py"

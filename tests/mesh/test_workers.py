@@ -371,6 +371,7 @@ async def test_a_vertex_that_asks_for_it_has_a_process_of_its_own(files: Pipelin
         assert (await run.ended()).exit_code == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I8")
 async def test_readers_of_one_copy_in_several_workers_get_each_record_once(
     files: PipelineFiles, tmp_path: Path

@@ -187,6 +187,7 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
     assert sorted(files.numbers("out")) == list(range(run.records("in")))
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ async def _write_out_of_order(database: Database, done: asyncio.Event) -> None:
                         await second.execute("INSERT INTO rows SELECT FROM generate_series(1, 10)")
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_sink_is_killed_at_every_durable_step(postgres: PostgresServer) -> None:
     """Several at once, each with a database of its own."""

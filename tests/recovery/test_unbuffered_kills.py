@@ -223,6 +223,7 @@ async def test_deliveries_that_end_their_process_are_divided_though_everything_i
         assert [row["copy"] for row in found] == [*range(1, found[0]["of"])] if found else True
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.timeout(900)
 async def test_of_owners_that_follow_each_other_at_once_one_counts(tmp_path: Path) -> None:

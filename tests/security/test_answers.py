@@ -47,6 +47,7 @@ def files(tmp_path: Path) -> PipelineFiles:
     return PipelineFiles(tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I10")
 async def test_an_answer_that_cannot_be_read_stops_the_vertex_and_the_next_run_goes_on(
     files: PipelineFiles, tmp_path: Path

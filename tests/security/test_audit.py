@@ -162,6 +162,7 @@ def test_no_password_of_an_address_is_written_down(tmp_path: Path, monkeypatch: 
     assert "nats://***@host:4222" in text
 
 
+@pytest.mark.sweep
 async def test_a_change_of_the_pipeline_is_written_down_with_both_specs(tmp_path: Path) -> None:
     files = PipelineFiles(tmp_path)
     two = files.generator(5) + files.file_sink("out")

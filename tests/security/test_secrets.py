@@ -152,6 +152,7 @@ async def test_a_run_that_uses_a_secret_shows_it_nowhere(
     assert not wide(directory / ".millstream")
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)  # it may start the server of its kind
 @pytest.mark.parametrize("kind", SOME)
 async def test_a_secret_that_is_refused_is_shown_nowhere(

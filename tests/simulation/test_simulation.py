@@ -286,6 +286,7 @@ def test_a_seed_is_the_same_in_another_process() -> None:
         assert here in there.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I3", "I9")
 def test_a_log_that_was_cut_between_hand_overs_is_gone_on_with() -> None:
     seed = sorted(SHAPES).index("sessions")

@@ -61,6 +61,7 @@ def of_pipeline(directory: Path, text: str) -> Needs:
     return needs_of(load(directory / "p.yaml"), directory / "data")
 
 
+@pytest.mark.sweep
 def test_a_machine_with_everything_is_ready_and_every_extra_is_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -294,6 +294,7 @@ def test_many_open_sessions_take_little_memory_and_give_it_back_to_later_ones() 
         tracemalloc.stop()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_very_many_keys() -> None:
     total, rows = sized(200_000, 1_000_000), 4000
