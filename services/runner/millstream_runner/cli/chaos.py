@@ -41,14 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
     )
     keep = chosen is not None
+    log = logging.getLogger("millstream")
+    level = log.level
     # The table says enough about connections that break.
-    logging.getLogger("millstream").setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)
     try:
         experiment = uvloop.run(conduct(options, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
         keep = keep or not experiment.sound
         _show(experiment, directory if keep else None, arguments)
         return 0 if experiment.sound else VIOLATED
     finally:
+        log.setLevel(level)
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
 
