@@ -169,6 +169,11 @@ class TestNats(_OfNats):
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
         return {"nats": {**self._wrong(place), "subject": self.name}}, "wr0ng-s3cret"
 
+    def stop_target(self, place: Path) -> bool:
+        # What the server has not sent to the subscriber yet would be gone with it.
+        self.nats.run(self.nats.outside.connection.client.flush())
+        return super().stop_target(place)
+
     def start_target(self, place: Path) -> None:
         super().start_target(place)
         # The subscription is renewed.
