@@ -140,16 +140,18 @@ class Lane:
         self._records_max = records_max
         self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=records_max) if paced else None
         self._first_answer = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Held while a stage with a state works: one thing after another."""
         self._reading = False
         """Whether everything that was read has passed the stages, and the lane waits for more."""
-        self._stirred = asyncio.Event()
+        self._timers_changed = asyncio.Event()
         """Set when such a stage may have set a timer."""
         self._passed_us = START_OF_TIME_US
         """The watermark that the stages know."""
         self._holds_us = END_OF_TIME_US
         self._renewing = False
+        self._calls = bool(stages.concurrencies) and not stages.is_stateful
+        """Whether batches wait for functions at the same time. A task costs as much as routing a small frame."""
         bound_by(core.tracker, stages.concurrencies, self._output.ahead_bytes_max)
 
     def stop(self) -> None:
@@ -196,7 +198,7 @@ class Lane:
                 break
             await self._begin(batch, work)
         if self._stages.is_stateful and self._input.has_read_all:
-            async with self._turn:
+            async with self._lock:
                 self._add(await self._stages.on_watermark(END_OF_TIME_US))
                 self._add(await self._stages.on_end(END_OF_TIME_US))
 
@@ -205,24 +207,23 @@ class Lane:
 
     async def _begin(self, batch: Batch, work: asyncio.TaskGroup) -> None:
         """Start processing a batch, as soon as there is room for it."""
-        pace, core = self._pace, self.core
-        await core.tracker.begin(batch.tracked, records_max=pace.records_in_flight_max() if pace is not None else None)
+        pace, core, tracked = self._pace, self.core, batch.tracked
+        await core.tracker.begin(tracked, records_max=pace.records_in_flight_max() if pace is not None else None)
         if batch.frame is None:
-            await core.tracker.answered(batch.tracked)
+            await core.tracker.answered(tracked)
             self._output.units.add_done(batch.finish([]))
             return
-        if self._stages.concurrencies and not self._stages.is_stateful:
-            self._output.units.add(work.create_task(self._process(batch, batch.frame)))
+        if self._calls:
+            self._output.units.add(work.create_task(self._process(batch, batch.frame, tracked)))
         else:
-            # Nothing in it waits, and a task costs as much as routing a small frame; or one has to follow another.
-            async with self._turn:
-                self._output.units.add_done(await self._process(batch, batch.frame))
-            self._stirred.set()
+            async with self._lock:
+                self._output.units.add_done(await self._process(batch, batch.frame, tracked))
+            self._timers_changed.set()
         if pace is not None and not pace.learned:
             # The first call shows how fast the functions are; more is read only after that.
             await self._first_answer.wait()
 
-    async def _process(self, batch: Batch, frame: Frame) -> Sequence[Unit]:
+    async def _process(self, batch: Batch, frame: Frame, tracked: Tracked) -> Sequence[Unit]:
         """The units of a batch: one, unless its output is too large for one commit."""
         if self._stages.is_stateful and batch.watermark_us > self._passed_us:
             self._passed_us = batch.watermark_us
@@ -234,7 +235,7 @@ class Lane:
         units = batch.finish(parts)
         for unit in units[:-1]:
             unit.pieces = 0
-        await self.core.tracker.answered(batch.tracked)
+        await self.core.tracker.answered(tracked)
         return units
 
     async def _parts(self, batch: Batch, frame: Frame, start: int) -> list[tuple[int, Unit]]:
@@ -258,7 +259,7 @@ class Lane:
         """Commit what stages made of the watermark, of a timer, or of the end."""
         if unit is not None:
             self._output.units.add_done((unit,))
-            self._stirred.set()
+            self._timers_changed.set()
 
     @property
     def _is_quiet(self) -> bool:
@@ -289,7 +290,7 @@ class Lane:
 
     async def _pass_watermark(self) -> None:
         """Let the stages know the watermark while nothing is read."""
-        async with self._turn:
+        async with self._lock:
             watermark_us = self._input.watermark_after(())
             if self._reading and self._is_quiet and watermark_us > self._passed_us:
                 self._passed_us = watermark_us
@@ -298,15 +299,15 @@ class Lane:
     async def _follow_timers(self) -> None:
         """Let the stages know when their timers are due."""
         while True:
-            self._stirred.clear()
+            self._timers_changed.clear()
             timer_us, now_us = self._stages.timer_us, self.core.clock.now_us()
             if timer_us is not None and timer_us <= now_us:
-                async with self._turn:
+                async with self._lock:
                     self._add(await self._stages.on_timer(now_us, self._passed_us))
                 continue
             try:
                 async with asyncio.timeout(None if timer_us is None else (timer_us - now_us) / MICROSECONDS):
-                    await self._stirred.wait()
+                    await self._timers_changed.wait()
             except TimeoutError:
                 continue
 

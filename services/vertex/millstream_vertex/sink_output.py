@@ -22,13 +22,10 @@ from millstream_vertex.core import LaneCore
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Committed, WatermarkAfter
-from millstream_vertex.to_sink import Target
+from millstream_vertex.to_sink import TICK_S, Target
 from millstream_writer.committer import Delivered, Passed, Unit
 from millstream_writer.routing import Tags
 from millstream_writer.sink import Guarantee, SinkFrame, frame_at
-
-TICK_S = 0.5
-"""Interval at which a sink may commit by time while nothing arrives."""
 
 
 class SinkOutput:

@@ -143,12 +143,10 @@ class ChainDeliverer:
 
     takes_arrow = False
 
-    def __init__(self, core: LaneCore, target: Target, number: int) -> None:
-        """`number`: the sink's place in the chain."""
+    def __init__(self, core: LaneCore, target: Target) -> None:
         self.units = core.units
         self._core = core
         self._target = target
-        self._number = number
         self._prompt = False
         self._frames = core.committer.mark.delivered
         self._name = ""
@@ -163,8 +161,6 @@ class ChainDeliverer:
         divides = isinstance(target.kept, DividingLane) and target.kept.divides
         self._bytes_max = PREPARED_BYTES_MAX if divides else COMMIT_BYTES_MAX
         """Bytes that are written at once, unless the outputs of one record are more."""
-        lane = target.lane
-        self._where = f"{lane.vertex}/{lane.input}/{lane.partition}/"
 
     @property
     def is_empty(self) -> bool:

@@ -242,7 +242,7 @@ class LaneOpening(StageOpening):
                 target = await started(kind.open_target, vertex.settings, opening, self.core)
                 if target.kept is not None:
                     await recover(self.core.committer, await self.answered(target.kept.reach), self.where)
-                output = ChainDeliverer(self.core, target, number)
+                output = ChainDeliverer(self.core, target)
         return steps, output
 
     async def stage_lane(self, open_stage: OpenStage) -> Lane:

@@ -288,7 +288,7 @@ class Chain:
         )
         kept = primary if isinstance(primary, WholeLane) else None
         target = Target(OUT, delivery, kept, core.telemetry, LaneCounters(), core.clock)
-        output = ChainDeliverer(core, target, 1)
+        output = ChainDeliverer(core, target)
         # As a source: a former owner may have been killed before it did that.
         self.acknowledged = int(committer.mark.position or 0)
         core.units.add_done([*self.units(self.acknowledged)])

@@ -148,7 +148,7 @@ class OneFrame(GivenSource):
 def deliverer_of(core: LaneCore, delivery: Delivery) -> ChainDeliverer:
     """Delivers for a chain of a source and a sink."""
     last = LaneId("out", "in-out", 0)
-    return ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters(), core.clock), 1)
+    return ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters(), core.clock))
 
 
 def kept(value: bytes) -> list[Frame]:
