@@ -155,7 +155,9 @@ class Stages:
 
     async def on_watermark(self, watermark_us: int) -> Unit | None:
         """What the stages do when no record older than this will follow; None if they do nothing."""
-        return await self._each(watermark_us, lambda stage: stage.on_watermark(watermark_us))
+        return await self._each(
+            f"watermark-{watermark_us}/", watermark_us, lambda stage: stage.on_watermark(watermark_us)
+        )
 
     async def on_timer(self, now_us: int, watermark_us: int) -> Unit | None:
         """What the stages do whose `timer_us` has come; None if they do nothing."""
@@ -164,20 +166,21 @@ class Stages:
             timer_us = stage.timer_us
             return await stage.on_timer(now_us) if timer_us is not None and timer_us <= now_us else None
 
-        return await self._each(watermark_us, due)
+        # The time that was set is the same for the next owner, if this one is killed.
+        return await self._each(f"timer-{self.timer_us}/", watermark_us, due)
 
     async def on_end(self, watermark_us: int) -> Unit | None:
         """What the stages do when the input has ended; None if they do nothing."""
-        return await self._each(watermark_us, lambda stage: stage.on_end())
+        return await self._each("end/", watermark_us, lambda stage: stage.on_end())
 
-    async def _each(self, watermark_us: int, ask: Ask) -> Unit | None:
+    async def _each(self, prefix: str, watermark_us: int, ask: Ask) -> Unit | None:
+        """`prefix`: of the names of outputs, which no record made."""
         unit = self.unit()
         unit.pieces, done = 0, False
         for place, step in enumerate(self._steps):
             if step.stage.is_stateful and (result := await ask(step.stage)) is not None:
                 done = True
-                # What no record made has no name of its own.
-                await self._pass_on(place, unit, result, Lineage(), watermark_us)
+                await self._pass_on(place, unit, result, Lineage(prefix), watermark_us)
         return self._complete(unit) if done else None
 
     def _complete(self, unit: Unit) -> Unit:
