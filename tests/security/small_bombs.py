@@ -138,7 +138,7 @@ def write_checkpoint(directory: Path) -> None:
 
 
 def opened_table(directory: Path) -> int:
-    return TableOpening(str(directory / "delta"), {}, "a lane").open().version()
+    return TableOpening("delta", None, directory, "a lane").open().version()
 
 
 def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, Any], codec: str) -> None:

@@ -33,6 +33,7 @@ from millstream.limits import (
 )
 from millstream.record import Position
 from millstream_connectors.delta import opening
+from millstream_connectors.delta.files import table_files
 from millstream_connectors.delta.settings import DeltaSink, DeltaSource
 from millstream_connectors.delta.sink.table import actions_of, look
 from millstream_connectors.delta.source.log import TableLog
@@ -45,7 +46,7 @@ from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
 from millstream_connectors.shared.objects import stores
-from millstream_connectors.shared.objects.settings import parse_url
+from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
 from millstream_connectors.sqs.client import linked
 from millstream_connectors.sqs.settings import SqsSource
 from millstream_udf import arrow_values
@@ -145,11 +146,10 @@ def test_the_log_of_a_table_is_looked_at_before_it_is_loaded(tmp_path: Path) -> 
         file.truncate(2 * TABLE_LOG_BYTES_MAX)
     TableLog(settings, tmp_path, "a lane").open()
     # But the sink reads commits that are not loaded any more, too.
-    tables = opening.TableOpening(str(where), {}, "a lane")
-    table = tables.open()
-    tables.check_history(table, 1)
-    with raises(codes.TARGET_UNFIT, match=f"{0:020}.json alone takes 2048 MiB"):
-        tables.check_history(table, 500)
+    files = table_files("t", ObjectStore(), tmp_path, "a lane")
+    assert files.commit(1)
+    with pytest.raises(ValueError, match="the limit"):
+        files.commit(0)
     with raises(codes.TARGET_UNFIT, match="an action in"):
         list(actions_of(log / f"{0:020}.json", "a lane"))
     assert len(list(actions_of(log / f"{1:020}.json", "a lane"))) > 1

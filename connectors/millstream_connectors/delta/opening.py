@@ -7,7 +7,7 @@ deltalake has all of it in memory before anything of it can be looked at, and a 
 gigabytes. So the sizes of all these files are added up first, of checkpoints those of their decoded pages. What others
 write between the look and the loading is looked at the next time.
 
-Above it: the source and the sink. Below it: deltalake, whose storage also gives the log's own files, and pyarrow.
+Above it: the source and the sink. Below it: deltalake, the table's files, and pyarrow.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
-from pyarrow import fs
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.json_parser import parse_json
 from millstream.limits import MIB, TABLE_LOG_BYTES_MAX
+from millstream_connectors.delta.client import address_of, options_of
+from millstream_connectors.delta.files import LOG, table_files
 from millstream_connectors.file.source.parquet_pages import decoded_bytes
 from millstream_connectors.file.source.table_file import UNREADABLE, copy_of
-from millstream_connectors.shared.objects.settings import is_url
+from millstream_connectors.shared.objects.settings import ObjectStore, is_url
 
-_LOG = "_delta_log"
-_SIDECARS = f"{_LOG}/_sidecars"
+_SIDECARS = f"{LOG}/_sidecars"
 _LAST = "_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
@@ -50,19 +50,20 @@ class _Loaded(NamedTuple):
 class TableOpening:
     """One table. Blocking; used by one thread."""
 
-    def __init__(self, address: str, options: dict[str, str], place: str) -> None:
-        """`place` names the table in messages."""
-        self._address = address
-        self._options = options
-        self._place = place
-        self._storage: fs.FileSystem | None = None
+    def __init__(self, path: str, store: ObjectStore | None, base_dir: Path, where: str) -> None:
+        """Raises `UserError` for missing credentials."""
+        store = store or ObjectStore()
+        self.address = address_of(path, base_dir)
+        self.options = options_of(path, store, base_dir, where)
+        self.files = table_files(path, store, base_dir, where)
+        self._place = f"{where}: the Delta table {path}"
         self._decoded: dict[_Loaded, tuple[int, tuple[str, ...]]] = {}
         """By checkpoint, as it is stored: the bytes of its pages, and its sidecars."""
 
     def open(self, version: int | None = None) -> DeltaTable:
         """The table. Raises `UserError` if its log takes more memory than the limit, and exceptions of the client."""
         self._check(version)
-        return DeltaTable(self._address, version=version, storage_options=self._options)
+        return DeltaTable(self.address, version=version, storage_options=self.options)
 
     def update(self, table: DeltaTable) -> None:
         """Load the newer versions. Errors: as of `open`."""
@@ -71,31 +72,11 @@ class TableOpening:
 
     def check_newer(self, table: DeltaTable) -> None:
         """Called before a commit, which loads the versions that others have committed since. Errors: as of `open`."""
-        (next_one,) = self._files.get_file_info([f"{_LOG}/{table.version() + 1:020}.json"])
-        if next_one.type != fs.FileType.NotFound:
+        if self.files.has_commit(table.version() + 1):
             self._check(None)
 
-    def check_history(self, table: DeltaTable, count: int) -> None:
-        """Called before the last `count` commits are read, also those that a checkpoint has replaced. Errors: as of
-        `open`."""
-        commits = ((path, size, _COMMIT.fullmatch(path.rpartition("/")[2])) for path, size in self._sizes().items())
-        first = table.version() - count
-        self._add_up(_Loaded(path, size) for path, size, match in commits if match and int(match[1]) > first)
-
-    @property
-    def _files(self) -> fs.FileSystem:
-        if self._storage is None:
-            handler = DeltaStorageHandler(self._address, self._options)
-            self._storage = fs.PyFileSystem(cast("fs.FileSystemHandler", handler))
-        return self._storage
-
-    def _sizes(self) -> dict[str, int]:
-        """The files of the log, as they are stored."""
-        found = self._files.get_file_info(fs.FileSelector(_LOG, recursive=True, allow_not_found=True))
-        return {info.path: info.size or 0 for info in found if info.type == fs.FileType.File}
-
     def _check(self, version: int | None) -> None:
-        self._add_up(self._loaded(self._sizes(), version))
+        self._add_up(self._loaded(self.files.sizes(), version))
 
     def _add_up(self, files: Iterable[_Loaded]) -> None:
         total = 0
@@ -113,7 +94,7 @@ class TableOpening:
 
     def _loaded(self, sizes: Mapping[str, int], version: int | None) -> Iterator[_Loaded]:
         """The files that deltalake loads for a version, None for the newest one."""
-        names = {path.removeprefix(f"{_LOG}/"): path for path in sizes if not path.startswith(_SIDECARS)}
+        names = {path.removeprefix(f"{LOG}/"): path for path in sizes if not path.startswith(_SIDECARS)}
         checkpoints: dict[int, list[str]] = {}
         for match in filter(None, map(_CHECKPOINT.fullmatch, names)):
             if version is None or int(match[1]) <= version:
@@ -149,9 +130,9 @@ class TableOpening:
             return file.size, ()
         if file not in self._decoded:
             try:
-                with self._files.open_input_file(file.path) as stream:
+                with self.files.open(file.path) as stream:
                     look = _in_json if file.path.endswith(".json") else _in_parquet
-                    self._decoded[file] = look(stream, is_remote=is_url(self._address))
+                    self._decoded[file] = look(stream, is_remote=is_url(self.address))
             except UNREADABLE as error:
                 what = str(error).partition("\n")[0]
                 raise UserError(codes.TARGET_UNFIT, f"{self._place}: {file.path} cannot be loaded: {what}") from error

@@ -72,8 +72,12 @@ class StreamBody:
 
 
 def rows_of(parts: Sequence[bytes]) -> pa.RecordBatchReader:
-    """The result of `StreamBody.finish`."""
-    return pa.ipc.open_stream(pa.py_buffer(b"".join(parts)))
+    """The result of `StreamBody.finish`, in memory of Arrow: a library's own thread that frees memory of Python waits
+    for the interpreter's lock."""
+    stream = pa.BufferOutputStream()
+    for part in parts:
+        stream.write(part)
+    return pa.ipc.open_stream(stream.getvalue())
 
 
 def _texts(texts: Sequence[str]) -> pa.Array[Any]:

@@ -34,6 +34,7 @@ from tests.support.azure_server import ACCOUNT, KEY, AzureServer
 from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
+from tests.support.silences import through_silences
 from tests.unit.writer.sink_frames import sink_frame
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "tables.md"
@@ -433,6 +434,29 @@ def test_a_variable_that_the_client_would_mix_with_given_credentials_is_refused(
     with raises(codes.CONNECTOR_SETTINGS, f"would use {variable} .*, which does not belong to `{named}`") as refused:
         options_of(path, settings, tmp_path, "test")
     assert KEY not in str(refused.value)
+
+
+async def test_nothing_else_stands_still_while_a_store_is_silent(bucket: Bucket, objects: ObjectServer) -> None:
+    """Also not when a target is ahead, and the history is read for what it holds."""
+    spec = bucket_spec(bucket)
+    source = {"delta": {"path": bucket.url("table"), "store": objects.settings}}
+
+    async def work() -> list[bytes]:
+        async with opened(spec, sink_owner(1)) as lane:
+            await lane.write([numbers(1), numbers(2, name="b")], Position(2))
+            await lane.flush()
+        with raises(codes.SINK_AHEAD, match="now holds nothing"):
+            async with opened(spec, sink_owner(2, held_instead=another)):
+                pass
+        async with open_lane(source) as reading:
+            return values((await read_to_end(reading))[0])
+
+    async def another(sequence: int, name: str) -> str | None:
+        assert (sequence, name) == (2, "b")
+        return "nothing"
+
+    read = await through_silences(objects, work())
+    assert sorted(json.loads(value)["n"] for value in read) == [*range(10, 30)]
 
 
 @pytest.mark.guarantee("I1")

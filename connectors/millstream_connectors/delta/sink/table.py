@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -38,19 +39,17 @@ from millstream.record import Position
 from millstream_connectors.delta.client import (
     ABSENT,
     FAILURES,
-    address_of,
     error_of,
     first_lines,
     is_listed_whole,
     listed_whole,
-    options_of,
 )
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
 from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import Kept
-from millstream_connectors.shared.objects.settings import ObjectStore, is_url
+from millstream_connectors.shared.objects.settings import is_url
 from millstream_writer.connector import SinkOwner
 
 FRAME = "millstreamFrame"
@@ -69,9 +68,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         super().__init__(owner, f"the Delta table {settings.path}")
         self._settings = settings
         self._schema = rows.schema
-        self._address = address_of(settings.path, owner.base_dir)
-        self._options = options_of(settings.path, settings.store or ObjectStore(), owner.base_dir, owner.where)
-        self._opening = TableOpening(self._address, self._options, f"{owner.where}: the Delta table {settings.path}")
+        self._opening = TableOpening(settings.path, settings.store, owner.base_dir, owner.where)
         self._run = _number(owner.ledger_id)
         self._certain = False
         """Whether the object's state is that of this owner's last commit, so it names this owner."""
@@ -154,11 +151,11 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         try:
             with step("delta_sink.create", self._owner.lane.vertex):
                 table = DeltaTable.create(
-                    self._address,
+                    self._opening.address,
                     Schema.from_arrow(self._schema),
                     mode="error",
                     partition_by=list(self._settings.partition_by),
-                    storage_options=self._options,
+                    storage_options=self._opening.options,
                 )
             self._make_durable(table)
             return table
@@ -192,18 +189,27 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
 
     def _with_frame(self, table: DeltaTable, kept: Kept) -> Kept:
         """The position with the frame of the lane's last record, if the history goes back that far."""
-        self._opening.check_history(table, _HISTORY)
-        for commit in table.history(_HISTORY):
+        for version in range(table.version(), max(-1, table.version() - _HISTORY), -1):
+            commit = self._commit_info(version)
             if commit.get("millstreamLane") == self._application and commit.get(FRAME):
                 at = commit.get("millstreamPosition")
                 return kept._replace(frame=str(commit[FRAME])) if at == list(kept.position) else kept
         return kept
 
+    def _commit_info(self, version: int) -> dict[str, Any]:
+        """What a commit said about itself; empty if the log has it no longer."""
+        try:
+            lines = (self._opening.files.commit(version) or b"").splitlines()
+            return next((dict(parse_json(line)["commitInfo"]) for line in lines if b'"commitInfo"' in line), {})
+        except (ValueError, LookupError, TypeError) as error:
+            what = f"{self._owner.where}: version {version} in the log of {self.target} cannot be read: {error}"
+            raise UserError(codes.TARGET_UNFIT, what) from error
+
     def _make_durable(self, table: DeltaTable) -> None:
         """Write a local table to the disk up to the version of `table`: deltalake does not fsync."""
         if is_url(self._settings.path):
             return
-        root = Path(self._address)
+        root = Path(self._opening.address)
         paths = {root / "_delta_log", root, root.parent}
         version = table.version()
         for log in (root / "_delta_log" / f"{number:020}.json" for number in range(self._synced + 1, version + 1)):
@@ -232,8 +238,8 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
             what = f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
             raise UserError(codes.TARGET_UNFIT, what) from error
         except FAILURES as error:
-            table, path = self._table, self._settings.path
-            if table is not None and is_listed_whole(error, self._address, self._options, table.version()):
+            table, path, opening = self._table, self._settings.path, self._opening
+            if table is not None and is_listed_whole(error, opening.address, opening.options, table.version()):
                 raise listed_whole(path, self._owner.where) from error
             raise error_of(error, path, self._owner.where) from error
 
@@ -290,10 +296,9 @@ def _type(field: Field) -> str:
 
 def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
     """What in an existing table does not fit the settings. Raises Millstream errors if it cannot be reached."""
-    options = options_of(settings.path, settings.store or ObjectStore(), base_dir, "validate")
+    opening = TableOpening(settings.path, settings.store, base_dir, "validate")
     try:
-        place = f"validate: the Delta table {settings.path}"
-        table = TableOpening(address_of(settings.path, base_dir), options, place).open()
+        table = opening.open()
     except ABSENT:
         return ()
     except FAILURES as error:

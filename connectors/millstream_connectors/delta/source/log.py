@@ -1,6 +1,6 @@
 """The log of a Delta table: which files a version has added, and whether it changed anything else.
 
-Above it: the lane, in its worker thread. Below it: deltalake, whose storage also gives the log's own files.
+Above it: the lane, in its worker thread. Below it: deltalake, and the table's files.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ import zlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
-from pyarrow import fs
 
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.extract import shown
 from millstream.json_parser import parse_json
-from millstream.limits import BLOCK_BYTES_MAX, TABLE_FILES_MAX, TABLE_METADATA_BYTES_MAX
-from millstream_connectors.delta.client import ABSENT, FAILURES, address_of, error_of, options_of
+from millstream.limits import BLOCK_BYTES_MAX, TABLE_FILES_MAX
+from millstream_connectors.delta.client import ABSENT, FAILURES, error_of
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
-from millstream_connectors.shared.objects.settings import ObjectStore, is_url
+from millstream_connectors.shared.objects.settings import is_url
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
 """Types whose values in the log are valid JSON."""
@@ -63,20 +61,14 @@ class TableLog:
         """Raises `UserError` for missing credentials."""
         self._settings = settings
         self._where = where
-        self._address = address_of(settings.path, base_dir)
-        self._options = options_of(settings.path, settings.store or ObjectStore(), base_dir, where)
-        self._opening = TableOpening(self._address, self._options, f"{where}: the Delta table {settings.path}")
+        self._opening = TableOpening(settings.path, settings.store, base_dir, where)
         self._table: DeltaTable | None = None
-        self._files: fs.FileSystem | None = None
 
     def open(self) -> str:
         """Reach the table; returns its id."""
         if self._table is None:
             try:
                 table = self._opening.open()
-                self._files = fs.PyFileSystem(
-                    cast("fs.FileSystemHandler", DeltaStorageHandler.from_table(table._table))
-                )
             except ABSENT as error:
                 what = f"{self._where}: there is no Delta table at {self._settings.path}. Correct `path`"
                 raise UserError(codes.TARGET_UNFIT, what) from error
@@ -176,10 +168,8 @@ class TableLog:
 
     def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
         """The rows of a file after the first `skip`, as JSON objects, in blocks."""
-        files = self._files
-        assert files is not None, "the table is open"
         try:
-            with files.open_input_file(file.path) as stream:
+            with self._opening.files.open(file.path) as stream:
                 for block in parquet_rows(stream, skipped, is_remote=is_url(self._settings.path)):
                     if not file.members:
                         yield block
@@ -206,17 +196,11 @@ class TableLog:
         return self._table
 
     def _commit(self, version: int) -> bytes | None:
-        files = self._files
-        assert files is not None, "the table is open"
         try:
-            with files.open_input_file(f"_delta_log/{version:020}.json") as stream:
-                if stream.size() > TABLE_METADATA_BYTES_MAX:
-                    what = f"version {version} in the log of the Delta table {self._settings.path}"
-                    error = ValueError(f"it has more than {TABLE_METADATA_BYTES_MAX} bytes, the limit")
-                    raise unreadable_file(self._where, what, error, "an entry of a Delta log")
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
+            return self._opening.files.commit(version)
+        except ValueError as error:
+            what = f"version {version} in the log of the Delta table {self._settings.path}"
+            raise unreadable_file(self._where, what, error, "an entry of a Delta log") from error
         except FAILURES as error:
             raise self._error(error) from error
 
