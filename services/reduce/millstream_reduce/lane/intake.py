@@ -18,7 +18,6 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.inputs import ReduceInputs
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.lane.progress import LaneProgress, check_whole
-from millstream_reduce.lane.units import ReduceUnit
 from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_writer.committer import Unit
 
@@ -164,8 +163,7 @@ class Intake:
     def committed(self, units: Sequence[Unit]) -> None:
         """Units have been committed, and the lane's mark counts them."""
         if self._milestones is not None:
-            done = [unit.milestone for unit in units if isinstance(unit, ReduceUnit)]
-            self._milestones.committed(filter(None, done), self._progress.core.committer.sequences)
+            self._milestones.committed(units, self._progress.core.committer.sequences)
         self.release()
 
     def release(self) -> None:

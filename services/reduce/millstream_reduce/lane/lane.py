@@ -25,7 +25,7 @@ from millstream_reduce.lane.jobs import HandOverJobs
 from millstream_reduce.lane.milestones import Retracing
 from millstream_reduce.lane.progress import LaneProgress, check_whole
 from millstream_reduce.lane.results import Results
-from millstream_reduce.lane.units import UnitMaker, watermark_after
+from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.queue import Queue
 from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
@@ -72,7 +72,7 @@ class ReduceLane:
             inputs.hold_at(self._retracing.gate)
         async with inputs.running(), asyncio.TaskGroup() as committing:
             committing.create_task(
-                self.core.commit_all(watermark_after, self._committed), name=f"commit {self.core.lane}"
+                self.core.commit_all(lambda units: units[-1].holds_us, self._committed), name=f"commit {self.core.lane}"
             )
             async with asyncio.TaskGroup() as work:
 

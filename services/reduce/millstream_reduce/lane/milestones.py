@@ -25,6 +25,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.milestones import is_at_or_before
 from millstream_vertex.trimming import Trimmer
+from millstream_writer.committer import Unit
 
 
 class StoredMilestones:
@@ -40,9 +41,11 @@ class StoredMilestones:
         """The frame that is committed for it."""
         return self._buffer, build_frame([milestone.SerializeToString()], array("q", [now_us]), ingest_time_us=now_us)
 
-    def committed(self, milestones: Iterable[wal_pb2.Milestone], sequences: Mapping[BufferId, int]) -> None:
-        """They were committed together; `sequences`: of the last frame in each buffer."""
-        self._stored.extend((sequences[self._buffer], milestone) for milestone in milestones)
+    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
+        """These units were committed, some with milestones; `sequences`: of the last frame in each buffer."""
+        for frame in (frame for unit in units for buffer, frame in unit.frames if buffer == self._buffer):
+            milestones = map(wal_pb2.Milestone.FromString, frame.values())
+            self._stored.extend((sequences[self._buffer], milestone) for milestone in milestones)
 
     def release(self, kept: Mapping[str, int]) -> None:
         """The input up to these sequences will not be read again. Of the milestones up to there, the last one says what

@@ -17,7 +17,7 @@ from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.lane.units import ReduceUnit, UnitMaker
+from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.queue import Appended, Queue
 from millstream_reduce.window_table import WindowTable
 from millstream_vertex.core import LaneCore
@@ -82,7 +82,7 @@ class LaneProgress:
         else:
             self._send_records(appended, closed_us)
 
-    def add_results(self, hand_over: wal_pb2.HandOver, units: Sequence[ReduceUnit], committed_rows: int) -> None:
+    def add_results(self, hand_over: wal_pb2.HandOver, units: Sequence[Unit], committed_rows: int) -> None:
         """`units`: those of the next hand-over, without its first `committed_rows` rows, which are committed."""
         for unit in units[:-1]:
             committed_rows += unit.account.outputs
@@ -122,11 +122,11 @@ class LaneProgress:
         self._stamp(unit)
         self._send([unit])
 
-    def _stamp(self, unit: ReduceUnit) -> None:
+    def _stamp(self, unit: Unit) -> None:
         """Stamp the unit with the position of the lane after it."""
         unit.changes.windows = mark_pb2.ReduceProgress()
         unit.changes.windows.CopyFrom(self.stands)
-        unit.watermark_us = self._watermark(self.stands.hand_over)
+        unit.holds_us = self._watermark(self.stands.hand_over)
 
     def _send(self, units: Sequence[Unit]) -> None:
         done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()

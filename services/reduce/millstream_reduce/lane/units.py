@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,28 +45,6 @@ _CALENDAR = YEAR_1_US, YEAR_10000_US
 """Times with a text are between these; for others the number is written."""
 
 
-@dataclass(slots=True)
-class ReduceUnit(Unit):
-    """A unit of a reduce lane."""
-
-    watermark_us: int = 0
-    """The lane's watermark once it is committed."""
-    milestone: wal_pb2.Milestone | None = None
-    """Committed with it, as one of its frames."""
-
-    @property
-    def fits_a_commit(self) -> bool:
-        """Results fit, with their possible dead letters and milestone."""
-        return len(self.frames) <= COMMIT_FRAMES_MAX // 2 and self.size <= COMMIT_BYTES_MAX
-
-
-def watermark_after(units: Sequence[Unit]) -> int:
-    """The lane's watermark once these are committed."""
-    last = units[-1]
-    assert isinstance(last, ReduceUnit)
-    return last.watermark_us
-
-
 class UnitMaker:
     """Turns the outcome of records and windows into frames for the vertex's buffers, and accounts for them."""
 
@@ -87,7 +65,7 @@ class UnitMaker:
         self._late_to_edge = late_to_edge
         self.milestones = milestones
 
-    def of_records(self, appended: Appended, now_us: int) -> ReduceUnit:
+    def of_records(self, appended: Appended, now_us: int) -> Unit:
         """Records that are durable in the log, with the late ones."""
         account = Account(
             inputs=appended.records,
@@ -100,7 +78,7 @@ class UnitMaker:
             account.diverted = appended.late
         elif appended.late:
             account.drop(LATE_REASON, appended.late)
-        unit = ReduceUnit(pieces=0, account=account)
+        unit = Unit(pieces=0, account=account)
         unit.frames = [pair for frame in appended.late_frames for pair in self._router.route_late(frame).frames]
         if appended.milestone is not None:
             self._add_milestone(unit, appended.milestone, now_us)
@@ -109,7 +87,7 @@ class UnitMaker:
 
     def of_results(
         self, hand_over: wal_pb2.HandOver, results: Computed, skip: int, origin: Origin, now_us: int
-    ) -> list[ReduceUnit]:
+    ) -> list[Unit]:
         """The results after the first `skip` rows, in pieces that each fit into a commit; at least one.
 
         The outcome of the inputs is in the account of the last one.
@@ -122,7 +100,7 @@ class UnitMaker:
             units.append(unit)
             skip += rows
         if not units:
-            units.append(ReduceUnit(pieces=0))
+            units.append(Unit(pieces=0))
         self._settle(windows, results, units[-1], origin.ingest_time_us)
         if traceparent := origin.first_traceparent:
             for unit in units:
@@ -131,19 +109,18 @@ class UnitMaker:
             self._add_milestone(units[-1], hand_over.milestone, now_us)
         return units
 
-    def _add_milestone(self, unit: ReduceUnit, milestone: wal_pb2.Milestone, now_us: int) -> None:
+    def _add_milestone(self, unit: Unit, milestone: wal_pb2.Milestone, now_us: int) -> None:
         if self.milestones is not None:
-            unit.milestone = milestone
             unit.frames.append(self.milestones.frame(milestone, now_us))
 
-    def _unit(self, windows: WindowTable, table: pa.Table, start: int, ingest: int) -> tuple[ReduceUnit, int]:
+    def _unit(self, windows: WindowTable, table: pa.Table, start: int, ingest: int) -> tuple[Unit, int]:
         rows = min(UNIT_ROWS, table.num_rows - start)
         while True:
             part = table.slice(start, rows)
             if rows > 1 and part.column("value").nbytes > UNIT_BYTES:
                 rows = max(1, rows // 2)
                 continue
-            unit = ReduceUnit(pieces=0, account=Account(outputs=rows))
+            unit = Unit(pieces=0, account=Account(outputs=rows))
             # Frames of the size that is stored: cutting one later costs as much per record as creating it.
             for first in range(0, rows, _FRAME.records):
                 frame, tags = _frame_of(windows, part.slice(first, _FRAME.records), ingest)
@@ -151,11 +128,12 @@ class UnitMaker:
                 unit.frames = [*unit.frames, *routed.frames]
                 unit.account.unrouted += routed.unrouted
             unit.size = sum(frame.size for _, frame in unit.frames)
-            if unit.fits_a_commit or rows == 1:
+            # Dead letters and a milestone may follow, which need room.
+            if rows == 1 or (unit.fits_a_commit and len(unit.frames) <= COMMIT_FRAMES_MAX // 2):
                 return unit, rows
             rows //= 2
 
-    def _settle(self, windows: WindowTable, results: Computed, unit: ReduceUnit, ingest_time_us: int) -> None:
+    def _settle(self, windows: WindowTable, results: Computed, unit: Unit, ingest_time_us: int) -> None:
         account = unit.account
         released = int(windows.released.sum())
         account.open -= released
