@@ -38,7 +38,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.lane.jobs import Computed
+from millstream_reduce.lane.jobs import WindowResults
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Queue, QueuedFrame, open_queue
@@ -109,7 +109,7 @@ async def take_in(queue: Queue, legs: Legs) -> list[wal_pb2.HandOver]:
     return hand_overs
 
 
-def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> Computed:
+def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> WindowResults:
     """The results of a hand-over, on the way that they go."""
     program = engine_pb2.Program(keyed=True)
     program.python.target, program.python.directory = "steps.py:plane_day", str(FLIGHTS)
@@ -124,7 +124,7 @@ def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> Computed
         batches = list(GroupReducer(manifest, program.SerializeToString(deterministic=True))([_TASKS]))
     with legs.leg("results back"):
         table = pa.Table.from_batches(batches).select(RESULT_SCHEMA.names)
-        return Computed(decoded_rows(list(encoded_rows(table)), RESULT_SCHEMA))
+        return WindowResults(decoded_rows(list(encoded_rows(table)), RESULT_SCHEMA))
 
 
 async def run(legs: Legs) -> int:

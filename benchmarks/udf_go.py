@@ -23,7 +23,7 @@ import uvloop
 
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.telemetry.metrics import LATENCY
-from millstream_runner.bench.running import BUFFER_RECORDS, Load, Measured, Pipeline, measure
+from millstream_runner.bench.running import BUFFER_RECORDS, BenchPipeline, Load, Measurement, measure
 
 RECORD_BYTES = 100
 SHARE_WANTED = 0.9
@@ -48,18 +48,18 @@ spec:
 """
 
 
-async def measured(directory: Path, udf: str, records: int) -> Measured:
+async def measured(directory: Path, udf: str, records: int) -> Measurement:
     """One pipeline from its start to its end."""
     directory.mkdir()
     (directory / "identity.py").write_text("def process(value):\n    return value\n")
     text = PIPELINE.format(buffer=BUFFER_RECORDS, records=records, size=RECORD_BYTES, udf=udf)
-    pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
+    pipeline = BenchPipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
     return await measure(directory, pipeline, Load(records, RECORD_BYTES), DurabilityLevel.FSYNC)
 
 
-def measure_all(records: int, rounds: int, go: str) -> dict[str, list[Measured]]:
+def measure_all(records: int, rounds: int, go: str) -> dict[str, list[Measurement]]:
     """Each round of each language."""
-    figures: dict[str, list[Measured]] = {"python": [], "go": []}
+    figures: dict[str, list[Measurement]] = {"python": [], "go": []}
     with tempfile.TemporaryDirectory(prefix="millstream-udf-go-") as name:
         directory = Path(name)
         binary = directory / "identity"

@@ -116,7 +116,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class Consumption:
     """What a lane has consumed of one input since its first commit, including what a repair has given up."""
 
     buffer: BufferId
@@ -127,12 +127,12 @@ class Consumed:
     """The stored size."""
 
 
-def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
+def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumption]:
     """What the mark says about each input that the lane has read from, including edges inside a chain."""
     if mark.HasField("reduce"):
         accepted = {item.edge: item for item in mark.accepted}
         return [
-            Consumed(
+            Consumption(
                 BufferId(done.edge, lane.partition),
                 Position(done.sequence),
                 done.records + (accepted[done.edge].records if done.edge in accepted else 0),
@@ -143,7 +143,7 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
     position = Position(mark.sequence, mark.record_index)
     records = mark.account.inputs + sum(item.records for item in mark.accepted)
     size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
-    own = Consumed(BufferId(lane.input, lane.partition), position, records, size)
+    own = Consumption(BufferId(lane.input, lane.partition), position, records, size)
     return [own, *_handed_on(lane, mark)]
 
 
@@ -160,10 +160,10 @@ def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
     return records, size
 
 
-def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
+def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumption]:
     """What the vertices after the first of a chain have consumed. It has no sequences, because it was never stored."""
     return [
-        Consumed(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
+        Consumption(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
         for one in mark.members
     ]
 

@@ -56,7 +56,7 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
-class Printed:
+class PrintedOutput:
     """What became of the output of a process."""
 
     def __init__(self, raw: OutputDescriptor | None) -> None:
@@ -74,7 +74,7 @@ class Printed:
 
 
 @contextmanager
-def printable_output() -> Iterator[Printed]:
+def printable_output() -> Iterator[PrintedOutput]:
     """Escapes everything that is printed to standard output and standard error, until the end of the block.
 
     An error of standard output is raised and remembered; one of standard error, which has only messages, is not.
@@ -85,7 +85,7 @@ def printable_output() -> Iterator[Printed]:
     sys.stdout = cast("TextIO", PrintableStream(out))
     sys.stderr = cast("TextIO", PrintableStream(err))
     try:
-        yield Printed(raw)
+        yield PrintedOutput(raw)
     finally:
         sys.stdout, sys.stderr = before
 

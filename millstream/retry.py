@@ -76,7 +76,7 @@ class RetryPolicy:
 
 
 @dataclass(slots=True)
-class Waiting:
+class RepeatedAsking:
     """How long a function has been asking to see one record again, and when to report that."""
 
     times: int = 0

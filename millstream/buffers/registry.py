@@ -19,7 +19,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 
 if TYPE_CHECKING:
-    from millstream.spec.loading import Loaded
+    from millstream.spec.loading import LoadedPipeline
 
 
 def technology(key: str) -> Technology:
@@ -52,7 +52,7 @@ def technology_of(pipeline: Pipeline) -> Technology:
     return technology(pipeline.spec.buffer_technology)
 
 
-def over(loaded: Loaded, key: str) -> Loaded:
+def over(loaded: LoadedPipeline, key: str) -> LoadedPipeline:
     """The same pipeline with the technology of that key. Raises `UserError` if there is none."""
     written = with_technology(loaded.pipeline.spec.inter_step_buffer, technology(key).key)
     spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": written})

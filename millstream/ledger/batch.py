@@ -48,17 +48,17 @@ ENVELOPE_BYTES = 16 * limits.KIB
 assert limits.RECORD_BYTES_MAX + 2 * ENVELOPE_BYTES < limits.MESSAGE_BYTES_MAX
 
 
-class Message(NamedTuple):
+class BatchMessage(NamedTuple):
     subject: str
     data: bytes
     headers: dict[str, str]
 
 
-def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[Message]:
+def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[BatchMessage]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` if they do not fit into one batch."""
     numbers = frame_numbers(commit)
     messages = [
-        Message(
+        BatchMessage(
             frame_subject(stream, commit.lane, sharing.stored(buffer)),
             data,
             {witness.NAME: witness.name_of(commit.lane.key, number, commit.mark.commit_id)} if number else {},
@@ -69,14 +69,14 @@ def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) ->
         subject = ids_subject(stream, commit.lane, commit.after)
         # The server accepts whole seconds, at least one; fractions are rounded up.
         ttl = {_TTL: f"{max(1, int(-(-commit.ids_ttl_s // 1)))}s"}
-        messages += [Message(subject, data, ttl) for data in encode_ids(commit.ids)]
+        messages += [BatchMessage(subject, data, ttl) for data in encode_ids(commit.ids)]
     guard = {_GUARD: str(commit.after), GUARD_SUBJECT: lane_filter(stream, commit.lane)}
     mark = commit.mark.SerializeToString()
     encoded = base64.b64encode(mark).decode()
     if len(messages) == len(commit.frames) == 1 and len(encoded) <= _MARK_HEADER_MAX:
         messages[0].headers.update({MARK: encoded, **guard})
     else:
-        messages.append(Message(mark_subject(stream, commit.lane), mark, {_ROLLUP: "sub", **guard}))
+        messages.append(BatchMessage(mark_subject(stream, commit.lane), mark, {_ROLLUP: "sub", **guard}))
     _check(commit, [len(message.data) for message in messages])
     return messages
 

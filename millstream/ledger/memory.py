@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
-from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
+from millstream.ledger.batch import BatchMessage, commit_messages, decode_ids, frame_sequences, stored_mark
 from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
 from millstream.ledger.protocol import (
     Broker,
@@ -36,7 +36,7 @@ from millstream.ledger.protocol import (
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
-from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -115,7 +115,7 @@ class Faults:
 
 @dataclass(slots=True)
 class _Stored:
-    message: Message
+    message: BatchMessage
     keys: tuple[str, ...]
     """Its subject, and the filters that match it."""
     stored_s: float
@@ -162,7 +162,12 @@ class _Stream:
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
     def store(
-        self, message: Message, filters: Sequence[str], commit: _CommitId, now_s: float, expires_s: float | None = None
+        self,
+        message: BatchMessage,
+        filters: Sequence[str],
+        commit: _CommitId,
+        now_s: float,
+        expires_s: float | None = None,
     ) -> int:
         self.last_sequence += 1
         keys = (message.subject, *filters)
@@ -291,12 +296,12 @@ class MemoryLedger:
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._opened(self._filter(buffer), after, Unchecked()) as frames:
+        async with self._opened(self._filter(buffer), after, ObserverCheck()) as frames:
             yield frames
 
     @asynccontextmanager
     async def _opened(
-        self, subject: str, after: int, check: ReadCheck | Unchecked
+        self, subject: str, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         self._look(subject, after, check)
         frames = self._frames(subject, after, check)
@@ -332,7 +337,7 @@ class MemoryLedger:
         """Matches the frames of a buffer, by the name under which they are stored."""
         return buffer_filter(self._id, self.sharing.stored(buffer))
 
-    def _look(self, subject: str, after: int, check: ReadCheck | Unchecked) -> None:
+    def _look(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> None:
         """Raise `DamageError` if the stream no longer holds what was read."""
         if self._stream.last_sequence < after:
             raise DamageError(
@@ -344,7 +349,7 @@ class MemoryLedger:
             check.stored(self._stream.witness(check.last.sequence))
 
     async def _frames(
-        self, subject: str, after: int, check: ReadCheck | Unchecked
+        self, subject: str, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         looked = self._stream.set_back
         while True:
@@ -369,7 +374,7 @@ class MemoryLedger:
             elif not self._stream.after(subject, after):
                 await self._stream.grown.wait()
 
-    def _attempt(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> int | None:
+    def _attempt(self, commit: Commit, messages: Sequence[BatchMessage], fault: _Fault | None) -> int | None:
         """One attempt; None if the commit has to be sent again. Raises the error with which it is refused."""
         lane = lane_filter(self._id, commit.lane)
         stored = self._stream.last_of(lane)
@@ -391,7 +396,7 @@ class MemoryLedger:
             return None
         return sequence
 
-    def _check_room(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> None:
+    def _check_room(self, commit: Commit, messages: Sequence[BatchMessage], fault: _Fault | None) -> None:
         self._expire()
         totals: dict[str, int] = {}
         for message in messages:
@@ -415,7 +420,7 @@ class MemoryLedger:
                 f"a commit of lane {commit.lane} to {self._id} was refused: the storage is full",
             )
 
-    def _apply(self, commit: Commit, messages: Sequence[Message]) -> int:
+    def _apply(self, commit: Commit, messages: Sequence[BatchMessage]) -> int:
         now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):

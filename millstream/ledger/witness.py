@@ -153,7 +153,7 @@ class ReadCheck:
             self.last = found
 
 
-class Unchecked:
+class ObserverCheck:
     """The check of a reader that only observes: any frame may be trimmed before it arrives."""
 
     last: Witness | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Origin(NamedTuple):
+class MessageOrigin(NamedTuple):
     """Where a message comes from."""
 
     consumer: str
@@ -19,10 +19,10 @@ class Origin(NamedTuple):
     """How many messages the consumer has still to deliver."""
 
 
-def origin_of(reply: str) -> Origin:
+def origin_of(reply: str) -> MessageOrigin:
     """ "$JS.ACK.<stream>.<consumer>.<count>.<stream sequence>.<delivery>.<time>.<waiting>", or with <domain>.<account>
     before the stream and a random token at the end."""
     tokens = reply.split(".")
     first = 3 if len(tokens) == 9 else 5
     sequence, delivered, time_ns, waiting = (int(token) for token in tokens[first + 2 : first + 6])
-    return Origin(tokens[first], sequence, delivered, time_ns, waiting)
+    return MessageOrigin(tokens[first], sequence, delivered, time_ns, waiting)

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from millstream.nats.client import Msg, Subscription, nats_errors
 from millstream.nats.connection import AnswerLostError, BrokerConnection
-from millstream.nats.deliveries import Origin, origin_of
+from millstream.nats.deliveries import MessageOrigin, origin_of
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class PullConsumer:
         connection: BrokerConnection,
         stream: str,
         *,
-        on_message: Callable[[Msg, Origin], None],
+        on_message: Callable[[Msg, MessageOrigin], None],
         on_expired: Callable[[], None],
     ) -> None:
         """`on_message`: gets each message, in order and without a gap. `on_expired`: called when a pull has expired,

@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedPipeline:
     """A valid pipeline and the directory of its relative paths."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def dump(plan: Plan, base_dir: Path) -> str:
     return json.dumps(contents, indent=1)
 
 
-def load(text: str) -> Resolved:
+def load(text: str) -> ResolvedPipeline:
     """The result of `dump`. Errors: UserError for anything else."""
     try:
         contents = parse_json(text)
@@ -69,7 +69,7 @@ def load(text: str) -> Resolved:
         # Versions that knew only the former texts of keys did not write which sources have them.
         former_keys = contents.get("formerKeys", [vertex.name for vertex in pipeline.spec.vertices])
         plan = plan_of(Graph.of(pipeline), contents.get("ledgers", {}), former_keys)
-        return Resolved(plan, Path(contents["baseDir"]))
+        return ResolvedPipeline(plan, Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,

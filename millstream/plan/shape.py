@@ -15,7 +15,7 @@ from millstream.errors import DamageError
 from millstream.plan.plan import Plan, plan_of
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph, with_edges
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream.spec.models import Edge, GroupBy, Vertex
 from millstream.spec.sources import Source
 from millstream.spec.values import as_duration
@@ -45,7 +45,7 @@ def shape_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequence[str]]:
+def as_stored(loaded: LoadedPipeline, before: Mapping[str, Any]) -> tuple[LoadedPipeline, Sequence[str]]:
     """The pipeline with each vertex in the ledger in which it is stored, with the texts of keys that its stored data
     began with, and with the buffers of the stored data unless the file says otherwise. `before`: the stored shape.
 

@@ -16,7 +16,7 @@ from millstream import codes
 from millstream.nearest import near_file, one_of
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place
-from millstream.spec.loading import Loaded, Partial
+from millstream.spec.loading import LoadedPipeline, Partial
 from millstream.spec.models import Program
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path, Problem
@@ -24,13 +24,13 @@ from millstream.spec.references import Reference, missing, resolve
 from millstream.spec.values import Needed, SpecModel
 
 
-def local_problems(loaded: Loaded | Partial) -> list[Problem]:
+def local_problems(loaded: LoadedPipeline | Partial) -> list[Problem]:
     """Everything that this machine lacks for a run of the pipeline, as far as the file can be understood."""
     findings: list[Finding] = []
     taken: dict[Hashable, Path] = {}
-    if isinstance(loaded, Loaded):
+    if isinstance(loaded, LoadedPipeline):
         findings += _needs_findings(loaded.pipeline.spec.needs(), ("spec",))
-    if isinstance(loaded, Loaded) and loaded.pipeline.spec.spark is not None:
+    if isinstance(loaded, LoadedPipeline) and loaded.pipeline.spec.spark is not None:
         findings += _reference_findings(loaded.pipeline.spec.spark, ("spec", "spark"), loaded.base_dir)
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)

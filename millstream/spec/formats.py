@@ -64,7 +64,7 @@ class SchemaRegistry(SpecModel):
         return urlsplit(self.url).scheme == "https"
 
 
-class Encoded(SpecModel):
+class FormatModel(SpecModel):
     """The common settings of formats of sources and sinks."""
 
     encoding: Literal["avro", "json", "protobuf"]
@@ -87,7 +87,7 @@ class Encoded(SpecModel):
             yield (*path, "registry", "url"), what
 
 
-class Format(Encoded):
+class Format(FormatModel):
     """The encoding of values in the external system. Records in the pipeline have JSON values."""
 
     noun = "a format"
@@ -103,7 +103,7 @@ class Format(Encoded):
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
 
 
-class SinkFormat(Encoded):
+class SinkFormat(FormatModel):
     """The encoding of values in the external system. Records in the pipeline have JSON values."""
 
     noun = "a format"

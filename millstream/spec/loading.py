@@ -53,7 +53,7 @@ class _ReadFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(_ReadFile):
+class LoadedPipeline(_ReadFile):
     """A valid pipeline file."""
 
     plan: Plan
@@ -94,13 +94,13 @@ class FileError(SpecError):
         """The parts that can be checked anyway; None if the file cannot be read at all."""
 
 
-def load(path: FilePath | str) -> Loaded:
+def load(path: FilePath | str) -> LoadedPipeline:
     """Read and check a pipeline file. Errors: FileError with every problem."""
     file = FilePath(path)
     return load_text(_text_of(file), file)
 
 
-def load_text(text: str, path: FilePath | str) -> Loaded:
+def load_text(text: str, path: FilePath | str) -> LoadedPipeline:
     """Check the text of a pipeline file that is, or would be, at `path`. Errors: FileError."""
     file = str(path)
     try:
@@ -120,7 +120,7 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
         raise FileError(sorted(unique, key=lambda problem: (problem.line, problem.column, problem.path)), partial)
     graph = Graph.of(pipeline)
     notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
-    return Loaded(FilePath(path), document, plan_of(graph), tuple(notes))
+    return LoadedPipeline(FilePath(path), document, plan_of(graph), tuple(notes))
 
 
 def _text_of(file: FilePath) -> str:
@@ -151,7 +151,7 @@ def _text_of(file: FilePath) -> str:
         raise FileError([refused]) from None
 
 
-def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
+def _validated(sifted: numaflow.SiftedPipeline) -> tuple[Pipeline | None, list[Finding]]:
     findings = list(sifted.problems)
     findings += _empty_groups(sifted.value)
     findings += placeholders(sifted.value)
@@ -209,7 +209,7 @@ def _text_problem(file: str, problem: yaml_text.TextProblem) -> Problem:
     return Problem(problem.code, file, place.line, place.column, text, problem.what, problem.expected)
 
 
-def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, graph: Graph) -> Iterator[Note]:
+def _notes(file: str, document: yaml_text.Document, sifted: numaflow.SiftedPipeline, graph: Graph) -> Iterator[Note]:
     for path, what in (*sifted.notes, *notes_of(sifted.value, graph)):
         yield _note(file, document, path, what)
 

@@ -108,7 +108,7 @@ _REGISTRIES: Mapping[str, Registry[Any]] = {"source": SOURCES, "sink": SINKS}
 
 
 @dataclass(slots=True)
-class Sifted:
+class SiftedPipeline:
     """A pipeline without the fields that only Numaflow has."""
 
     value: Any = None
@@ -119,9 +119,9 @@ class Sifted:
     """Fields that would change results and are not supported."""
 
 
-def sift(value: Any) -> Sifted:
+def sift(value: Any) -> SiftedPipeline:
     """Separates Numaflow's own fields from the rest."""
-    sifted = Sifted()
+    sifted = SiftedPipeline()
     sifted.value = _sift(value, (), sifted)
     _narrow_reduces(sifted)
     return sifted
@@ -161,7 +161,7 @@ def place_name(path: Path) -> str:
     return ""
 
 
-def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
+def _sift(value: Any, path: Path, sifted: SiftedPipeline) -> Any:
     if isinstance(value, list):
         return [_sift(entry, (*path, index), sifted) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
@@ -189,7 +189,7 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
     return rest
 
 
-def _value_of_secret(written: Any, path: Path, sifted: Sifted) -> Any:
+def _value_of_secret(written: Any, path: Path, sifted: SiftedPipeline) -> Any:
     """The value of a variable that is a key of a Secret, as a reference."""
     match written:
         case {"secretKeyRef": {"name": name, "key": key, **others}, **rest} if not rest and others in (
@@ -203,7 +203,7 @@ def _value_of_secret(written: Any, path: Path, sifted: Sifted) -> Any:
     return ""
 
 
-def _narrow_reduces(sifted: Sifted) -> None:
+def _narrow_reduces(sifted: SiftedPipeline) -> None:
     """In Numaflow, a reduce that is not keyed has one partition, whatever its file says."""
     pipeline = sifted.value
     if not isinstance(pipeline, dict) or pipeline.get("apiVersion") != API_VERSION:
@@ -222,7 +222,7 @@ def _narrow_reduces(sifted: Sifted) -> None:
             sifted.notes.append((("spec", "vertices", index, "partitions"), what))
 
 
-def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
+def _sift_lifecycle(value: Any, path: Path, sifted: SiftedPipeline) -> None:
     if not isinstance(value, dict):
         expected = "a mapping with `desiredPhase`"
         sifted.problems.append(Finding(codes.WRONG_TYPE, path, "`lifecycle` is not a mapping", expected))

@@ -31,7 +31,7 @@ _TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPlace:
     """Line and column, from 1."""
 
     line: int
@@ -43,7 +43,7 @@ class TextProblem:
     """Something wrong with the text as YAML."""
 
     code: Code
-    place: Place
+    place: TextPlace
     path: Path
     what: str
     expected: str
@@ -63,14 +63,14 @@ class Document:
 
     value: Any = None
     """Plain dicts, lists, texts, numbers, booleans and None."""
-    keys: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, TextPlace] = field(default_factory=dict)
     """Where the key (or the list entry) of each path begins."""
-    values: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, TextPlace] = field(default_factory=dict)
     """Where the value of each path begins, if it is a scalar that is not empty."""
     problems: list[TextProblem] = field(default_factory=list)
     """Repeated keys, keys that are not texts, and unknown tags."""
 
-    def place_of(self, path: Path, *, key: bool = False) -> Place:
+    def place_of(self, path: Path, *, key: bool = False) -> TextPlace:
         """The place to report for a path: a scalar itself, the key of a larger value (or, with `key`, always the key);
         for a missing path, the nearest value around it."""
         if not key and path in self.values:
@@ -79,7 +79,7 @@ class Document:
             part = path[:length]
             if part in self.keys:
                 return self.keys[part]
-        return Place(1, 1)
+        return TextPlace(1, 1)
 
 
 def parse(text: str) -> Document:
@@ -87,7 +87,7 @@ def parse(text: str) -> Document:
     nodes = _composed(text)
     if not nodes:
         what = "the file is empty"
-        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, "a Pipeline in YAML"))
+        raise UnreadableError(TextProblem(codes.NOT_YAML, TextPlace(1, 1), (), what, "a Pipeline in YAML"))
     if len(nodes) > 1:
         what = f"the file has {len(nodes)} YAML documents"
         expected = "one; put each pipeline into its own file"
@@ -103,18 +103,18 @@ def _composed(text: str) -> list[Node]:
         nodes = list(yaml.compose_all(StringIO(text)))
     except MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
+        place = TextPlace(mark.line + 1, mark.column + 1) if mark is not None else TextPlace(1, 1)
         parts = (str(part) for part in (problem.problem, problem.context) if part)
         refused = TextProblem(codes.NOT_YAML, place, (), f"not YAML: {', '.join(parts)}", _EXPECTED)
         raise UnreadableError(refused) from None
     except RecursionError:
         refused = TextProblem(
-            codes.FILE_TOO_LARGE, Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels"
+            codes.FILE_TOO_LARGE, TextPlace(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels"
         )
         raise UnreadableError(refused) from None
     except (YAMLError, ValueError) as problem:
         what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
-        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, _EXPECTED)) from None
+        raise UnreadableError(TextProblem(codes.NOT_YAML, TextPlace(1, 1), (), what, _EXPECTED)) from None
     return [node for node in nodes if not _is_blank(node)]
 
 
@@ -125,8 +125,8 @@ def _is_blank(node: Node | None) -> bool:
     return isinstance(node, ScalarNode) and node.tag == f"{_TAG}null" and not node.value
 
 
-def _place(node: Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: Node) -> TextPlace:
+    return TextPlace(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 class _Reader:

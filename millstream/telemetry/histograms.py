@@ -31,7 +31,7 @@ SCOPE = "millstream"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class HistogramDescription:
     """A histogram of the table of metrics."""
 
     name: str
@@ -92,9 +92,9 @@ class Histograms:
     def __init__(self, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
         """`temporality`: whether the reader wants everything since the start, or since its last collection."""
         self._temporality = temporality
-        self._made: dict[Described, list[Histogram]] = {}
+        self._made: dict[HistogramDescription, list[Histogram]] = {}
 
-    def make(self, described: Described, labels: Mapping[str, str]) -> Histogram:
+    def make(self, described: HistogramDescription, labels: Mapping[str, str]) -> Histogram:
         """The histogram of one replica."""
         histogram = Histogram(described.bounds, labels)
         self._made.setdefault(described, []).append(histogram)

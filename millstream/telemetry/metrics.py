@@ -24,7 +24,7 @@ from millstream.statistics import (
     VertexStatistics,
 )
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, LOOP_LAG_BOUNDS_S, PROCESSING_BOUNDS_US
-from millstream.telemetry.histograms import Described, Histogram, Histograms
+from millstream.telemetry.histograms import Histogram, HistogramDescription, Histograms
 
 
 class MetricKind(Enum):
@@ -471,7 +471,7 @@ METRICS: tuple[Metric, ...] = (
 
 _DESCRIBED = {metric.name: metric.description for metric in METRICS}
 _TIMES = tuple(
-    Described(name, _DESCRIBED[name], bounds)
+    HistogramDescription(name, _DESCRIBED[name], bounds)
     for name, bounds in (
         (UDF_TIME, PROCESSING_BOUNDS_US),
         (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),

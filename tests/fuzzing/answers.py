@@ -18,7 +18,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native import client, messages, reduce_checks, reduce_parts
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.user_defined.sink import positions
 from millstream_connectors.user_defined.sink.outcomes import failures_of
 from millstream_udf import arrow_values, columns
@@ -145,7 +145,7 @@ def _shortened(stored: positions.StoredPosition) -> positions.StoredPosition:
 
 
 def _position_seeds() -> Sequence[bytes]:
-    kept = Kept("run", 7, "owner", Position(3, 4), "frame")
+    kept = TargetPosition("run", 7, "owner", Position(3, 4), "frame")
     refused = {
         Position(2, 1): SinkFailure(0, "r", retryable=False, drop=True),
         Position(2, 5): SinkFailure(0, "r", retryable=False, fallback=True, detail="d"),

@@ -11,9 +11,16 @@ from typing import Any
 from millstream.dead_letter import envelope_line, envelope_of, read_envelope
 from millstream.errors import DamageError
 from millstream.extract import Extraction
-from millstream_connectors.http.source.records import RequestRefused, read_records
-from millstream_connectors.postgres.source.changes import Changes, Table
-from millstream_connectors.postgres.source.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
+from millstream_connectors.http.source.records import RequestRefusedError, read_records
+from millstream_connectors.postgres.source.changes import SlotChanges, Table
+from millstream_connectors.postgres.source.pgoutput import (
+    Begin,
+    Column,
+    NotPgoutputError,
+    Relation,
+    ReplicatedChange,
+    parse,
+)
 from millstream_connectors.postgres.source.texts import quoted, to_json
 from millstream_udf.message_socket import HEADER_BYTES, MessageSocket, TooLarge
 from tests.fuzzing.using import Target, use
@@ -52,7 +59,7 @@ def http_request(data: bytes) -> None:
         for extraction in _EXTRACTIONS:
             try:
                 records = read_records(body, kind, headers, extraction, now_us=5)
-            except RequestRefused:
+            except RequestRefusedError:
                 continue
             if records.frame is not None:
                 use(records.frame)
@@ -147,10 +154,10 @@ def change(data: bytes) -> None:
         message = parse(data)
         if isinstance(message, Relation):
             Table(message, [column.name for column in message.columns], {})
-        changes = Changes(0, 0, None)
+        changes = SlotChanges(0, 0, None)
         changes.tables[7] = Table(_PUBLISHED, ["id"], {})
         changes.begin(Begin(5, 0, 1))
-        if isinstance(message, Change):
+        if isinstance(message, ReplicatedChange):
             made = changes.made(message)
             changes.took()
             assert made is None or made.value.startswith(b'{"op":')
@@ -175,18 +182,18 @@ def _change_seeds() -> Sequence[bytes]:
 
 def hand_over_results(data: bytes) -> None:
     """Arrow from the engine, as it is kept in a file."""
-    from millstream_reduce.lane.jobs import Computed
+    from millstream_reduce.lane.jobs import WindowResults
 
     with contextlib.suppress(DamageError):
-        Computed.decode(data)
+        WindowResults.decode(data)
 
 
 def _results_seeds() -> Sequence[bytes]:
     import pyarrow as pa
 
-    from millstream_reduce.lane.jobs import Computed
+    from millstream_reduce.lane.jobs import WindowResults
 
-    return (Computed(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
+    return (WindowResults(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
 
 
 def _taken(socket: MessageSocket) -> bytes | None:

@@ -24,7 +24,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_connectors.shared.positions import pack_position, unpack_position
-from millstream_reduce.log.damage import Affected
+from millstream_reduce.log.damage import DamagedPart
 from millstream_reduce.log.entries import EntryError, StoredEntry, entry_buffers, whole_entries
 from millstream_reduce.log.recovery import entries_behind
 from millstream_reduce.log.segments import read_header
@@ -188,7 +188,7 @@ def log_segment(data: bytes) -> None:
     for segment in (data, _with_sums(data)):
         view = memoryview(segment)
         for entry in whole_entries(view, 0):
-            Affected().note(entry, (1, entry.offset), 1, 0, 64)
+            DamagedPart().note(entry, (1, entry.offset), 1, 0, 64)
         try:
             header = read_header(_SEGMENT, view)
         except (DamageError, UserError):
@@ -210,7 +210,7 @@ def log_entry(data: bytes) -> None:
         message = entry.message()
     except EntryError:
         return
-    Affected().note(entry, (1, entry.offset), 1, 0, 64)
+    DamagedPart().note(entry, (1, entry.offset), 1, 0, 64)
     with contextlib.suppress(DamageError):
         appended_of(message.append)
 
@@ -233,7 +233,7 @@ def _checkpoint_seeds() -> Sequence[bytes]:
     starts, ends, early, seen, kept, pieces = (
         np.array(column, np.int64) for column in ([1, 2], [5, 6], [0, 1], [3, 4], [0, 1], [1, 2])
     )
-    slots = encoding.Slots(
+    slots = encoding.SlotTable(
         starts=starts,
         ends=ends,
         early=early,

@@ -128,7 +128,7 @@ def _open(run: dict[str, Any], pipeline: str) -> AbstractAsyncContextManager[Int
     return _place(run).technology.open(_access(run, pipeline), pipeline, name="test")
 
 
-async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline: CrashPipeline) -> None:
+async def _check_accounts(run: dict[str, Any], spec: resolved.ResolvedPipeline, pipeline: CrashPipeline) -> None:
     """Every vertex knows where everything went that it was sent."""
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name

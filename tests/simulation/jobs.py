@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.memory import MemoryEngine, Row
+from millstream_reduce.memory import MemoryEngine, WindowRow
 
 SEPARATOR = b"|"
 """Between the values of a result."""
@@ -46,7 +46,7 @@ class SimEngine:
         return answer
 
 
-def names_of(keys: tuple[str, ...], rows: Sequence[Row]) -> list[bytes]:
+def names_of(keys: tuple[str, ...], rows: Sequence[WindowRow]) -> list[bytes]:
     """One result for each group: its records."""
     return [SEPARATOR.join(name_of(row.value) for row in rows)]
 

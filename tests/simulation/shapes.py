@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from millstream.plan import resolved
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.spec.graph import Graph
 from tests.simulation.outside import BASE_US, KEYS, Given, Split
 from tests.simulation.silence import arrivals
@@ -545,7 +545,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 @cache
-def resolved_of(name: str, idle_source: str = "") -> Resolved:
+def resolved_of(name: str, idle_source: str = "") -> ResolvedPipeline:
     """The pipeline as its processes get it. `idle_source`: an idle policy, as JSON."""
     pipeline = dict({**SHAPES, **BESIDE}[name].spec)
     if idle_source:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from millstream_connectors.shared.formats.avro import decoder, parsed
 from millstream_connectors.shared.formats.avro_writing import encoder
-from millstream_connectors.shared.formats.registry import Referred, Schema
+from millstream_connectors.shared.formats.registry import Schema, SchemaReference
 
 _ID = "12345678-1234-5678-1234-567812345678"
 
 
-def written(schema: Any, value: Any, *references: Referred) -> Any:
+def written(schema: Any, value: Any, *references: SchemaReference) -> Any:
     """What a value is when it has been written and read."""
     known = parsed(Schema("AVRO", json.dumps(schema), references))
     data = encoder(known)(json.dumps(value).encode())
@@ -82,7 +82,7 @@ def test_a_type_of_another_schema() -> None:
     money = {"type": "record", "name": "Money", "fields": [{"name": "cents", "type": "int"}]}
     bill = {"type": "record", "name": "Bill", "fields": [{"name": "sum", "type": "Money"}]}
     value = {"sum": {"cents": 10}}
-    assert written(bill, value, Referred("Money", json.dumps(money))) == value
+    assert written(bill, value, SchemaReference("Money", json.dumps(money))) == value
 
 
 def test_of_a_union_the_first_branch_that_takes_the_value() -> None:

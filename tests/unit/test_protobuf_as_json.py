@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from millstream_connectors.shared.formats.confluent import indexes_read, indexes_written
 from millstream_connectors.shared.formats.protobuf import decoder, encoder, parsed
-from millstream_connectors.shared.formats.registry import Referred, Schema
+from millstream_connectors.shared.formats.registry import Schema, SchemaReference
 from tests.support.protobuf_schemas import ORDERS, serialized
 
 
@@ -82,7 +82,7 @@ def test_a_schema_that_refers_to_another() -> None:
     file = descriptor_pb2.FileDescriptorProto(syntax="proto3", dependency=["shop/order.proto"])
     field = file.message_type.add(name="Cart").field.add(name="order", number=1, label=1, type=11)
     field.type_name = ".shop.Order"
-    schema = Schema("PROTOBUF", serialized(file), (Referred("shop/order.proto", serialized(ORDERS)),))
+    schema = Schema("PROTOBUF", serialized(file), (SchemaReference("shop/order.proto", serialized(ORDERS)),))
     assert json.loads(decoder(parsed(schema))(b"\0\x0a\x02\x08\x05"))["order"]["id"] == "5"
     with pytest.raises(ValueError, match="cannot be used"):
         parsed(Schema("PROTOBUF", serialized(file)))

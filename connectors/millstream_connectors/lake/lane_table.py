@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.record import Position
-from millstream_connectors.shared.kept import Kept, fenced, unknown
+from millstream_connectors.shared.kept import TargetPosition, fenced, unknown
 from millstream_writer.connector import SinkOwner
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class LaneTable(ABC, Generic[T]):
 
     # Opening: `look`, then `take_over`.
 
-    def look(self) -> Kept | None:
+    def look(self) -> TargetPosition | None:
         """The lane's position in the table, which is created if it does not exist. Raises Millstream errors."""
         with self._errors():
             table = self._opened()
@@ -143,10 +143,10 @@ class LaneTable(ABC, Generic[T]):
         """The table in its newest state, which fits the settings; stored in `_table`."""
 
     @abstractmethod
-    def _kept(self, table: T) -> Kept | None:
+    def _kept(self, table: T) -> TargetPosition | None:
         """The lane's position in the table, without the name of a frame if that requires a search."""
 
-    def _with_frame(self, table: T, kept: Kept) -> Kept:
+    def _with_frame(self, table: T, kept: TargetPosition) -> TargetPosition:
         """`kept`, with the name of the frame."""
         return kept
 
@@ -177,7 +177,7 @@ class LaneTable(ABC, Generic[T]):
             said = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
             raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} does not fit: {said}")
 
-    def _check_owner(self, kept: Kept | None) -> None:
+    def _check_owner(self, kept: TargetPosition | None) -> None:
         """Raises if the lane no longer belongs to this owner. The first time, `check_kept` checks the rest."""
         owner = self._owner
         if kept is None:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.frame import Frame
-from millstream_connectors.file.sink.formats import Converted
+from millstream_connectors.file.sink.formats import StorableRows
 from millstream_connectors.file.sink.parquet import Parquet
 from millstream_connectors.file.sink.partitions import partitions
 from millstream_connectors.shared.columns import Column
@@ -33,7 +33,7 @@ class TableRows:
         for name in self._of_time:
             self.schema = self.schema.append(pa.field(name, pa.string()))
 
-    def convert(self, frame: Frame) -> Converted[pa.Table]:
+    def convert(self, frame: Frame) -> StorableRows[pa.Table]:
         """The rows of a frame's records, and the failures of records that cannot become one."""
         converted = self._values.convert(frame)
         if not self._of_time:
@@ -44,7 +44,7 @@ class TableRows:
             of = partitions([name])
             texts = [of(times[row]).partition("=")[2] for row in converted.rows]
             table = table.append_column(pa.field(name, pa.string()), _texts(texts))
-        return Converted(converted.rows, table, converted.size, converted.failures)
+        return StorableRows(converted.rows, table, converted.size, converted.failures)
 
     def begin(self) -> StreamBody:
         """The rows of one commit."""

@@ -48,7 +48,7 @@ _PACKET_BYTES_MAX = 268_435_455
 """The largest packet size that MQTT can express."""
 
 
-class Session(NamedTuple):
+class MqttSession(NamedTuple):
     """What the broker keeps for a reader while the reader is away."""
 
     name: str
@@ -78,7 +78,7 @@ class _EndedError(ConnectionError):
 class MqttLink:
     """One connection. Opened by `open_link`, closed by `close`."""
 
-    def __init__(self, broker: MqttBroker, where: str, client: Client, session: Session | None) -> None:
+    def __init__(self, broker: MqttBroker, where: str, client: Client, session: MqttSession | None) -> None:
         self._broker = broker
         self._where = where
         self._client = client
@@ -266,7 +266,7 @@ class MqttLink:
             self._session.lost(error)
 
 
-async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Session | None = None) -> MqttLink:
+async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: MqttSession | None = None) -> MqttLink:
     """A connection, with a session that the broker keeps or without one.
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, keys_text, time_text
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -28,7 +28,7 @@ class Put(NamedTuple):
     headers: dict[str, str]
 
 
-def convert(item: SinkFrame, bytes_max: int, run: str | None) -> Converted[Put]:
+def convert(item: SinkFrame, bytes_max: int, run: str | None) -> ConvertedRecords[Put]:
     """What a frame's records become. `run`: messages have ids, which are unique to this run."""
     frame = item.frame
     rows: list[int] = []
@@ -54,7 +54,7 @@ def convert(item: SinkFrame, bytes_max: int, run: str | None) -> Converted[Put]:
             continue
         rows.append(row)
         made.append(Put(value, headers))
-    return Converted(rows, made, failures)
+    return ConvertedRecords(rows, made, failures)
 
 
 def _headers(given: Mapping[str, bytes]) -> dict[str, str]:

@@ -31,7 +31,7 @@ _ENDS = b"c"[0]
 _SENT, _ALIVE = b"wk"
 
 
-class Passed(NamedTuple):
+class ServerPosition(NamedTuple):
     """The server has sent everything that was committed before this position."""
 
     lsn: int
@@ -92,10 +92,10 @@ class Replication(asyncio.Protocol):
                     return
             await self._wait(None)
 
-    async def take(self, timeout_s: float) -> Sequence[bytes | Passed]:
+    async def take(self, timeout_s: float) -> Sequence[bytes | ServerPosition]:
         """What has arrived, in order: messages of the plugin, and the server's position. Empty after the timeout."""
         await self._wait(timeout_s)
-        taken: list[bytes | Passed] = []
+        taken: list[bytes | ServerPosition] = []
         for kind, body in self._messages():
             if kind == _ENDS:
                 raise ConnectionResetError("the server has ended replication")
@@ -106,7 +106,7 @@ class Replication(asyncio.Protocol):
                 taken.append(body[_DATA_HEAD_BYTES:])
             elif body[0] == _ALIVE:
                 self.server_lsn = int.from_bytes(body[1:9], "big")
-                taken.append(Passed(self.server_lsn))
+                taken.append(ServerPosition(self.server_lsn))
                 self._asked_to_answer |= bool(body[17])
         if not self._transport.is_closing():
             self._transport.resume_reading()

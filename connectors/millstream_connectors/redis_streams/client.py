@@ -63,7 +63,7 @@ _MOVES_MAX = 5
 _VERSION_MIN = 7
 
 
-class Link:
+class StreamsLink:
     """The connection of one lane, to the server that has its keys. Opened by `open_link`, closed by `close`."""
 
     def __init__(self, server: RedisServer, client: Redis, place: str) -> None:
@@ -90,7 +90,7 @@ class Link:
         await self._client.aclose(close_connection_pool=True)
 
 
-async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> Link:
+async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> StreamsLink:
     """A connection to the server that has `key`, which in a cluster may be a different one from that in the settings.
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
@@ -113,7 +113,7 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
             connect_timeout_s=server.timeout_s,
             database=server.database,
         )
-        link = Link(server, client, f"{host}:{port}")
+        link = StreamsLink(server, client, f"{host}:{port}")
         try:
             await _check_version(link, where)
             await link.ask("TYPE", key)
@@ -134,7 +134,7 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
 
 
 @asynccontextmanager
-async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> AsyncIterator[Link]:
+async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> AsyncIterator[StreamsLink]:
     """A short-lived connection. Raises Millstream errors."""
     link = await open_link(server, base_dir, where, "millstream validate", key)
     try:
@@ -145,7 +145,7 @@ async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> A
         await link.close()
 
 
-async def warn_unless_durable(link: Link, where: str) -> None:
+async def warn_unless_durable(link: StreamsLink, where: str) -> None:
     """Log what the server may lose of the writes that it has acknowledged."""
     names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
     try:
@@ -168,7 +168,7 @@ async def warn_unless_durable(link: Link, where: str) -> None:
         )  # fmt: skip
 
 
-async def _check_version(link: Link, where: str) -> None:
+async def _check_version(link: StreamsLink, where: str) -> None:
     try:
         info = await link.ask("INFO", "server")
     except exceptions.NoPermissionError:
@@ -182,7 +182,7 @@ async def _check_version(link: Link, where: str) -> None:
         raise UserError(codes.TARGET_UNFIT, what)
 
 
-async def in_cluster(link: Link) -> bool:
+async def in_cluster(link: StreamsLink) -> bool:
     """Whether the server belongs to a cluster; False if it does not answer."""
     try:
         return b"cluster_enabled:1" in await link.ask("INFO", "cluster")

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class AcknowledgedMessage:
     """A message that the server has delivered."""
 
     value: bytes
@@ -69,7 +69,7 @@ class Message:
         return size_of(self.value, self.headers) + len(self.record_id)
 
 
-class Inbox(Received[Message]):
+class AcknowledgedInbox(Received[AcknowledgedMessage]):
     """The messages of one connection. Pure."""
 
     def __init__(self, given: int, bounds: Bounds) -> None:
@@ -78,8 +78,8 @@ class Inbox(Received[Message]):
         self.given = given
         self.changed = asyncio.Event()
         """Set when there is work besides the lane's reads."""
-        self._unconfirmed: deque[tuple[int, Message]] = deque()
-        self._done: list[Message] = []
+        self._unconfirmed: deque[tuple[int, AcknowledgedMessage]] = deque()
+        self._done: list[AcknowledgedMessage] = []
 
     # The server's side
 
@@ -93,12 +93,12 @@ class Inbox(Received[Message]):
         """Number of unacknowledged messages."""
         return len(self._waiting) + len(self._unconfirmed) + len(self._done)
 
-    def unacknowledged(self) -> list[Message]:
+    def unacknowledged(self) -> list[AcknowledgedMessage]:
         """All held messages, the oldest first."""
         return [*self._done, *(message for _, message in self._unconfirmed), *self._waiting]
 
     @property
-    def done(self) -> Sequence[Message]:
+    def done(self) -> Sequence[AcknowledgedMessage]:
         """Messages that are committed and not acknowledged yet, in the order of their arrival."""
         return self._done
 
@@ -117,7 +117,7 @@ class Inbox(Received[Message]):
         if self._done:
             self.changed.set()
 
-    def _taken(self, message: Message) -> None:
+    def _taken(self, message: AcknowledgedMessage) -> None:
         self.given += 1
         self._unconfirmed.append((self.given, message))
 
@@ -130,21 +130,21 @@ class Subscription(Protocol):
         """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not
         while the connection lasts."""
 
-    async def connect(self, inbox: Inbox) -> None:
+    async def connect(self, inbox: AcknowledgedInbox) -> None:
         """Open a connection that puts messages into `inbox`, and calls its `lose` at the end. Closes an earlier
         connection first."""
 
-    async def receive(self, inbox: Inbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
         """Request messages while the inbox has space, if the server does not send them by itself. Cancelled at the
         end."""
 
-    async def acknowledge(self, messages: Sequence[Message]) -> None:
+    async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Acknowledge these committed messages, the next in the order of their arrival."""
 
-    async def extend(self, messages: Sequence[Message]) -> None:
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Extend the leases of these messages."""
 
-    async def adjust(self, inbox: Inbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
         """React to a change of the inbox, if this kind of server needs it. Called after its `changed`."""
 
     async def close(self) -> None:
@@ -166,7 +166,7 @@ class AcknowledgedLane:
         self._idle = crc32(queue.encode()) % owner.partitions != owner.lane.partition
         """Whether another lane reads the queue instead."""
         self._given = 0
-        self._inbox: Inbox | None = None
+        self._inbox: AcknowledgedInbox | None = None
         """None while there is no connection."""
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
@@ -258,7 +258,7 @@ class AcknowledgedLane:
         if self._inbox is not None:
             self._inbox.changed.set()
 
-    async def _tend(self, inbox: Inbox) -> None:
+    async def _tend(self, inbox: AcknowledgedInbox) -> None:
         """Work for the lifetime of this connection."""
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(self._subscription.receive(inbox), name=f"receive {self._owner.lane}")
@@ -268,7 +268,7 @@ class AcknowledgedLane:
                 inbox.lose(error)
             receiving.cancel()
 
-    async def _hold(self, inbox: Inbox) -> None:
+    async def _hold(self, inbox: AcknowledgedInbox) -> None:
         """Acknowledge what is committed, and extend leases."""
         lease_s, now_s = self._subscription.lease_s, self._owner.clock.monotonic_s
         every_s = None if lease_s is None else lease_s / _LEASE_PARTS
@@ -287,12 +287,12 @@ class AcknowledgedLane:
                 if held := inbox.unacknowledged():
                     await self._subscription.extend(held)
 
-    async def _acknowledge(self, inbox: Inbox) -> None:
+    async def _acknowledge(self, inbox: AcknowledgedInbox) -> None:
         if inbox.lost is None and (done := tuple(inbox.done)):
             await self._subscription.acknowledge(done)
             inbox.acknowledged(len(done))
 
-    async def _reached(self, timeout_s: float) -> Inbox | None:
+    async def _reached(self, timeout_s: float) -> AcknowledgedInbox | None:
         """The connection; None if there is none now."""
         inbox = self._inbox
         if inbox is not None and inbox.lost is None:
@@ -321,12 +321,12 @@ class AcknowledgedLane:
             self._leased_until_s = self._owner.clock.monotonic_s() + lease_s
 
     async def _connect(self) -> None:
-        inbox = Inbox(self._given, self._bounds)
+        inbox = AcknowledgedInbox(self._given, self._bounds)
         await self._subscription.connect(inbox)
         self._inbox = inbox
         self._connected.set()
 
-    def _batch(self, taken: Sequence[Message]) -> SourceBatch:
+    def _batch(self, taken: Sequence[AcknowledgedMessage]) -> SourceBatch:
         position = pack_position(self._kind, self._owner.partitions, {"given": self._given})
         refused = [(message, self._invalid(message)) for message in taken]
         faults = tuple(fault for _, fault in refused if fault is not None)
@@ -351,7 +351,7 @@ class AcknowledgedLane:
         made_up = bytes(not message.record_id for message in good)
         return SourceBatch(frame, position, invalid=faults, made_up=made_up)
 
-    def _invalid(self, message: Message) -> InvalidRecord | None:
+    def _invalid(self, message: AcknowledgedMessage) -> InvalidRecord | None:
         place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"
         return invalid(message.value, message.size, message.fault, place)
 

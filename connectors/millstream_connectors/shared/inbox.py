@@ -14,7 +14,7 @@ from millstream.errors import MillstreamError
 from millstream.limits import ACKNOWLEDGED_BYTES_MAX
 
 
-class Sized(Protocol):
+class HeldMessage(Protocol):
     """A held message."""
 
     @property
@@ -22,7 +22,7 @@ class Sized(Protocol):
         """Approximate bytes of its record."""
 
 
-M = TypeVar("M", bound=Sized)
+M = TypeVar("M", bound=HeldMessage)
 
 
 class Bounds(NamedTuple):

@@ -34,7 +34,7 @@ from millstream_writer.sink import (
 T = TypeVar("T")
 
 
-class Kept(NamedTuple):
+class TargetPosition(NamedTuple):
     """A lane's position in its target."""
 
     run: str
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
     """Name of the frame with the last record."""
 
 
-async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, ours: bool) -> None:
+async def check_kept(owner: SinkOwner, kept: TargetPosition, target: str, remedy: str, *, ours: bool) -> None:
     """Raises unless `owner` may write after the position that `target` keeps of the lane. `remedy` removes the
     position; `ours`: this lane itself wrote it, and lost the answer.
 
@@ -111,7 +111,7 @@ def fenced(owner: SinkOwner, target: str) -> FencedError:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted(Generic[T]):
+class ConvertedRecords(Generic[T]):
     """The converted records of one frame."""
 
     rows: Sequence[int]
@@ -208,7 +208,7 @@ class PositionLane(ABC, Generic[T]):
         return reached, frames[-1].name if is_last else ""
 
     @abstractmethod
-    def _convert(self, item: SinkFrame) -> Converted[T]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[T]:
         """Converts a frame's records."""
 
     @abstractmethod
@@ -256,19 +256,19 @@ class KeptLane(PositionLane[T]):
     async def _commit(self, made: Sequence[T], end: Position, frame: str) -> None:
         """One transaction: these records, and the position after them."""
 
-    async def _made_of(self, item: SinkFrame) -> Converted[T]:
+    async def _made_of(self, item: SinkFrame) -> ConvertedRecords[T]:
         """Converts a frame's records, with their values and keys encoded if there is a format."""
         if self._owner.encoders is None:
             return self._convert(item)
         fit, rows, misfits = await encoded(self._owner.encoders, item)
         if fit is None:
-            return Converted((), (), misfits)
+            return ConvertedRecords((), (), misfits)
         found = self._convert(fit)
         failures = [*misfits, *of_rows(rows, found.failures)]
         failures.sort(key=lambda failure: failure.index)
-        return Converted([rows[row] for row in found.rows], found.made, failures)
+        return ConvertedRecords([rows[row] for row in found.rows], found.made, failures)
 
-    def _new(self, item: SinkFrame, found: Converted[T]) -> _Piece[T]:
+    def _new(self, item: SinkFrame, found: ConvertedRecords[T]) -> _Piece[T]:
         piece = _Piece(item, found.rows, found.made)
         if self._owner.fallback or not found.rows or item.sequence > frame_at(self._durable):
             # A fallback gets only some records, and perhaps different ones when they are offered again.
@@ -277,7 +277,7 @@ class KeptLane(PositionLane[T]):
         start = bisect_left(found.rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > self._durable)
         return piece.split(start)[1]
 
-    def _refused(self, frames: Sequence[SinkFrame], converted: Sequence[Converted[T]]) -> Iterator[Position]:
+    def _refused(self, frames: Sequence[SinkFrame], converted: Sequence[ConvertedRecords[T]]) -> Iterator[Position]:
         """The ends of records that cannot be written and are after the position."""
         for item, found in zip(frames, converted, strict=True):
             for failure in found.failures:
@@ -288,7 +288,7 @@ class KeptLane(PositionLane[T]):
     async def _finish(self) -> None:
         if self._rest is not None:
             # Some of the records may already be in the target: the answer to an earlier attempt may be lost.
-            fresh = [self._new(item, Converted(rows, made, ())) for item, rows, made in self._rest.pieces]
+            fresh = [self._new(item, ConvertedRecords(rows, made, ())) for item, rows, made in self._rest.pieces]
             await self._put(fresh, self._rest.end, self._rest.frame)
             self._rest = None
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from millstream.background import all_of
 from millstream.errors import MillstreamError
-from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
 
 _CLOSE_S = 2.0
 _REQUESTS = 8
@@ -30,13 +30,13 @@ _REQUESTS = 8
 class LeasingQueue(Protocol):
     """The requests to one queue. They raise Millstream errors: `RetryLaterError` if another attempt may help."""
 
-    async def take(self, room: int) -> Sequence[Message]:
+    async def take(self, room: int) -> Sequence[AcknowledgedMessage]:
         """The next messages, hidden from now on; none if none arrive for a while. `room`: how many messages fit."""
 
-    async def delete(self, messages: Sequence[Message]) -> None:
+    async def delete(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Remove these messages from the queue: they are committed."""
 
-    async def hide(self, messages: Sequence[Message], lease_s: int) -> None:
+    async def hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:
         """Restart the leases of these messages. 0 ends them: the next reader gets the messages."""
 
     async def close(self) -> None:
@@ -66,16 +66,16 @@ class LeasedSubscription:
         self._open_queue = open_queue
         self._pace = pace
         self._queue: LeasingQueue | None = None
-        self._inbox: Inbox | None = None
+        self._inbox: AcknowledgedInbox | None = None
 
     @property
     def lease_s(self) -> float | None:
         return float(self._pace.lease_s)
 
-    async def connect(self, inbox: Inbox) -> None:
+    async def connect(self, inbox: AcknowledgedInbox) -> None:
         self._queue, self._inbox = await self._open_queue(), inbox
 
-    async def receive(self, inbox: Inbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
         queue = self._queue
         if queue is None:
             return
@@ -83,15 +83,15 @@ class LeasedSubscription:
             for _ in range(self._pace.polls):
                 polls.create_task(self._poll(queue, inbox))
 
-    async def acknowledge(self, messages: Sequence[Message]) -> None:
+    async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         queue = self._queue
         if queue is not None:
             await self._in_parts(queue.delete, messages)
 
-    async def extend(self, messages: Sequence[Message]) -> None:
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         await self._hide(messages, self._pace.lease_s)
 
-    async def adjust(self, inbox: Inbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
         """Has nothing to do: each poll waits until messages fit into the inbox."""
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class LeasedSubscription:
     def pending(self) -> int | None:
         return self._queue.waiting() if self._queue is not None else None
 
-    async def _poll(self, queue: LeasingQueue, inbox: Inbox) -> None:
+    async def _poll(self, queue: LeasingQueue, inbox: AcknowledgedInbox) -> None:
         while inbox.lost is None:
             await inbox.room()
             room = max(1, (inbox.bounds.messages - inbox.held) // self._pace.polls)
@@ -122,14 +122,16 @@ class LeasedSubscription:
             for message in found:
                 inbox.put(message)
 
-    async def _hide(self, messages: Sequence[Message], lease_s: int) -> None:
+    async def _hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:
         queue = self._queue
         if queue is not None:
             hide = queue.hide
             await self._in_parts(lambda part: hide(part, lease_s), messages)
 
     async def _in_parts(
-        self, ask: Callable[[Sequence[Message]], Coroutine[None, None, None]], messages: Sequence[Message]
+        self,
+        ask: Callable[[Sequence[AcknowledgedMessage]], Coroutine[None, None, None]],
+        messages: Sequence[AcknowledgedMessage],
     ) -> None:
         batch = self._pace.batch
         parts = [messages[start : start + batch] for start in range(0, len(messages), batch)]

@@ -36,12 +36,12 @@ class SealedRecords:
     """Bytes of all values."""
     values_column: bytes
     event_times_us: array[int] | None
-    """As in `Parsed`."""
+    """As in `ParsedLines`."""
     keys_column: bytes
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedLines:
     """The result of parsing some lines."""
 
     lines: int
@@ -68,7 +68,7 @@ class Parsed:
 class Parser(Protocol):
     """One format, set up for one file."""
 
-    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> ParsedLines:
         """At most `records_max` records of `lines` (without their newlines).
 
         `final`: no lines follow, so a row that does not end here never will.
@@ -84,9 +84,9 @@ class LineParser:
         self._reads_json = json_lines or extraction.reads_value
         self._extraction = extraction
 
-    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> ParsedLines:
         lines = lines[:records_max]
-        parsed = Parsed(len(lines))
+        parsed = ParsedLines(len(lines))
         if any(line.endswith(b"\r") for line in lines):
             lines = [line.removesuffix(b"\r") for line in lines]
         try:
@@ -95,7 +95,7 @@ class LineParser:
             self._parse_each(lines, parsed)
         return parsed
 
-    def _parse_all(self, lines: Sequence[bytes], parsed: Parsed) -> None:
+    def _parse_all(self, lines: Sequence[bytes], parsed: ParsedLines) -> None:
         """Parses all lines at once. Raises `ValueError` if one of them is invalid."""
         extraction = self._extraction
         if self._encoding != UTF_8:
@@ -116,7 +116,7 @@ class LineParser:
                 parsed.keys = [extraction.keys(item) for item in objects]
         parsed.values = values
 
-    def _parse_each(self, lines: Sequence[bytes], parsed: Parsed) -> None:
+    def _parse_each(self, lines: Sequence[bytes], parsed: ParsedLines) -> None:
         """Line by line, to find the invalid ones."""
         extraction = self._extraction
         times: list[int] = []

@@ -20,7 +20,7 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.query_rows import Row, take
+from millstream_connectors.shared.query_rows import QueryRow, take
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -41,7 +41,7 @@ class QueryLane(PositionedLane, ABC, Generic[CursorT]):
         """Cursor of the last row that was returned."""
         self._end: CursorT | None = None
         """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
-        self._waiting: deque[Row[CursorT]] = deque()
+        self._waiting: deque[QueryRow[CursorT]] = deque()
         self._reaching = Reaching(owner.clock, log)
         self._finished = False
 

@@ -14,7 +14,7 @@ from millstream_reader.source import InvalidRecord
 T = TypeVar("T")
 
 
-class Row(NamedTuple, Generic[T]):
+class QueryRow(NamedTuple, Generic[T]):
     """One row of a query."""
 
     cursor: T
@@ -24,7 +24,7 @@ class Row(NamedTuple, Generic[T]):
     """The row as a JSON object; only its beginning if it is larger than a record may be."""
 
 
-class Taken(NamedTuple, Generic[T]):
+class RowBatch(NamedTuple, Generic[T]):
     """The rows of a batch."""
 
     values: list[bytes]
@@ -33,7 +33,7 @@ class Taken(NamedTuple, Generic[T]):
     """The cursor of the last row; None if there was none."""
 
 
-def take(waiting: deque[Row[T]], shown: str, records_max: int, bytes_max: int) -> Taken[T]:
+def take(waiting: deque[QueryRow[T]], shown: str, records_max: int, bytes_max: int) -> RowBatch[T]:
     """Removes the first rows, within the limits; one that is larger than a record may be is invalid. `shown`: a
     template for a cursor in messages, with `{}` in its place."""
     values: list[bytes] = []
@@ -54,4 +54,4 @@ def take(waiting: deque[Row[T]], shown: str, records_max: int, bytes_max: int) -
             continue
         size += row.size
         values.append(row.value)
-    return Taken(values, tuple(invalid), at)
+    return RowBatch(values, tuple(invalid), at)

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """A message from the server."""
 
     value: bytes | None
@@ -59,7 +59,7 @@ class Received:
         return size_of(self.value or b"", self.headers)
 
 
-class Arrivals(Inbox[Received]):
+class Arrivals(Inbox[ReceivedMessage]):
     """Arrived messages, and the stream's position."""
 
     def __init__(self, place: str) -> None:
@@ -71,7 +71,7 @@ class Arrivals(Inbox[Received]):
         self.away = False
         """Whether the connection was lost, and there is no other one yet."""
 
-    def put(self, message: Received) -> None:
+    def put(self, message: ReceivedMessage) -> None:
         self.place = message.place
         super().put(message)
 
@@ -215,7 +215,7 @@ class ReceivingLane:
                 self._inbox.away = False
                 return
 
-    def _batch(self, taken: Sequence[Received]) -> SourceBatch:
+    def _batch(self, taken: Sequence[ReceivedMessage]) -> SourceBatch:
         owner = self._owner
         position = pack_position(self._kind, owner.partitions, {"given": self._given, "place": self._place})
         ended = self._inbox.ended and not self._inbox.waiting
@@ -232,7 +232,7 @@ class ReceivingLane:
         )
         return SourceBatch(frame, position, ended, faults)
 
-    def _invalid(self, one: Received) -> InvalidRecord | None:
+    def _invalid(self, one: ReceivedMessage) -> InvalidRecord | None:
         # A stream may add more lines to the place, for itself.
         line = one.place.partition("\n")[0]
         place = f"{self._named}{f', {line}' if line else ''}"

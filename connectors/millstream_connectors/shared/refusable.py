@@ -54,7 +54,7 @@ class _Row(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
+class TransactionPart(Generic[T]):
     """The contents of one transaction."""
 
     made: Iterable[Sequence[T]]
@@ -115,7 +115,7 @@ class RefusableLane(PositionLane[T]):
     def __init__(self, owner: SinkOwner) -> None:
         super().__init__(owner, sys.maxsize)
         self._refused: dict[Position, tuple[str, str]] = {}
-        self._rest: Part[T] | None = None
+        self._rest: TransactionPart[T] | None = None
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         async with self._session():
@@ -132,7 +132,7 @@ class RefusableLane(PositionLane[T]):
         return self._rest is not None
 
     @abstractmethod
-    async def _transact(self, part: Part[T]) -> None:
+    async def _transact(self, part: TransactionPart[T]) -> None:
         """One transaction: records, those that are set aside, and the position, which never moves back. If a record is
         refused or unfit, it is rolled back, and the connection remains usable. Raises `FencedError` and
         `UnfitError`."""
@@ -192,7 +192,7 @@ class RefusableLane(PositionLane[T]):
     async def _tried(self, write: _Write[T]) -> bool:
         """Whether everything is committed; False if a record is refused, and nothing is committed."""
         try:
-            await self._commit(Part(self._made(write), write.end, write.frame))
+            await self._commit(TransactionPart(self._made(write), write.end, write.frame))
         except UnfitError:
             return False
         except Exception as error:
@@ -213,17 +213,17 @@ class RefusableLane(PositionLane[T]):
             write.refused.append((row.end, *refusal))
         if not write.refused:
             # The cause has disappeared meanwhile, or does not affect single writes.
-            await self._commit(Part([[row.made for row in rows]], write.end, write.frame))
+            await self._commit(TransactionPart([[row.made for row in rows]], write.end, write.frame))
             return
         # A whole delivery is one transaction, which has to wait for the decision about these records.
         first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
         before = [row for row in rows if row.end < first]
         if before:
             last = before[-1]
-            await self._commit(Part([[row.made for row in before]], last.end, write.frames[last.item].name))
+            await self._commit(TransactionPart([[row.made for row in before]], last.end, write.frames[last.item].name))
         refused = {id(row) for row, _ in bad}
         behind = [row.made for row in rows if row.end >= first and id(row) not in refused]
-        self._rest = Part([behind], write.end, write.frame, write.refused)
+        self._rest = TransactionPart([behind], write.end, write.frame, write.refused)
 
     async def _find(self, rows: Sequence[_Row[T]]) -> list[tuple[_Row[T], Refusal]]:
         """The rows that the database refuses, each written after the earlier ones. The attempt is rolled back."""
@@ -262,7 +262,7 @@ class RefusableLane(PositionLane[T]):
         self._refused.update({at: (reason, detail) for at, reason, detail in rest.refused})
         self._rest = None
 
-    async def _commit(self, part: Part[T]) -> None:
+    async def _commit(self, part: TransactionPart[T]) -> None:
         if part.end <= self._durable:
             # Only a fallback may have records then.
             part = replace(part, made=[made for made in part.made if made])

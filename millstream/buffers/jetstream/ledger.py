@@ -61,7 +61,7 @@ from millstream.buffers.jetstream.stream_config import (
     stream_config,
 )
 from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
-from millstream.buffers.jetstream.trims import Seen, purges
+from millstream.buffers.jetstream.trims import ReadFrames, purges
 from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
@@ -91,7 +91,7 @@ from millstream.ledger.protocol import (
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import apart_filter, buffer_filter, ids_filter, lane_filter, stream_name
-from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
 from millstream.nats.versions import check_version
@@ -118,7 +118,7 @@ class JetStreamLedger:
         server_start: ServerStart,
         sharing: Sharing,
         holds: Holds,
-        seen: Seen,
+        seen: ReadFrames,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -290,10 +290,10 @@ class JetStreamLedger:
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with opened(self._reader(self._filter(buffer), after, Unchecked())) as frames:
+        async with opened(self._reader(self._filter(buffer), after, ObserverCheck())) as frames:
             yield frames
 
-    def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
+    def _reader(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> PullReader:
         return PullReader(
             self._connection,
             self._stream,
@@ -542,7 +542,7 @@ class JetStreamBroker:
         pipeline: str,
         require: DurabilityLevel,
         monitor_url: str | None,
-        seen: Seen,
+        seen: ReadFrames,
         *,
         tolerate_lost: bool = False,
     ) -> None:
@@ -710,7 +710,7 @@ def jetstream_broker(
     connection: BrokerConnection,
     access: BrokerAccess,
     pipeline: str,
-    seen: Seen,
+    seen: ReadFrames,
     *,
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
@@ -736,4 +736,4 @@ async def open_jetstream_broker(
     finds out which messages these were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        yield jetstream_broker(connection, access, pipeline, Seen(), require=require, tolerate_lost=tolerate_lost)
+        yield jetstream_broker(connection, access, pipeline, ReadFrames(), require=require, tolerate_lost=tolerate_lost)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from millstream import limits
-from millstream.buffers.jetstream.references import Reference
+from millstream.buffers.jetstream.references import FrameReference
 from millstream.buffers.jetstream.sending import Answer
 from millstream.ledger.protocol import Witness
 
@@ -27,7 +27,7 @@ class Arrival:
     size: int
     """Bytes of the frame, wherever it is."""
     data: bytes
-    reference: Reference | None = None
+    reference: FrameReference | None = None
     """Where the frame is, if it is stored apart."""
     answer: Answer | None = None
     """The answer to the request for that frame."""

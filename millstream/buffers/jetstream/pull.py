@@ -26,13 +26,13 @@ from millstream import codes, limits
 from millstream.buffers.jetstream.prefetch import Arrival, Prefetch
 from millstream.buffers.jetstream.references import read_apart, reference_in, request_apart
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers
-from millstream.buffers.jetstream.trims import Seen
+from millstream.buffers.jetstream.trims import ReadFrames
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
-from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.nats.client import Msg
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
-from millstream.nats.deliveries import Origin
+from millstream.nats.deliveries import MessageOrigin
 from millstream.nats.pulling import EXPIRES_MIN_S, HEARTBEAT_S, PullConsumer
 from millstream.pauses import Pauses, until_next
 
@@ -74,8 +74,8 @@ class PullReader:
         after: int,
         created: str,
         statistics: LedgerStatistics,
-        check: ReadCheck | Unchecked,
-        seen: Seen,
+        check: ReadCheck | ObserverCheck,
+        seen: ReadFrames,
         get: Get,
     ) -> None:
         """`check`: compares the frames with what was read before; see `Ledger.read`. `seen`: notes the marks and
@@ -192,7 +192,7 @@ class PullReader:
             return PULL_FRAMES
         return max(1, min(PULL_FRAMES, int(limits.READ_AHEAD_BYTES_MAX / PULLS / self._frame_bytes)))
 
-    def _on_message(self, message: Msg, origin: Origin) -> None:
+    def _on_message(self, message: Msg, origin: MessageOrigin) -> None:
         self._busy = True
         headers = message.headers or {}
         reference = reference_in(headers)

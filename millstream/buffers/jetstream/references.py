@@ -24,7 +24,7 @@ from millstream import limits
 from millstream.buffers.jetstream.requests import Get, message_data, message_headers
 from millstream.buffers.jetstream.sending import Answer, message_size_checked, stored_at
 from millstream.durable import step
-from millstream.ledger.batch import Message
+from millstream.ledger.batch import BatchMessage
 from millstream.ledger.subjects import apart_subject
 from millstream.ledger.witness import NAME
 from millstream.nats.connection import API_TIMEOUT_S, AnswerLostError, ApiError, BrokerConnection
@@ -37,7 +37,7 @@ _LEFT_MAX = 2
 """How often frames of a commit may be left before they are no longer stored apart."""
 
 
-class Reference(NamedTuple):
+class FrameReference(NamedTuple):
     """Where a frame is stored, and what it is."""
 
     sequence: int
@@ -47,20 +47,22 @@ class Reference(NamedTuple):
     """See `Witness.name`: the frame and its reference have the same."""
 
 
-def reference_in(headers: Mapping[str, str]) -> Reference | None:
+def reference_in(headers: Mapping[str, str]) -> FrameReference | None:
     """The reference in a message with these headers; None if the message is itself the frame."""
     value = headers.get(REFERENCE)
     if value is None:
         return None
     match = _VALUE.fullmatch(value)
-    return Reference(int(match[1]) if match else 0, int(match[2]) if match else 0, headers.get(NAME))
+    return FrameReference(int(match[1]) if match else 0, int(match[2]) if match else 0, headers.get(NAME))
 
 
 class FramesApart:
     """The large frames of one commit. They are stored in the order in which the commit has them, and all again if one
     of them fails: a trim removes all frames of a lane up to one that its reader has passed."""
 
-    def __init__(self, connection: BrokerConnection, stream: str, messages: Sequence[Message], frames: int) -> None:
+    def __init__(
+        self, connection: BrokerConnection, stream: str, messages: Sequence[BatchMessage], frames: int
+    ) -> None:
         """`messages`: of the commit; those of its frames, `frames` in number, are the first."""
         self._connection = connection
         self._stream = stream
@@ -79,7 +81,7 @@ class FramesApart:
         """Whether frames may be stored that no batch refers to."""
         return self._left > 0 or self._stay
 
-    async def store(self, timeout_s: float) -> Sequence[Message]:
+    async def store(self, timeout_s: float) -> Sequence[BatchMessage]:
         """The messages to send as the batch, once every large frame is stored. Raises as `send_commit` does.
 
         After several losses, the frames are sent with the batch, so that a connection that breaks again and again does
@@ -106,7 +108,7 @@ class FramesApart:
         messages = list(self._messages)
         for number, sequence in zip(self._large, self._sequences, strict=True):
             subject, data, headers = messages[number]
-            messages[number] = Message(subject, b"", {**headers, REFERENCE: f"{sequence} {len(data)}"})
+            messages[number] = BatchMessage(subject, b"", {**headers, REFERENCE: f"{sequence} {len(data)}"})
         return messages
 
     def may_be_needed(self) -> None:
@@ -148,7 +150,7 @@ class FramesApart:
         if self._sequences != sorted(self._sequences):
             raise AnswerLostError(f"frames were stored out of order: {self._sequences}")
 
-    async def _publish(self, message: Message) -> Answer:
+    async def _publish(self, message: BatchMessage) -> Answer:
         subject, data, headers = message
         named = {NAME: headers[NAME]} if NAME in headers else None
         reply, answer = self._connection.expect_answer()
@@ -175,7 +177,7 @@ async def removed(connection: BrokerConnection, stream: str, sequence: int, loss
     return True
 
 
-async def request_apart(connection: BrokerConnection, stream: str, reference: Reference) -> Answer:
+async def request_apart(connection: BrokerConnection, stream: str, reference: FrameReference) -> Answer:
     """Request the frame that a reference leads to. The answer is for `read_apart`. Raises `AnswerLostError`."""
     reply, answer = connection.expect_answer()
     try:
@@ -186,7 +188,7 @@ async def request_apart(connection: BrokerConnection, stream: str, reference: Re
     return answer
 
 
-async def read_apart(answer: Answer, reference: Reference, get: Get) -> bytes:
+async def read_apart(answer: Answer, reference: FrameReference, get: Get) -> bytes:
     """The frame that was requested; empty if it does not exist. Raises `AnswerLostError`. If this is cancelled, it can
     be called again."""
     await asyncio.wait([answer], timeout=API_TIMEOUT_S)
@@ -210,7 +212,7 @@ async def whole(message: Mapping[str, Any], get: Get) -> bytes | None:
     return data if data or await get({"seq": message["seq"]}) is not None else None
 
 
-async def _from_leader(reference: Reference, get: Get) -> bytes:
+async def _from_leader(reference: FrameReference, get: Get) -> bytes:
     message = await get({"seq": reference.sequence}) if reference.sequence else None
     if message is None or message_headers(message).get(NAME) != reference.name:
         return b""

@@ -15,7 +15,7 @@ from millstream import codes, limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.json_parser import parse_json
-from millstream.ledger.batch import Message
+from millstream.ledger.batch import BatchMessage
 from millstream.nats.client import Msg, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 
@@ -31,7 +31,7 @@ def new_batch_id() -> str:
 
 
 async def send_commit(
-    connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
+    connection: BrokerConnection, messages: Sequence[BatchMessage], batch_id: str, timeout_s: float
 ) -> int:
     """Make one attempt to send a commit. Returns the sequence of its last message.
 

@@ -15,7 +15,7 @@ from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.buffers.jetstream.ledger import jetstream_broker
 from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
 from millstream.buffers.jetstream.repairs import JetStreamRepairs
-from millstream.buffers.jetstream.trims import Seen
+from millstream.buffers.jetstream.trims import ReadFrames
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import BrokerConnection, open_connection
@@ -45,7 +45,7 @@ class JetStreamLink:
 
     connection: BrokerConnection
     access: BrokerAccess
-    seen: Seen = field(default_factory=Seen)
+    seen: ReadFrames = field(default_factory=ReadFrames)
 
     @asynccontextmanager
     async def open(

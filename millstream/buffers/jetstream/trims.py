@@ -48,7 +48,7 @@ _TOGETHER_MESSAGES_MAX = 64
 """And if at most this many messages lie between them: there may be many buffers."""
 
 
-class Seen:
+class ReadFrames:
     """What the readers of a connection have seen with the frames that they read.
 
     Marks show where the mark of a lane is, at least, and a request to the server would be answered with the whole
@@ -142,7 +142,7 @@ async def purges(
     through: Mapping[BufferId, int],
     info: Info,
     get: Get,
-    seen: Seen,
+    seen: ReadFrames,
     losses: Callable[[], int],
     *,
     refers: bool,
@@ -154,7 +154,7 @@ async def purges(
     the middle of a file, and soon writes the file again without it. Otherwise there is one for each buffer, or one for
     each lane that wrote to it if the mark of a lane has to stay. There is one for each mark that was followed by a
     frame with a mark.
-    `seen` and `losses`: see `Seen`; `losses` returns how often the connection has been lost until now. `refers`:
+    `seen` and `losses`: see `ReadFrames`; `losses` returns how often the connection has been lost until now. `refers`:
     whether frames may be stored apart.
     """
     # The frames to be removed were stored before this request, so no lane is missing in the answer.
@@ -195,7 +195,7 @@ async def purges(
 
 
 async def _purges_apart(
-    stream: str, through: Mapping[BufferId, int], info: Info, get: Get, seen: Seen, losses: Callable[[], int]
+    stream: str, through: Mapping[BufferId, int], info: Info, get: Get, seen: ReadFrames, losses: Callable[[], int]
 ) -> AsyncIterator[tuple[str, int, int]]:
     """The purges of frames that are stored apart and whose references were passed."""
     references = seen.references

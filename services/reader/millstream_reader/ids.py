@@ -47,7 +47,7 @@ class _Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class NewRecords:
     """The new records of a frame."""
 
     frame: Frame | None
@@ -92,12 +92,12 @@ class SeenIds:
                 added += 1
         self._count(period, added)
 
-    def admit(self, frame: Frame, made_up: bytes = b"") -> Admitted:
+    def admit(self, frame: Frame, made_up: bytes = b"") -> NewRecords:
         """The new records of `frame`, whose ids now count as seen. `made_up`: as in `SourceBatch`; those ids are not
         remembered."""
         self._forget()
         if made_up and 0 not in made_up:
-            return Admitted(frame)
+            return NewRecords(frame)
         ids = frame.id_bytes()
         if ids is None:
             raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat records returned records without ids")
@@ -115,7 +115,7 @@ class SeenIds:
                 indexes.append(index)
         self._count(period, len(digests))
         kept = None if not indexes else frame if len(indexes) == len(ids) else frame.take(indexes)
-        return Admitted(kept, b"".join(digests), len(ids) - len(indexes))
+        return NewRecords(kept, b"".join(digests), len(ids) - len(indexes))
 
     def has_room(self, ids: Iterable[bytes], more: int = 0) -> bool:
         """Whether there is space for the new ones among `ids`, and for `more` others."""

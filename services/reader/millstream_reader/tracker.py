@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Tracked:
+class WorkInFlight:
     """A piece of work in flight."""
 
     records: int
@@ -34,11 +34,11 @@ class Tracker:
     def __init__(self, *, pieces_max: int, bytes_max: int) -> None:
         self._pieces_max = pieces_max
         self._bytes_max = bytes_max
-        self._pieces: deque[Tracked] = deque()
+        self._pieces: deque[WorkInFlight] = deque()
         self._room = asyncio.Condition()
         self._unanswered_bounds: UnansweredBounds | None = None
         self._unanswered_pieces = self._unanswered_bytes = 0
-        self._waiting: tuple[Tracked, int | None] | None = None
+        self._waiting: tuple[WorkInFlight, int | None] | None = None
         """The piece that waits to begin, and its `records_max`."""
         self._held_up_s = 0.0
         self._held_up_since_s: float | None = None
@@ -68,7 +68,7 @@ class Tracker:
         since_s = self._held_up_since_s
         return self._held_up_s + (0.0 if since_s is None else asyncio.get_running_loop().time() - since_s)
 
-    async def begin(self, piece: Tracked, *, records_max: int | None = None) -> None:
+    async def begin(self, piece: WorkInFlight, *, records_max: int | None = None) -> None:
         """Add a piece. Waits while the bounds, including `records_max` if it is set, are reached. A piece larger than
         the bounds is admitted alone."""
         # Only one task begins pieces, so nothing changes between the check and the addition.
@@ -90,7 +90,7 @@ class Tracker:
             self._unanswered_pieces += 1
             self._unanswered_bytes += piece.size
 
-    async def answered(self, piece: Tracked) -> None:
+    async def answered(self, piece: WorkInFlight) -> None:
         """Record that functions have processed a piece. They may do so in any order."""
         if self._unanswered_bounds is None:
             return
@@ -112,7 +112,7 @@ class Tracker:
             async with self._room:
                 self._room.notify_all()
 
-    def _may_begin(self, piece: Tracked, records_max: int | None) -> bool:
+    def _may_begin(self, piece: WorkInFlight, records_max: int | None) -> bool:
         bounds = self._unanswered_bounds
         return self._fits(piece, records_max) and (
             bounds is None
@@ -120,7 +120,7 @@ class Tracker:
             or self._unanswered_bytes + piece.size <= bounds.size
         )
 
-    def _fits(self, piece: Tracked, records_max: int | None) -> bool:
+    def _fits(self, piece: WorkInFlight, records_max: int | None) -> bool:
         if not self._pieces:
             return True
         return (

@@ -10,7 +10,7 @@ import os
 from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy, Sql, Udf, Vertex
 from millstream.wire.reduce.v1 import engine_pb2
@@ -54,7 +54,9 @@ def log_bytes_max(vertex: Vertex) -> int | None:
     return vertex.group_by.log_bytes_max(vertex.partitions, vertex.replicas) if vertex.group_by is not None else None
 
 
-def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.Program:
+def program_of(
+    resolved: ResolvedPipeline, lane: LaneId, replica: int, sidecar_address: str | None
+) -> engine_pb2.Program:
     """How the lane's windows are computed. `sidecar_address`: that of the UDF that the vertex itself has started, if
     any."""
     udf = resolved.graph.vertex(lane.vertex).udf

@@ -26,14 +26,14 @@ from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.window_table import WindowTable
 
 
-class Row(NamedTuple):
+class WindowRow(NamedTuple):
     """A record in a window."""
 
     value: bytes
     keys: tuple[str, ...]
 
 
-Compute = Callable[[tuple[str, ...], Sequence[Row]], Sequence[bytes]]
+Compute = Callable[[tuple[str, ...], Sequence[WindowRow]], Sequence[bytes]]
 """Values of the results of one group: its keys, which are empty unless the program is keyed, and its rows in the order
 of the log. An exception fails the window."""
 
@@ -90,9 +90,9 @@ class MemoryEngine:
         rows = [row for group in groups for row in group]
         return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA), summary
 
-    def _results(self, index: int, held: Sequence[Row], *, keyed: bool) -> list[list[dict[str, Any]]]:
+    def _results(self, index: int, held: Sequence[WindowRow], *, keyed: bool) -> list[list[dict[str, Any]]]:
         """Those of each group."""
-        groups: dict[tuple[str, ...], list[Row]] = {}
+        groups: dict[tuple[str, ...], list[WindowRow]] = {}
         for row in held:
             groups.setdefault(row.keys if keyed else (), []).append(row)
         return [
@@ -101,11 +101,11 @@ class MemoryEngine:
         ]
 
 
-def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[Row]:
+def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[WindowRow]:
     """The records of a window, in the order of the log. Raises `DamageError` when a segment is gone or damaged, and
     `MillstreamError` where the window's pieces do not come to its `size`."""
-    held: list[Row] = []
-    bodies: dict[Location, list[Row]] = {}
+    held: list[WindowRow] = []
+    bodies: dict[Location, list[WindowRow]] = {}
     for piece in window.pieces:
         if piece.location not in bodies:
             bodies[piece.location] = _rows_at(directory, piece.location)
@@ -117,7 +117,7 @@ def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[Row]
     return held
 
 
-def _rows_at(directory: Path, location: Location) -> list[Row]:
+def _rows_at(directory: Path, location: Location) -> list[WindowRow]:
     path = directory / segment_name(location.segment)
     try:
         entry = read_entry(memoryview(path.read_bytes()), location.offset)
@@ -129,4 +129,4 @@ def _rows_at(directory: Path, location: Location) -> list[Row]:
     batch = decoded(entry.body, append)
     values: list[bytes] = as_bytes(batch.column("value")).to_pylist()
     keys: list[Any] = batch.column("keys").to_pylist() if append.has_keys else [()] * batch.num_rows
-    return [Row(value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)]
+    return [WindowRow(value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)]

@@ -66,7 +66,7 @@ class Milestones:
         return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us)
 
 
-class Joined:
+class SessionMembership:
     """Which records had joined open sessions, according to the milestones of a lane."""
 
     def __init__(self, milestones: Iterable[wal_pb2.Milestone]) -> None:

@@ -22,7 +22,7 @@ WINDOWS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class HandOverOrigin:
     """Origin of the records in a hand-over."""
 
     ingest_time_us: int
@@ -36,9 +36,9 @@ class Origin:
         """The trace that continues with the results; empty if there is none."""
         return self.traceparents[0] if self.traceparents else ""
 
-    def within(self, traceparent: str) -> Origin:
+    def within(self, traceparent: str) -> HandOverOrigin:
         """The same, with one trace."""
-        return Origin(self.ingest_time_us, (traceparent,) if traceparent else ())
+        return HandOverOrigin(self.ingest_time_us, (traceparent,) if traceparent else ())
 
 
 @dataclass(slots=True)
@@ -82,12 +82,12 @@ class Origins:
         kept = set(segments)
         self._segments = {number: notes for number, notes in self._segments.items() if number in kept}
 
-    def of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
+    def of(self, hand_over: wal_pb2.HandOver, now_us: int) -> HandOverOrigin:
         """Origin of its records. `now_us`: used as their entry time if it is unknown."""
         windows = WindowTable.of_hand_over(hand_over)
         windows = windows[:: -(-len(windows) // WINDOWS_MAX) or 1]
         times = [time_us for window in windows if (time_us := self._newest_us(window.pieces)) is not None]
-        return Origin(min(times, default=now_us), self._traceparents(windows))
+        return HandOverOrigin(min(times, default=now_us), self._traceparents(windows))
 
     def _newest_us(self, pieces: Iterable[Piece]) -> int | None:
         newest = max(((piece.segment, piece.offset) for piece in pieces), default=None)

@@ -40,16 +40,16 @@ from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import Log, LogSizes, open_log
 from millstream_reduce.log.segments import LogIdentity
-from millstream_reduce.milestones import Joined, Milestones
-from millstream_reduce.origins import Origin
-from millstream_reduce.queue_contents import Appended, QueueContents
+from millstream_reduce.milestones import Milestones, SessionMembership
+from millstream_reduce.origins import HandOverOrigin
+from millstream_reduce.queue_contents import AppendResult, QueueContents
 from millstream_reduce.queue_limits import QueueLimits, QueueStatistics
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Keys, Windowing
 
-__all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
+__all__ = ["AppendResult", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Queue:
         self, log: Log, contents: QueueContents, results: ResultFiles, limits: QueueLimits, *, keep_late: bool
     ) -> None:
         self._milestones = Milestones() if contents.input_is_kept else None
-        self._joined = Joined(())
+        self._joined = SessionMembership(())
         self._log = log
         self._contents = contents
         self._windowing = contents.windowing
@@ -80,7 +80,7 @@ class Queue:
 
     # In
 
-    def append(self, frames: Sequence[QueuedFrame], watermark_us: int) -> Appended:
+    def append(self, frames: Sequence[QueuedFrame], watermark_us: int) -> AppendResult:
         """Append frames, at least one, in order; those of one edge must follow what was appended of it before.
 
         Raises `DamageError` for a frame whose columns cannot be read.
@@ -121,7 +121,7 @@ class Queue:
         location = self._log.append(wal_pb2.Entry(append=append), batches.encoded(batch) if batch.num_rows else b"")
         if batch.num_rows:
             self._windowing.add(times, keys, location)
-        appended = Appended(
+        appended = AppendResult(
             inputs=tuple(append.inputs),
             admitted=append.rows,
             late=append.late,
@@ -154,7 +154,7 @@ class Queue:
     def recall(self, milestones: Iterable[wal_pb2.Milestone]) -> None:
         """What is committed of milestones: what they say was decided about records is not decided again while the
         input is read again."""
-        self._joined = Joined(milestones)
+        self._joined = SessionMembership(milestones)
 
     def retrace(self, milestone: wal_pb2.Milestone) -> None:
         """Repeat what was done at this milestone, up to which everything has been read again. Its results are
@@ -168,7 +168,7 @@ class Queue:
     def retraced(self) -> None:
         """Everything that the mark knows has been repeated: record that in the header of a new segment."""
         self._contents.is_behind = False
-        self._joined = Joined(())
+        self._joined = SessionMembership(())
         self._begin_segment()
 
     async def sync(self) -> None:
@@ -225,7 +225,7 @@ class Queue:
         """Hand-overs that are not committed, in order. Those that existed at the opening are durable."""
         return [item.hand_over for item in self._contents.pending.values()]
 
-    def unacknowledged(self) -> list[Appended]:
+    def unacknowledged(self) -> list[AppendResult]:
         """What the log contains beyond the lane's mark, in order."""
         return [item.appended for item in self._contents.unacknowledged]
 
@@ -313,7 +313,7 @@ class Queue:
         """End of the first open window; None if there is none. Hand-overs are not included."""
         return self._windowing.oldest_end_us()
 
-    def origin_of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
+    def origin_of(self, hand_over: wal_pb2.HandOver, now_us: int) -> HandOverOrigin:
         """Where the records in a hand-over come from; if nothing is known, from now."""
         return self._contents.origins.of(hand_over, now_us)
 

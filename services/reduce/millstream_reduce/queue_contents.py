@@ -19,7 +19,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.earlier_keys import KeyOfRow, is_ambiguous, renamed
 from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT
-from millstream_reduce.log.log import Summary
+from millstream_reduce.log.log import LogSummary
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.origins import Origins
 from millstream_reduce.values import Location
@@ -29,7 +29,7 @@ from millstream_reduce.windows import encoding
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class AppendResult:
     """The outcome for the records of one `append`."""
 
     inputs: Sequence[wal_pb2.InputPosition]
@@ -67,7 +67,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class _Unacknowledged:
-    appended: Appended
+    appended: AppendResult
     message: wal_pb2.Append
     segment: int
     """Where that is said: in an entry, or in a checkpoint."""
@@ -232,12 +232,12 @@ class QueueContents:
         known = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
         return known + sum(item.released for item in self.pending.values())
 
-    def summary(self) -> Summary:
+    def summary(self) -> LogSummary:
         needed = set(self.windowing.live_segments())
         for pending in self.pending.values():
             needed |= pending.segments
         needed.update(item.segment for item in self.unacknowledged)
-        return Summary(
+        return LogSummary(
             needed=frozenset(needed),
             inputs=[
                 wal_pb2.InputPosition(edge=edge, sequence=sequence, read=self.read.get(edge, ()))
@@ -255,7 +255,7 @@ class QueueContents:
             unacknowledged=[item.message for item in self.unacknowledged],
         )
 
-    def note_append(self, appended: Appended, append: wal_pb2.Append, location: Location) -> None:
+    def note_append(self, appended: AppendResult, append: wal_pb2.Append, location: Location) -> None:
         """Records are in the log, at this place."""
         if location.segment not in self.starts:
             self.starts[location.segment] = dict(self.sequences)
@@ -311,7 +311,7 @@ class QueueContents:
             return sum(item.bytes for item in self.sizes.values()) / rows if rows else 0.0
         return size.bytes / size.rows
 
-    def _note_unacknowledged(self, appended: Appended, append: wal_pb2.Append, segment: int) -> None:
+    def _note_unacknowledged(self, appended: AppendResult, append: wal_pb2.Append, segment: int) -> None:
         if _is_beyond(appended, self.progress):
             self.unacknowledged.append(_Unacknowledged(appended, append, segment))
 
@@ -328,9 +328,9 @@ class QueueContents:
             self.windowing.closed((), closed_us)
 
 
-def appended_of(append: wal_pb2.Append) -> Appended:
+def appended_of(append: wal_pb2.Append) -> AppendResult:
     """The `append` that an entry of the log describes."""
-    return Appended(
+    return AppendResult(
         inputs=tuple(append.inputs),
         admitted=append.rows,
         late=append.late,
@@ -345,7 +345,7 @@ def appended_of(append: wal_pb2.Append) -> Appended:
     )
 
 
-def _is_beyond(appended: Appended, progress: mark_pb2.ReduceProgress) -> bool:
+def _is_beyond(appended: AppendResult, progress: mark_pb2.ReduceProgress) -> bool:
     """Whether the mark does not say that these records are durable."""
     done = {position.edge: position.sequence for position in progress.inputs}
     return any(position.sequence > done.get(position.edge, 0) for position in appended.inputs)

@@ -11,7 +11,7 @@ from millstream.frame import Frame
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import merged
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.windowing import Sorted
+from millstream_reduce.windowing import Admission
 
 
 class QueuedFrame(NamedTuple):
@@ -52,7 +52,7 @@ def rows_of_frames(frames: Sequence[QueuedFrame]) -> Iterator[tuple[QueuedFrame,
         begin = end
 
 
-def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
+def late_frames_of(frames: Sequence[QueuedFrame], placed: Admission) -> list[Frame]:
     """The late records of each frame as a new frame."""
     late: list[Frame] = []
     for item, begin, end in rows_of_frames(frames):
@@ -62,7 +62,7 @@ def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]
     return late
 
 
-def joined_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[wal_pb2.Joined]:
+def joined_of(frames: Sequence[QueuedFrame], placed: Admission) -> list[wal_pb2.Joined]:
     """The records of each frame that joined a session although their own had ended."""
     joined: list[wal_pb2.Joined] = []
     for item, begin, end in rows_of_frames(frames):

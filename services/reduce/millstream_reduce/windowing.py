@@ -38,7 +38,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class Admission:
     """Which rows are admitted, in which order they are stored, and which are too late."""
 
     order: Rows | None
@@ -63,7 +63,7 @@ class Windowing(Protocol):
     def closed_us(self) -> int:
         """Windows that end at or before this, including allowed lateness, are closed permanently; never falls."""
 
-    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         """Decide about rows, one after the other, without taking them in. `joined`: where an input is read again, what
         was decided the first time; it depends on the order of several inputs, which is another one now."""
 

@@ -11,10 +11,10 @@ from millstream_udf import arrow
 from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
-from millstream_udf.execution import Lane
+from millstream_udf.execution import FunctionLane
 from millstream_udf.failures import FAILURES, Outcomes, describe, failure, summary
 from millstream_udf.fields import Data, field, without_large
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.outside_loop import outside_loop
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -60,7 +60,7 @@ def _without_frame(data: bytes) -> tuple[bytes, Data]:
 
 
 async def answer_map(
-    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data = b""
+    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data = b""
 ) -> udf_pb2.SealedMapAnswer:
     """Never raises what the function raises: if a call fails as a whole, the answer has an `error`. `frame`: the frame
     of the call, if it is not in `call`."""
@@ -71,11 +71,11 @@ async def answer_map(
 
 
 async def _answer_map(
-    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data
+    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data
 ) -> udf_pb2.SealedMapAnswer:
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     try:
-        inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
+        inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         results = await lane.results(inputs, context)
@@ -88,7 +88,7 @@ async def _answer_map(
 
 
 async def _answer_arrow(
-    lane: Lane, hello: udf_pb2.Hello, call_id: int, inputs: Inputs, context: Context
+    lane: FunctionLane, hello: udf_pb2.Hello, call_id: int, inputs: FrameInputs, context: Context
 ) -> udf_pb2.SealedMapAnswer:
     """The answer of an Arrow function. If it takes columns of a schema, it does not get the records that do not fit."""
     schema = lane.definition.options.schema
@@ -112,7 +112,7 @@ async def _answer_arrow(
 
 
 async def answer_sink(
-    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data = b""
+    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data = b""
 ) -> udf_pb2.SinkAnswer:
     """The same as `answer_map`, for a sink."""
     if not lane.definition.waits:
@@ -122,11 +122,11 @@ async def answer_sink(
 
 
 async def _answer_sink(
-    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data
+    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data
 ) -> udf_pb2.SinkAnswer:
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
-        inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
+        inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
     except FAILURES as error:

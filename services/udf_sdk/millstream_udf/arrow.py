@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf import arrow_values, columns
 from millstream_udf.arrow_json import fitting
 from millstream_udf.fields import content, field, without_large
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.json_rows import json_column
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -36,14 +36,14 @@ _TIME_BYTES = 8
 _NUMBER_BYTES = 4
 
 
-def to_batch(inputs: Inputs) -> pa.RecordBatch:
+def to_batch(inputs: FrameInputs) -> pa.RecordBatch:
     """The frame as a batch. The value column shares the frame's memory."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([value_column(inputs), *_beside(inputs)], names=["value", *_BESIDE_VALUES])
 
 
-def _beside(inputs: Inputs) -> list[Any]:
+def _beside(inputs: FrameInputs) -> list[Any]:
     """The columns `_BESIDE_VALUES`."""
     import pyarrow as pa
 
@@ -74,7 +74,7 @@ def _numbers(count: int) -> bytes:
     return array("I", range(count)).tobytes()
 
 
-def value_column(inputs: Inputs) -> pa.Array[Any]:
+def value_column(inputs: FrameInputs) -> pa.Array[Any]:
     """The values, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
@@ -94,7 +94,7 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
     return value
 
 
-def time_column(inputs: Inputs) -> pa.Array[Any]:
+def time_column(inputs: FrameInputs) -> pa.Array[Any]:
     """The event times, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
@@ -107,7 +107,7 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
     return time
 
 
-def to_fields(inputs: Inputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
+def to_fields(inputs: FrameInputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The same as `to_batch`, with the fields of the values that fit, and the misfits of the others by index."""
     import pyarrow as pa
 
@@ -121,7 +121,7 @@ def to_fields(inputs: Inputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[i
 
 def to_answer(
     call_id: int,
-    inputs: Inputs,
+    inputs: FrameInputs,
     batch: Any,
     *,
     times_allowed: bool,
@@ -278,7 +278,7 @@ def _chunk(column: Any) -> Any:
     return chunked.chunk(0) if hasattr(chunked, "num_chunks") else chunked
 
 
-def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
+def batch_of_frame(inputs: FrameInputs) -> pa.RecordBatch:
     """See `Rows.batch`. The values share the frame's memory."""
     import pyarrow as pa
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf.function_types import UNKNOWN, Gives, Taken, given, taken
+from millstream_udf.function_types import UNKNOWN, Gives, RecordsAnnotation, given, taken
 from millstream_udf.json_types import UnsupportedType, name_of
 from millstream_udf.returned_values import refuse_returned
 from millstream_udf.typed_values import JSON, Decoder, Encoder, decoder
@@ -198,7 +198,7 @@ def takes_of(
     except UnsupportedType as error:
         if wanted is None:
             raise TypeError(f"{name}: {error}") from None
-        found = Taken()
+        found = RecordsAnnotation()
     if wanted is None:
         if found.kind in (UNKNOWN, bytes):
             return found.whole, None

@@ -4,8 +4,8 @@ Above it: the server and the test kit. Below it: users' functions. It does not k
 function's own thread, on its event loop, so that a blocking function never keeps the server from answering health
 checks.
 
-The entry point is `Lane.results`, which returns one result per record: the function's return value, or the exception
-that it raised.
+The entry point is `FunctionLane.results`, which returns one result per record: the function's return value, or the
+exception that it raised.
   * A function that is not async runs inline, one call at a time across all lanes; with `threads=n`, n threads share the
     records of a call.
   * An async function has up to `concurrency` records of a lane in flight, across several calls.
@@ -31,7 +31,7 @@ from millstream_udf.cancellation import called_once, failure_of, result_in_task
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, failure
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import BadOutput
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.returned_values import returns_nothing, yielded
@@ -55,9 +55,9 @@ class Function:
         self.pool = pool
         self.workers = workers
 
-    def lane(self) -> Lane:
+    def lane(self) -> FunctionLane:
         """The function's lane for one stream."""
-        return Lane(self)
+        return FunctionLane(self)
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     return instance, instance.process
 
 
-class Lane:
+class FunctionLane:
     """A function, for one stream."""
 
     def __init__(self, function: Function) -> None:
@@ -98,7 +98,7 @@ class Lane:
         self._pending: deque[tuple[_Job, int]] = deque()
         self._batches = asyncio.Semaphore(function.definition.concurrency)
 
-    async def results(self, inputs: Inputs, context: Context) -> Sequence[Any]:
+    async def results(self, inputs: FrameInputs, context: Context) -> Sequence[Any]:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed."""
         set_current(context)
         takes_values = self.definition.takes in (Takes.VALUE, Takes.VALUES)

@@ -29,7 +29,7 @@ _UNRESOLVED_RECORD = re.compile(r"(^|[\[\s|.])Record\b")
 _UNRESOLVED_VALUE = re.compile(r"(^|[\[\s|.])bytes\b")
 
 
-class Taken(NamedTuple):
+class RecordsAnnotation(NamedTuple):
     """The annotation of the parameter for the records."""
 
     whole: bool | None = None
@@ -64,45 +64,45 @@ def _resolved(hint: Any, scope: dict[str, Any]) -> Any:
         return hint
 
 
-def taken(hint: Any, *, many: bool) -> Taken:
+def taken(hint: Any, *, many: bool) -> RecordsAnnotation:
     """What a parameter annotated with `hint` takes; `many`: it takes several records at a time. Raises
     `UnsupportedType` if the annotation does not determine it."""
     if isinstance(hint, str):
         # It may contain names that exist only for type checkers; ours are recognized by their names.
         if _UNRESOLVED_RECORD.search(hint) and hint.count("[") <= many:
-            return Taken(whole=True)
+            return RecordsAnnotation(whole=True)
         if _UNRESOLVED_VALUE.search(hint):
-            return Taken(whole=False, kind=bytes)
+            return RecordsAnnotation(whole=False, kind=bytes)
         raise UnsupportedType(
             f"the annotation `{hint}` cannot be resolved: define or import its names at the top level of the module "
             "(not below TYPE_CHECKING), or name the type in the decorator: decode=..."
         )
     if hint is inspect.Parameter.empty or hint in (Any, object) or isinstance(hint, typing.TypeVar):
-        return Taken()
+        return RecordsAnnotation()
     if many:
         return _taken_of_many(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _taken_of_union(hint)
     if hint is Record:
-        return Taken(whole=True)
+        return RecordsAnnotation(whole=True)
     if typing.get_origin(hint) is Record:
-        return Taken(whole=True, kind=typing.get_args(hint)[0])
-    return Taken(whole=False, kind=bytes if hint in _VALUES else hint)
+        return RecordsAnnotation(whole=True, kind=typing.get_args(hint)[0])
+    return RecordsAnnotation(whole=False, kind=bytes if hint in _VALUES else hint)
 
 
-def _taken_of_many(hint: Any) -> Taken:
+def _taken_of_many(hint: Any) -> RecordsAnnotation:
     if (typing.get_origin(hint) or hint) not in _COLLECTIONS:
         raise UnsupportedType(f"for many records, the annotation is list[...] or Iterable[...], not {name_of(hint)}")
     arguments = typing.get_args(hint)
-    return taken(arguments[0], many=False) if arguments else Taken()
+    return taken(arguments[0], many=False) if arguments else RecordsAnnotation()
 
 
-def _taken_of_union(hint: Any) -> Taken:
+def _taken_of_union(hint: Any) -> RecordsAnnotation:
     parts = [taken(part, many=False) for part in typing.get_args(hint) if part is not type(None)]
     if any(part.whole for part in parts):
         return next(part for part in parts if part.whole)
     # A value is always bytes, so a union with bytes means bytes.
-    return Taken(whole=False, kind=bytes if any(part.kind is bytes for part in parts) else hint)
+    return RecordsAnnotation(whole=False, kind=bytes if any(part.kind is bytes for part in parts) else hint)
 
 
 class Gives(NamedTuple):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from millstream_udf.context import Context
 from millstream_udf.failures import Gone
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.typed_values import Decoder
 from millstream_udf.values import Record, Window
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -75,7 +75,7 @@ class FrameRows:
     """Rows of an encoded frame; none if it is empty."""
 
     def __init__(self, frame: bytes) -> None:
-        self._inputs = Inputs(frame)
+        self._inputs = FrameInputs(frame)
         self.count = self._inputs.count
 
     @property
@@ -116,7 +116,7 @@ def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
     return Part(groups, counts, rows, message.unfinished)
 
 
-class Source(Protocol):
+class PartSource(Protocol):
     """A source of parts."""
 
     async def next(self) -> Part | None:
@@ -137,7 +137,7 @@ class Chunk(NamedTuple):
 class Cursor:
     """Splits the parts of a source into groups."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PartSource) -> None:
         self._source = source
         self._whole: list[tuple[Group, Chunk]] = []
         self._open: tuple[Group, Chunk] | None = None

@@ -21,7 +21,7 @@ _COLUMNS = frozenset(one.number for one in _Sealed.DESCRIPTOR.fields if one.name
 """Numbers of the columns' fields."""
 
 
-class Inputs:
+class FrameInputs:
     """One frame. Raises `ValueError` if its bytes are invalid."""
 
     def __init__(self, frame: Data, id_prefix: str = "", first_index: int = 0) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.bounded_outputs import collected
 from millstream_udf.failures import FAILURES, Outcomes, failure
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import BadOutput, hidden
 from millstream_udf.returned_values import yielded
 from millstream_udf.typed_values import JSON, Encoder, is_object
@@ -29,7 +29,7 @@ _OWN = {bytes, type(None), str, Message, Record}
 
 
 def map_answer(
-    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder = JSON
+    call_id: int, inputs: FrameInputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder = JSON
 ) -> udf_pb2.SealedMapAnswer:
     """`times_allowed`: this is a source transform, so messages may carry event times. `encode`: for objects among the
     results."""
@@ -73,7 +73,7 @@ def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
 
 
 def _mixed_answer(
-    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder
+    call_id: int, inputs: FrameInputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder
 ) -> udf_pb2.SealedMapAnswer:
     outcomes = Outcomes()
     outputs: list[bytes | Message] = []
@@ -113,7 +113,9 @@ def _mixed_answer(
     return answer
 
 
-def _columns(inputs: Inputs, outputs: Sequence[bytes | Message], parents: Sequence[int]) -> udf_pb2.SealedMapAnswer:
+def _columns(
+    inputs: FrameInputs, outputs: Sequence[bytes | Message], parents: Sequence[int]
+) -> udf_pb2.SealedMapAnswer:
     """Columns that a message of this answer needs; if a message does not set a value, its output inherits it."""
     count = len(outputs)
     messages = [output if type(output) is Message else None for output in outputs]

@@ -23,7 +23,7 @@ from millstream_udf.cancellation import result_in_task, result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import Definition, Takes
 from millstream_udf.failures import FAILURES, Outcomes, failure
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
@@ -162,7 +162,7 @@ class PositionSink:
 
     def _items(self, call: udf_pb2.SealedSinkCall) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
         """The values or records, as the class takes them, and the misfits: those whose values do not fit its type."""
-        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
+        inputs = FrameInputs(call.frame, call.id_prefix, call.first_index)
         takes_values = self._definition.takes in (Takes.VALUE, Takes.VALUES)
         if (decode := self._definition.decode) is None:
             return (inputs.values if takes_values else inputs.records), {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf import arrow
 from millstream_udf.arrow_json import decoded
 from millstream_udf.groups import Chunk, Group, Part
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.json_rows import items, rows_as_json
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.values import Message
@@ -129,7 +129,7 @@ class Tables:
 
         if batches:
             return pa.Table.from_batches(batches)
-        empty = arrow.batch_of_frame(Inputs(b""))
+        empty = arrow.batch_of_frame(FrameInputs(b""))
         return pa.Table.from_batches([empty if self._schema is None else decoded(empty, self._schema)])
 
 

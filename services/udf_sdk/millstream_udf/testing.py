@@ -27,7 +27,7 @@ from millstream_udf.defining import define
 from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFORM, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.sources import SourceLane, frame_of
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
@@ -165,7 +165,7 @@ async def arun(
     if sink_answer is not None:
         return _sink_results(len(records), sink_answer)
     assert map_answer is not None
-    return replace(_map_results(Inputs(frame), map_answer), gives=definition.gives)
+    return replace(_map_results(FrameInputs(frame), map_answer), gives=definition.gives)
 
 
 def read_source(
@@ -214,7 +214,7 @@ def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
     )
 
 
-def _map_results(inputs: Inputs, answer: udf_pb2.SealedMapAnswer) -> Results:
+def _map_results(inputs: FrameInputs, answer: udf_pb2.SealedMapAnswer) -> Results:
     if answer.error:
         raise RuntimeError(answer.error)
     count = answer.records
@@ -260,6 +260,6 @@ def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
 
 
 def _batch(batch: udf_pb2.SourceBatch) -> Batch:
-    records = Inputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
+    records = FrameInputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
     pending = batch.pending if batch.HasField("pending") else None
     return Batch(records, position=batch.position, ended=batch.ended, pending=pending)

@@ -14,7 +14,7 @@ from millstream.ledger.witness import newest
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import BufferReader, ReadFrame
-from millstream_reader.tracker import Tracked
+from millstream_reader.tracker import WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lineage import Lineage
@@ -41,8 +41,8 @@ class Slice:
         return self.read.sequence
 
     @property
-    def tracked(self) -> Tracked:
-        return Tracked(self.frame.records, self.read.frame.size * self.frame.records // self.read.frame.records)
+    def tracked(self) -> WorkInFlight:
+        return WorkInFlight(self.frame.records, self.read.frame.size * self.frame.records // self.read.frame.records)
 
     def finish(self, parts: Sequence[tuple[int, Unit]]) -> Sequence[Unit]:
         """Set the position of the lane after each unit."""

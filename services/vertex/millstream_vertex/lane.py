@@ -18,7 +18,7 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.frame import Frame
 from millstream.limits import MARK_BEHIND_BYTES_MAX, SLICE_TARGET_S
 from millstream.statistics import LaneStatistics
-from millstream_reader.tracker import Tracked
+from millstream_reader.tracker import WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.pacing import Slicer, bound_by
@@ -50,7 +50,7 @@ class Batch(Protocol):
         ...
 
     @property
-    def tracked(self) -> Tracked:
+    def tracked(self) -> WorkInFlight:
         """The batch as work in flight."""
         ...
 
@@ -223,7 +223,7 @@ class Lane:
             # The first call shows how fast the functions are; more is read only after that.
             await self._first_answer.wait()
 
-    async def _process(self, batch: Batch, frame: Frame, tracked: Tracked) -> Sequence[Unit]:
+    async def _process(self, batch: Batch, frame: Frame, tracked: WorkInFlight) -> Sequence[Unit]:
         """The units of a batch: one, unless its output is too large for one commit."""
         if self._stages.is_stateful and batch.watermark_us > self._passed_us:
             self._passed_us = batch.watermark_us

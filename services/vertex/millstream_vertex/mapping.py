@@ -25,7 +25,7 @@ from millstream.frame import Frame, build_frame, values_of_arrow
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
 from millstream.naming import MISFIT, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
 from millstream.plurals import counted
-from millstream.retry import OnFailure, RetryPolicy, Waiting
+from millstream.retry import OnFailure, RepeatedAsking, RetryPolicy
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.endings import ProcessEndedError
@@ -43,7 +43,7 @@ WHOLE_CALLS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutputRow:
     """One output, on the slow path."""
 
     value: bytes
@@ -65,9 +65,9 @@ class _Attempted:
     origin: Origin
     failed: list[int]
     """Number of failures of each input."""
-    asked: dict[int, Waiting] = field(default_factory=dict)
+    asked: dict[int, RepeatedAsking] = field(default_factory=dict)
     """The inputs for which the function returned Retry."""
-    rows: dict[int, list[Row]] = field(default_factory=dict)
+    rows: dict[int, list[OutputRow]] = field(default_factory=dict)
     """Outputs of each input that is done; an empty list for one that was filtered."""
     dropped: dict[int, str] = field(default_factory=dict)
     dead: dict[int, Outcome] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class MapStage(Stage):
 
     def _may_wait(self, index: int, outcome: Outcome, attempted: _Attempted) -> bool:
         """Whether the function may get this input again, as it requested. Warns if it has requested that for long."""
-        waiting = attempted.asked.setdefault(index, Waiting())
+        waiting = attempted.asked.setdefault(index, RepeatedAsking())
         if waiting.again(outcome.delay_us / 1e6):
             _log.warning(
                 "%s: the function has returned Retry %d times for %s, which holds up the lane: %s",
@@ -364,7 +364,7 @@ class MapStage(Stage):
             if place not in failed:
                 attempted.rows[pending[place]] = []
         for output, place in enumerate(parents):
-            row = Row(
+            row = OutputRow(
                 values[output],
                 keys[output] if keys is not None else part_keys[place],
                 tags[output],
@@ -405,7 +405,7 @@ class MapStage(Stage):
 
     def _assemble(self, frame: Frame, attempted: _Attempted) -> StageResult:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
-        rows: list[Row] = []
+        rows: list[OutputRow] = []
         parents: list[int] = []
         for index in sorted(attempted.rows):
             if attempted.rows[index]:

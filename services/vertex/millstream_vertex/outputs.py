@@ -15,7 +15,7 @@ from millstream.limits import COMMIT_AHEAD_BYTES_MAX
 from millstream_vertex.core import LaneCore
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.lineage import Lineage
-from millstream_writer.committer import Delivered, Passed, Unit
+from millstream_writer.committer import MemberCounts, SinkRecords, Unit
 from millstream_writer.routing import Router, Tags
 
 WatermarkAfter = Callable[[Sequence[Unit]], int]
@@ -36,12 +36,12 @@ class Output(Protocol):
         ...
 
     @property
-    def passed(self) -> Sequence[Passed]:
+    def passed(self) -> Sequence[MemberCounts]:
         """New counts for the vertex of the output, if it has one: a sink at the end of a chain."""
         ...
 
     @property
-    def delivered(self) -> list[Delivered] | None:
+    def delivered(self) -> list[SinkRecords] | None:
         """A new list for the records of a unit, if they go to a sink."""
         ...
 
@@ -86,11 +86,11 @@ class ToBuffers:
         return self._takes_arrow
 
     @property
-    def passed(self) -> Sequence[Passed]:
+    def passed(self) -> Sequence[MemberCounts]:
         return ()
 
     @property
-    def delivered(self) -> list[Delivered] | None:
+    def delivered(self) -> list[SinkRecords] | None:
         return None
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:

@@ -46,7 +46,7 @@ from millstream_writer.routing import Router, cut
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReplayRecord:
     """A record to put back."""
 
     identity: str
@@ -56,7 +56,7 @@ class Returned:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay."""
 
     records: int = 0
@@ -77,14 +77,14 @@ class Replay:
         self._clock = clock
         self._ledgers: dict[str, Ledger] = {}
 
-    async def put_back(self, returned: Sequence[Returned]) -> Replayed:
+    async def put_back(self, returned: Sequence[ReplayRecord]) -> ReplayResult:
         """Put records back, each once. After an interruption, it may be called again with the same records.
 
         Raises `UserError` if a downstream reduce has ended, because its windows are closed. Raises
         `InfrastructureError` if a buffer is full, and `RetryLaterError` while the broker is unavailable. Records that
         were put back before the error stay.
         """
-        done = Replayed()
+        done = ReplayResult()
         edges = {record.buffer.edge for record in returned}
         # First, because an ended lane would not read the records. A reopened lane ends again if none arrive.
         await self._reopen(edges, done)
@@ -104,7 +104,7 @@ class Replay:
             if shared := [edge for edge in mine if len(sharing.group(edge)) > 1]:
                 await leave(self._plan, upstream, shared, self._ledger, codes.NOT_REPLAYED)
 
-    async def _reopen(self, edges: set[str], done: Replayed) -> None:
+    async def _reopen(self, edges: set[str], done: ReplayResult) -> None:
         plan = self._plan
         arcs = [(edge.from_, edge.to) for edge in plan.edges]
         behind = topology.reachable([plan.edge(edge).to for edge in edges], arcs)
@@ -134,10 +134,10 @@ class Replay:
         stored = await ledger.mark(lane) if ledger is not None else None
         return stored is not None and stored.mark.ended
 
-    async def _write(self, lane: LaneId, returned: Sequence[Returned], done: Replayed) -> None:
+    async def _write(self, lane: LaneId, returned: Sequence[ReplayRecord], done: ReplayResult) -> None:
         core = await self._take_over(lane)
         ledger = self._ledgers[lane.vertex]
-        new: dict[bytes, Returned] = {}
+        new: dict[bytes, ReplayRecord] = {}
         for item in returned:
             new.setdefault(id_digest(item.identity.encode()), item)
         async for stored in ledger.ids(lane):
@@ -162,7 +162,7 @@ class Replay:
         # Even if nothing was new: an earlier replay may have been interrupted between its commit and this step.
         await self._tell(core)
 
-    def _unit(self, part: Sequence[Returned]) -> Unit:
+    def _unit(self, part: Sequence[ReplayRecord]) -> Unit:
         ids = b"".join(id_digest(item.identity.encode()) for item in part)
         unit = Unit(changes=Changes(ids), account=Account(outputs=len(part)), size=len(ids))
         buffers = sorted({item.buffer for item in part})
@@ -236,9 +236,9 @@ class Replay:
         return self._ledgers[vertex]
 
 
-def _parts(returned: Sequence[Returned]) -> Iterator[Sequence[Returned]]:
+def _parts(returned: Sequence[ReplayRecord]) -> Iterator[Sequence[ReplayRecord]]:
     """Split records into commits, with bounded numbers of records and bytes."""
-    part: list[Returned] = []
+    part: list[ReplayRecord] = []
     size = 0
     for item in returned:
         item_size = len(item.record.value) + sum(map(len, item.record.headers.values()))

@@ -22,8 +22,8 @@ from millstream_vertex.core import LaneCore
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Committed, WatermarkAfter
-from millstream_vertex.to_sink import TICK_S, Target
-from millstream_writer.committer import Delivered, Passed, Unit
+from millstream_vertex.to_sink import TICK_S, ChainSink
+from millstream_writer.committer import MemberCounts, SinkRecords, Unit
 from millstream_writer.routing import Tags
 from millstream_writer.sink import Guarantee, SinkFrame, frame_at
 
@@ -34,7 +34,7 @@ class SinkOutput:
     takes_arrow = False
     ahead_bytes_max = BYTES_IN_FLIGHT_MAX
 
-    def __init__(self, core: LaneCore, target: Target) -> None:
+    def __init__(self, core: LaneCore, target: ChainSink) -> None:
         self.units: InOrder[Sequence[Unit]] = InOrder()
         self._core = core
         self._target = target
@@ -53,11 +53,11 @@ class SinkOutput:
         """The witnesses of frames that the sink has taken and that are not settled."""
 
     @property
-    def passed(self) -> Sequence[Passed]:
+    def passed(self) -> Sequence[MemberCounts]:
         return ()
 
     @property
-    def delivered(self) -> list[Delivered] | None:
+    def delivered(self) -> list[SinkRecords] | None:
         return []
 
     @property
@@ -66,7 +66,7 @@ class SinkOutput:
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         unit.account.late = late_records(frame, watermark_us)
-        unit.delivered = [Delivered(frame, lineage.origin(self._core.lane).id_prefix, lineage.first)]
+        unit.delivered = [SinkRecords(frame, lineage.origin(self._core.lane).id_prefix, lineage.first)]
         return 0
 
     def leave(self) -> None:

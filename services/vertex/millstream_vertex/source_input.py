@@ -20,7 +20,7 @@ from millstream.pauses import Pauses, RepeatedFailure, until_next
 from millstream.statistics import LaneStatistics
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import SourceWatermark
-from millstream_reader.ids import FULL_REPORTED_EVERY_S, Admitted, SeenIds, full
+from millstream_reader.ids import FULL_REPORTED_EVERY_S, NewRecords, SeenIds, full
 from millstream_reader.source import (
     ListeningLane,
     SourceBatch,
@@ -29,7 +29,7 @@ from millstream_reader.source import (
     pending_bytes,
     pending_versions,
 )
-from millstream_reader.tracker import Tracked
+from millstream_reader.tracker import WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.source_parts import Behind, LeftOut, digests_of
@@ -50,7 +50,7 @@ READ_TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadRecords:
     """The new records of one read, without those that were seen before."""
 
     frame: Frame | None
@@ -66,7 +66,7 @@ class Read:
     """The committed records between the previous position and the records of the read."""
     aside: Unit
     """The unit for input that is not in the frame."""
-    tracked: Tracked
+    tracked: WorkInFlight
     numbered: int | None
     """Number of the first record, if the vertices that follow in a chain name records by number."""
 
@@ -194,7 +194,7 @@ class SourceInput:
                 more,
             )
 
-    async def next(self, records_max: Callable[[], int | None], nothing: Callable[[], None]) -> Read | None:
+    async def next(self, records_max: Callable[[], int | None], nothing: Callable[[], None]) -> ReadRecords | None:
         while not self.has_read_all:
             if self._stopping.is_set() and not self._draining:
                 self._draining = True
@@ -242,10 +242,10 @@ class SourceInput:
             nothing()
         return batch
 
-    async def _admitted(self, batch: SourceBatch) -> Read | None:
+    async def _admitted(self, batch: SourceBatch) -> ReadRecords | None:
         """The new records of a batch. None if the lane was asked to stop before it could remember the ids: the source
         returns the batch again later, with everything after it."""
-        new, behind, remembers = Admitted(batch.frame), self._left_out.taken(), False
+        new, behind, remembers = NewRecords(batch.frame), self._left_out.taken(), False
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
             if seen is not None and not await self._room_for_ids(seen, batch.frame, batch.made_up):
@@ -256,12 +256,12 @@ class SourceInput:
         aside.source_position, aside.account = batch.position, Account(repeated_ids=new.repeated)
         self._unreadable.set_aside(batch, aside)
         aside.size = sum(part.size for _, part in aside.frames)
-        tracked, first = Tracked(len(batch.invalid), aside.size), self._numbered
+        tracked, first = WorkInFlight(len(batch.invalid), aside.size), self._numbered
         if new.frame is not None:
-            tracked = Tracked(new.frame.records, new.frame.size)
+            tracked = WorkInFlight(new.frame.records, new.frame.size)
             if self._numbered is not None:
                 self._numbered += new.frame.records
-        return Read(
+        return ReadRecords(
             new.frame,
             Lineage("", first or 0, None, position_text(batch.position), self._run),
             self._watermark,

@@ -28,7 +28,7 @@ from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.stage import Stage, StageInput, StageResult
-from millstream_writer.committer import Passed, Unit, size_of
+from millstream_writer.committer import MemberCounts, Unit, size_of
 from millstream_writer.routing import Router, cut
 
 Ask = Callable[[Stage], Awaitable[StageResult | None]]
@@ -92,7 +92,7 @@ class Stages:
 
     def unit(self) -> Unit:
         """A unit for no records."""
-        passed = [*(Passed() for _ in self._steps[1:]), *self.output.passed]
+        passed = [*(MemberCounts() for _ in self._steps[1:]), *self.output.passed]
         return Unit(passed=passed, delivered=self.output.delivered, holds_us=self.holds_us)
 
     async def take(self, frame: Frame, lineage: Lineage, watermark_us: int, sequence: int = 0) -> Unit:

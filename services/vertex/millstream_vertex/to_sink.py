@@ -51,8 +51,16 @@ from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Committed, WatermarkAfter
 from millstream_vertex.publishing import LaneCounters
-from millstream_writer.committer import Committer, Delivered, Passed, Unit, records_of, size_of, split_at
-from millstream_writer.committer import Delivery as Made
+from millstream_writer.committer import (
+    Committer,
+    DeliveryMark,
+    MemberCounts,
+    SinkRecords,
+    Unit,
+    records_of,
+    size_of,
+    split_at,
+)
 from millstream_writer.delivery import Delivery
 from millstream_writer.routing import Tags, cut
 from millstream_writer.sink import DivideDeliveryError, DividingLane, RefusedLateError, SinkFrame, WholeLane
@@ -64,7 +72,7 @@ _HELD_UNITS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ChainSink:
     """The open sink of a vertex, with the lane, telemetry and counters of that vertex."""
 
     lane: LaneId
@@ -143,7 +151,7 @@ class ChainDeliverer:
 
     takes_arrow = False
 
-    def __init__(self, core: LaneCore, target: Target) -> None:
+    def __init__(self, core: LaneCore, target: ChainSink) -> None:
         self.units = core.units
         self._core = core
         self._target = target
@@ -174,18 +182,18 @@ class ChainDeliverer:
         return COMMIT_AHEAD_BYTES_MAX if self._target.kept is not None else SINK_AHEAD_BYTES_MAX
 
     @property
-    def passed(self) -> Sequence[Passed]:
-        return (Passed(),)
+    def passed(self) -> Sequence[MemberCounts]:
+        return (MemberCounts(),)
 
     @property
-    def delivered(self) -> list[Delivered] | None:
+    def delivered(self) -> list[SinkRecords] | None:
         return []
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         """`tags` has no effect: it is for edges with conditions, and this edge has none."""
         prefix = lineage.origin(self._target.lane).id_prefix
         account = Account(input_bytes=frame.size, late=late_records(frame, watermark_us))
-        unit.passed[-1].add(Passed(frame.records, frame.size, account))
+        unit.passed[-1].add(MemberCounts(frame.records, frame.size, account))
         unit.delivered = [*(unit.delivered or ()), *_delivered(frame, lineage, prefix)]
         return 0
 
@@ -291,11 +299,11 @@ class ChainDeliverer:
     async def _deliver_whole(
         self,
         units: Sequence[Unit],
-        delivered: Sequence[Delivered],
+        delivered: Sequence[SinkRecords],
         watermark_us: int,
         committed: Committed,
         undelivered: int = 0,
-    ) -> Sequence[Delivered]:
+    ) -> Sequence[SinkRecords]:
         """Make one delivery, and commit these units with it. `undelivered`: how many of the records that the mark keeps
         are left then. Returns nothing.
 
@@ -305,7 +313,7 @@ class ChainDeliverer:
         delivery, frames = self._target.delivery, self._frames
         passed, before = units[-1].passed[-1], units[-1].passed[-1].account
         self._begin()
-        made = Made(frames + len(delivered), self._name, undelivered)
+        made = DeliveryMark(frames + len(delivered), self._name, undelivered)
         expected = Account(inputs=records_of(delivered))
         expected.processed = expected.inputs
         passed.account = _sum(before, expected)
@@ -334,21 +342,21 @@ class ChainDeliverer:
         await self._commit(units, watermark_us, committed, made if kept else None, self._frames)
         return ()
 
-    async def _keep(self, units: Sequence[Unit], records: Sequence[Delivered]) -> None:
+    async def _keep(self, units: Sequence[Unit], records: Sequence[SinkRecords]) -> None:
         """Commit units without a delivery. The mark keeps their records for the sink, with those that it has kept."""
         committer = self._core.committer
         mark = committer.mark
-        made = Made(mark.delivered, mark.delivery, records_of(records))
+        made = DeliveryMark(mark.delivered, mark.delivery, records_of(records))
         with step("chain.keep", self._target.lane.vertex):
             await committer.commit(units, watermark_us=mark.watermark_us, delivery=made, undelivered=records)
 
-    async def _deliver_undelivered(self, parts: Sequence[Sequence[Delivered]], watermark_us: int) -> None:
+    async def _deliver_undelivered(self, parts: Sequence[Sequence[SinkRecords]], watermark_us: int) -> None:
         """Deliver the records that the mark keeps, each of these parts in a delivery of its own, or in several.
         `watermark_us`: after all of them."""
         committer, waiting = self._core.committer, deque(parts)
         while waiting:
             part = waiting.popleft()
-            unit = Unit(passed=[Passed() for _ in committer.members], pieces=0)
+            unit = Unit(passed=[MemberCounts() for _ in committer.members], pieces=0)
             after_us = committer.mark.watermark_us if waiting else watermark_us
             undelivered = sum(records_of(one) for one in waiting)
             left = await self._deliver_whole([unit], part, after_us, _nothing_to_acknowledge, undelivered)
@@ -356,7 +364,7 @@ class ChainDeliverer:
                 await self._keep([unit], [*left, *(one for other in waiting for one in other)])
             waiting.extendleft(reversed(_halves(left)))
 
-    def _too_large(self, records: Sequence[Delivered], error: DivideDeliveryError) -> UdfError:
+    def _too_large(self, records: Sequence[SinkRecords], error: DivideDeliveryError) -> UdfError:
         frames = [SinkFrame(one.frame, 0, one.first, one.prefix) for one in (records[0], records[-1])]
         return UdfError(
             codes.SINK_FUNCTION_FAILED,
@@ -428,7 +436,7 @@ class ChainDeliverer:
         core, delivery, made = self._core, self._target.delivery, None
         watermark_us = core.promise(watermark_after(units))
         if self._target.kept is not None and self._name:
-            made = Made(self._frames, self._name)
+            made = DeliveryMark(self._frames, self._name)
             await self._prepare(units, watermark_us, made)
         await delivery.flush()
         delivery.take_settled()
@@ -451,7 +459,7 @@ class ChainDeliverer:
         """Begin a delivery, unless one is being collected."""
         self._name = self._name or os.urandom(8).hex()
 
-    async def _prepare(self, units: Sequence[Unit], watermark_us: int, made: Made) -> None:
+    async def _prepare(self, units: Sequence[Unit], watermark_us: int, made: DeliveryMark) -> None:
         """Store the mark that a delivery leads to, before it is made. If the target keeps no position, it would have no
         use."""
         if self._target.kept is None:
@@ -459,7 +467,7 @@ class ChainDeliverer:
         with step("chain.prepare", self._target.lane.vertex):
             await self._core.committer.prepare(units, watermark_us=watermark_us, delivery=made)
 
-    async def _write(self, delivered: Sequence[Delivered]) -> Account:
+    async def _write(self, delivered: Sequence[SinkRecords]) -> Account:
         target, frames = self._target, []
         for one in delivered:
             self._frames += 1
@@ -471,7 +479,7 @@ class ChainDeliverer:
         units: Sequence[Unit],
         watermark_us: int,
         committed: Committed,
-        made: Made | None,
+        made: DeliveryMark | None,
         delivered: int,
     ) -> None:
         """Commit units after the target has taken their records, the last of which is frame number `delivered`."""
@@ -481,7 +489,7 @@ class ChainDeliverer:
             if made is not None:
                 await core.committer.commit_prepared()
             else:
-                frames = Made(delivered, core.committer.mark.delivery)
+                frames = DeliveryMark(delivered, core.committer.mark.delivery)
                 await core.committer.commit(units, watermark_us=watermark_us, delivery=frames)
         self._committed_s = core.clock.monotonic_s()
         core.telemetry.observe_processing("commit", self._committed_s - begun_s)
@@ -498,7 +506,7 @@ async def _nothing_to_acknowledge(units: Sequence[Unit]) -> None:
     """The input of these records was acknowledged when the mark had them."""
 
 
-def _left(delivered: Sequence[Delivered], set_aside: Mapping[int, Collection[int]]) -> list[Delivered]:
+def _left(delivered: Sequence[SinkRecords], set_aside: Mapping[int, Collection[int]]) -> list[SinkRecords]:
     """The records that are left without those at these rows, by index of the frame."""
     left = []
     for number, (frame, prefix, first) in enumerate(delivered):
@@ -506,11 +514,11 @@ def _left(delivered: Sequence[Delivered], set_aside: Mapping[int, Collection[int
         if rows:
             # A record keeps its id.
             item = SinkFrame(frame, 0, first, prefix).take(rows)
-            left.append(Delivered(item.frame, prefix, item.first_index))
+            left.append(SinkRecords(item.frame, prefix, item.first_index))
     return left
 
 
-def _halves(delivered: Sequence[Delivered]) -> list[list[Delivered]]:
+def _halves(delivered: Sequence[SinkRecords]) -> list[list[SinkRecords]]:
     """The first half of the records, and the second one, without those that are empty."""
     return [half for half in split_at(delivered, records_of(delivered) // 2) if half]
 
@@ -529,7 +537,7 @@ def _sum(first: Account, second: Account) -> Account:
     return total
 
 
-def _delivered(frame: Frame, lineage: Lineage, prefix: str) -> Iterator[Delivered]:
+def _delivered(frame: Frame, lineage: Lineage, prefix: str) -> Iterator[SinkRecords]:
     """The records of a frame in pieces, each with what names its records."""
     start = 0
     for piece in cut(frame):
@@ -539,4 +547,4 @@ def _delivered(frame: Frame, lineage: Lineage, prefix: str) -> Iterator[Delivere
         if part.names is not None and not piece.ids_column:
             ids = columns.pack_bytes([f"{prefix}{name}".encode() for name in part.names])
             named = replace(piece, ids_column=ids)
-        yield Delivered(named, prefix, part.first)
+        yield SinkRecords(named, prefix, part.first)

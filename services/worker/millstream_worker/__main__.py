@@ -30,7 +30,7 @@ from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan import resolved
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.plurals import counted
 from millstream.print_channel import print_through_channel
 from millstream.record import ReplicaId
@@ -102,7 +102,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
     )
 
 
-def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[ReplicaId]:
+def _replicas(options: argparse.Namespace, pipeline: ResolvedPipeline) -> Sequence[ReplicaId]:
     """The replicas that the worker runs."""
     if options.vertex is not None:
         return [_known(pipeline, ReplicaId(options.vertex, options.replica), "--vertex", "--replica")]
@@ -125,7 +125,7 @@ def _debugged(text: str) -> tuple[str, int]:
     return vertex, int(port)
 
 
-def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: str) -> ReplicaId:
+def _known(pipeline: ResolvedPipeline, replica: ReplicaId, of_vertex: str, of_number: str) -> ReplicaId:
     """Return the replica if the pipeline has it. Otherwise raise an error that names the option to change."""
     vertices = {vertex.name: vertex for vertex in pipeline.graph.vertices}
     vertex = vertices.get(replica.vertex)

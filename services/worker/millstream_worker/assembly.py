@@ -20,7 +20,7 @@ from millstream_worker.environment import OpenEnvironment, VertexConfig, open_ou
 from millstream_worker.lanes import open_lane
 from millstream_worker.opening import VertexLane
 from millstream_worker.readiness import Readiness
-from millstream_worker.shared import Shared
+from millstream_worker.shared import ReplicaResources
 
 _SILENT = ProcessTelemetry(None, None)
 
@@ -28,7 +28,7 @@ _SILENT = ProcessTelemetry(None, None)
 class VertexProcess:
     """The open lanes of one replica of one vertex. Made by `open_vertex`."""
 
-    def __init__(self, shared: Shared, lanes: Sequence[VertexLane], readiness: Readiness) -> None:
+    def __init__(self, shared: ReplicaResources, lanes: Sequence[VertexLane], readiness: Readiness) -> None:
         self._shared = shared
         self._lanes = lanes
         self._readiness = readiness
@@ -87,7 +87,7 @@ async def open_vertex(
         }
         outside = await stack.enter_async_context(environment(config))
         readiness.reached(outside)
-        shared = await stack.enter_async_context(Shared.open(config, clock, outside, readiness))
+        shared = await stack.enter_async_context(ReplicaResources.open(config, clock, outside, readiness))
         for one in numbers:
             one.shared = shared
         await stack.enter_async_context(shared.damage_judged())
@@ -107,7 +107,7 @@ class _Statistics:
         self.vertex = vertex
         self._lanes = lanes
         self.kind = config.resolved.graph.vertex(vertex).definition
-        self.shared: Shared | None = None
+        self.shared: ReplicaResources | None = None
         """None until the environment is open; until then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:

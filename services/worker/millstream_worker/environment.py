@@ -24,7 +24,7 @@ from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
 from millstream.plan.plan import Plan
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import ReplicaId
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class VertexConfig:
     """The configuration that a replica gets when it starts."""
 
-    resolved: Resolved
+    resolved: ResolvedPipeline
     vertex: str
     replica: int
     broker: Access
@@ -168,7 +168,7 @@ class Outside:
         return QueueLimits(log_bytes_max or LOG_BYTES_MAX, segment_bytes=segment_bytes)
 
 
-class Link:
+class WorkerLink:
     """A worker's connection to its broker as one user, with what its replicas share over it. Made by `open_link`."""
 
     def __init__(
@@ -204,7 +204,7 @@ class Link:
 @asynccontextmanager
 async def open_link(
     technology: Technology, access: Access, plan: Plan, require: DurabilityLevel, name: str
-) -> AsyncIterator[Link]:
+) -> AsyncIterator[WorkerLink]:
     """Connect to the broker. `plan`: that of the pipeline. `name`: the name of the connection, for the broker's
     operator. `require`: the weakest durability that is accepted."""
     async with (
@@ -213,7 +213,7 @@ async def open_link(
         open_watches(buffer.stores) as watches,
         open_trimmers(placed(buffer, plan).broker) as trimmers,
     ):
-        yield Link(link, plan.pipeline.name, require, watches, trimmers)
+        yield WorkerLink(link, plan.pipeline.name, require, watches, trimmers)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from millstream.spec.values import SpecModel
 if TYPE_CHECKING:
     from millstream_vertex.core import LaneCore
     from millstream_vertex.stage import Stage
-    from millstream_vertex.to_sink import Target
+    from millstream_vertex.to_sink import ChainSink
     from millstream_worker.opening import LaneOpening, StageOpening, VertexLane
 
 S = TypeVar("S", bound=SpecModel)
@@ -41,7 +41,7 @@ class RunnableKind(VertexKind[S]):
         """
         raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} has no stage")
 
-    def open_target(self, settings: S, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, Target]:
+    def open_target(self, settings: S, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, ChainSink]:
         """Open the target that takes the outputs of another vertex's lane without a buffer, and fence former owners.
 
         Only kinds without output that `may_follow_in_chain` have one. `core`: the core of that lane.

@@ -28,13 +28,13 @@ from millstream_vertex.settings import id_bounds, little_of, members_of
 from millstream_vertex.taking_over import check_not_older, check_places, log_opened
 from millstream_worker.kind import RunnableKind
 from millstream_worker.opening import LaneOpening, VertexLane
-from millstream_worker.shared import Shared
+from millstream_worker.shared import ReplicaResources
 from millstream_writer.committer import Committer
 from millstream_writer.routing import Router
 
 
 async def open_lane(
-    shared: Shared, lane: LaneId, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
+    shared: ReplicaResources, lane: LaneId, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
 ) -> VertexLane:
     """Take over a lane and open it on `stack`. `telemetry`: the telemetry of each vertex that runs in the lane."""
     kind = shared.vertex.definition
@@ -54,7 +54,7 @@ async def open_lane(
     return opened
 
 
-async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
+async def _core(shared: ReplicaResources, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
     """Take over the lane in its ledger and in the OT store."""
     ledger = await shared.ledgers.of(lane.vertex)
     ot = await shared.ot(lane.vertex)

@@ -44,8 +44,8 @@ from millstream_vertex.settings import future_bound
 from millstream_vertex.stage import Stage
 from millstream_vertex.stages import Stages, Step
 from millstream_vertex.taking_over import open_seen_ids
-from millstream_vertex.to_sink import ChainDeliverer, Target, recover
-from millstream_worker.shared import Shared
+from millstream_vertex.to_sink import ChainDeliverer, ChainSink, recover
+from millstream_worker.shared import ReplicaResources
 
 T = TypeVar("T")
 
@@ -82,14 +82,19 @@ class InChain(Protocol):
 
     def open_target(
         self, settings: SpecModel, opening: StageOpening, core: LaneCore
-    ) -> Coroutine[Any, Any, Target]: ...
+    ) -> Coroutine[Any, Any, ChainSink]: ...
 
 
 class StageOpening:
     """What a kind needs to open one vertex of a lane: the only vertex, or one of a chain."""
 
     def __init__(
-        self, shared: Shared, lane: LaneId, telemetry: Telemetry, counters: LaneCounters, stack: AsyncExitStack
+        self,
+        shared: ReplicaResources,
+        lane: LaneId,
+        telemetry: Telemetry,
+        counters: LaneCounters,
+        stack: AsyncExitStack,
     ) -> None:
         self.shared = shared
         """What the lanes of the replica share."""
@@ -184,7 +189,7 @@ class LaneOpening(StageOpening):
     """What a kind of vertex needs to open a lane that has been taken over."""
 
     def __init__(
-        self, shared: Shared, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
+        self, shared: ReplicaResources, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
     ) -> None:
         super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
         self.core = core

@@ -15,7 +15,7 @@ from pathlib import Path
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.protocols import FunctionKind
@@ -119,7 +119,7 @@ def programs_of(vertex: Vertex) -> dict[str, Program]:
 
 @asynccontextmanager
 async def open_programs(
-    resolved: Resolved,
+    resolved: ResolvedPipeline,
     vertex: str,
     replica: int,
     hidden: Sequence[Path] = (),
@@ -153,7 +153,7 @@ async def open_programs(
         yield Programs(programs, functions)
 
 
-def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | None:
+def _tls(resolved: ResolvedPipeline, what: str, tls: ProgramTls | None) -> ClientTls | None:
     """Resolve the certificates that the spec refers to."""
     if tls is None:
         return None
@@ -170,7 +170,7 @@ def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | N
 
 
 def sidecar_spec(
-    resolved: Resolved, vertex: str, replica: int, role: str, program: Program, hidden: Sequence[Path] = ()
+    resolved: ResolvedPipeline, vertex: str, replica: int, role: str, program: Program, hidden: Sequence[Path] = ()
 ) -> SidecarSpec | None:
     """How to start the program; None for a built-in. `hidden`: see `open_programs`.
 
@@ -218,7 +218,7 @@ def sidecar_spec(
     )
 
 
-def _held(resolved: Resolved, program: Program, hidden: Sequence[Path]) -> Confinement:
+def _held(resolved: ResolvedPipeline, program: Program, hidden: Sequence[Path]) -> Confinement:
     """The limits of the program, and the files that it can see."""
     base_dir = resolved.base_dir
     return Confinement(

@@ -31,7 +31,7 @@ from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Route, Router, shared_route
 
 
-class Shared:
+class ReplicaResources:
     """What the lanes of one replica share."""
 
     def __init__(self, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness) -> None:
@@ -70,7 +70,7 @@ class Shared:
     @asynccontextmanager
     async def open(
         cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
-    ) -> AsyncIterator[Shared]:
+    ) -> AsyncIterator[ReplicaResources]:
         shared = cls(config, clock, outside, readiness)
         shared._sharing = await shared.ledgers.sharing(config.vertex)
         try:

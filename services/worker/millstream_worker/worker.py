@@ -29,7 +29,7 @@ from millstream.clock import Clock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
 from millstream.pauses import until_next
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.priority import give_way
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import log_replica
@@ -38,7 +38,7 @@ from millstream.udf.sidecar import HeldUp
 from millstream.udf.sources import OnChange, programs_below
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.ending import is_of_function, report
-from millstream_worker.environment import Link, OpenEnvironment, VertexConfig, open_link
+from millstream_worker.environment import OpenEnvironment, VertexConfig, WorkerLink, open_link
 from millstream_worker.programs import NOT_DEVELOPED, Development
 from millstream_worker.readiness import Readiness
 
@@ -52,7 +52,7 @@ _WAITS = "The pipeline waits, and continues when you have saved the fix."
 class WorkerConfig:
     """The configuration that a worker gets when it starts."""
 
-    resolved: Resolved
+    resolved: ResolvedPipeline
     access: Mapping[ReplicaId, Access]
     """The replicas that the worker runs, at least one, with the identity of each at the broker."""
     durability: DurabilityLevel
@@ -319,7 +319,7 @@ async def open_worker(
             )
         )
         plan = config.resolved.plan
-        links: dict[Access, Link] = {}
+        links: dict[Access, WorkerLink] = {}
         replicas: dict[ReplicaId, _Replica] = {}
         for replica, access in config.access.items():
             if access not in links:

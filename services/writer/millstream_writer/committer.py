@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
 
 @dataclass(slots=True)
-class Passed:
+class MemberCounts:
     """The records that passed through a vertex after the first one of a chain."""
 
     records: int = 0
@@ -74,13 +74,13 @@ class Passed:
     account: Account = field(default_factory=Account)
     """The account of these records there."""
 
-    def add(self, other: Passed) -> None:
+    def add(self, other: MemberCounts) -> None:
         self.records += other.records
         self.size += other.size
         self.account.add(other.account)
 
 
-class Delivered(NamedTuple):
+class SinkRecords(NamedTuple):
     """Records for the sink at the end of a chain."""
 
     frame: Frame
@@ -88,25 +88,25 @@ class Delivered(NamedTuple):
     """Prefix of their ids, which end with the number of the record, from `first` on."""
     first: int
 
-    def part(self, start: int, stop: int) -> Delivered:
+    def part(self, start: int, stop: int) -> SinkRecords:
         """Some consecutive records."""
-        return Delivered(self.frame.slice(start, stop), self.prefix, self.first + start)
+        return SinkRecords(self.frame.slice(start, stop), self.prefix, self.first + start)
 
 
-def size_of(delivered: Sequence[Delivered] | None) -> int:
+def size_of(delivered: Sequence[SinkRecords] | None) -> int:
     """Bytes of these records."""
     return sum(one.frame.size for one in delivered or ())
 
 
-def records_of(delivered: Sequence[Delivered] | None) -> int:
+def records_of(delivered: Sequence[SinkRecords] | None) -> int:
     """How many these records are."""
     return sum(one.frame.records for one in delivered or ())
 
 
-def split_at(delivered: Sequence[Delivered], count: int) -> tuple[list[Delivered], list[Delivered]]:
+def split_at(delivered: Sequence[SinkRecords], count: int) -> tuple[list[SinkRecords], list[SinkRecords]]:
     """The first `count` records, and the others."""
-    first: list[Delivered] = []
-    others: list[Delivered] = []
+    first: list[SinkRecords] = []
+    others: list[SinkRecords] = []
     for one in delivered:
         records = one.frame.records
         if count > 0:
@@ -117,7 +117,7 @@ def split_at(delivered: Sequence[Delivered], count: int) -> tuple[list[Delivered
     return first, others
 
 
-class Delivery(NamedTuple):
+class DeliveryMark(NamedTuple):
     """The confirmed or possible position of a chain's sink in its target."""
 
     frames: int
@@ -161,9 +161,9 @@ class Unit:
     """The part of a read that is done with this unit, if others of the same read follow."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
-    passed: Sequence[Passed] = ()
+    passed: Sequence[MemberCounts] = ()
     """The records that passed through the vertices after the first one of a chain, in order."""
-    delivered: Sequence[Delivered] | None = None
+    delivered: Sequence[SinkRecords] | None = None
     """Records for the sink at the end of the chain, in order; None for lanes without one."""
     numbered: int = 0
     """Total number of records that a source has passed to a chain, up to and including this unit; 0 for other
@@ -324,8 +324,8 @@ class Committer:
         *,
         watermark_us: int,
         ended: bool = False,
-        delivery: Delivery | None = None,
-        undelivered: Sequence[Delivered] = (),
+        delivery: DeliveryMark | None = None,
+        undelivered: Sequence[SinkRecords] = (),
     ) -> None:
         """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
         `delivery`: what the sink at the end of the chain certainly has, if that is new. `undelivered`: the records that
@@ -347,7 +347,7 @@ class Committer:
 
         await self._store(attempt)
 
-    async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
+    async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: DeliveryMark) -> None:
         """Store what has to be committed once the target has the delivery of these units, before the delivery is made:
         the next owner asks the target, and continues from its answer. Waits and raises as `commit` does."""
         frames = self._joined(units, packs=False)
@@ -383,9 +383,9 @@ class Committer:
         writes = [FrameWrite(BufferId(one.edge, one.partition), one.data) for one in prepared.frames]
         await self._put(self._commit_of(writes, mark, prepared.ids))
 
-    def undelivered(self) -> list[Delivered]:
+    def undelivered(self) -> list[SinkRecords]:
         """The records that the mark keeps for the sink at the end of the chain, in order."""
-        stored = [Delivered(Frame.decode(one.frame), one.prefix, one.first) for one in self.mark.undelivered]
+        stored = [SinkRecords(Frame.decode(one.frame), one.prefix, one.first) for one in self.mark.undelivered]
         return split_at(stored, records_of(stored) - self.mark.undelivered_records)[1]
 
     async def note_target(self, target: int) -> None:
@@ -516,7 +516,7 @@ class Committer:
         discarded: Counter[str],
         watermark_us: int,
         ended: bool,
-        delivery: Delivery | None,
+        delivery: DeliveryMark | None,
     ) -> mark_pb2.Mark:
         """`discarded`: records left out, by edge."""
         previous = self._stored.mark
@@ -577,14 +577,14 @@ class Committer:
             mark.given_up.extend(not_passed(previous.given_up, mark))
         return mark
 
-    def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[Passed]:
+    def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[MemberCounts]:
         """Add the records that passed through the vertices of the chain to the mark. Returns those of each vertex in
         this commit."""
         own = {member.vertex for member in self._members}
         # The account of a vertex that left the chain stays: it was published, and must not appear lost.
         mark.members.extend(one for one in self._stored.mark.members if one.vertex not in own)
         for place, member in enumerate(self._members):
-            now = Passed()
+            now = MemberCounts()
             for unit in units:
                 if unit.passed:
                     now.add(unit.passed[place])
@@ -595,7 +595,7 @@ class Committer:
             yield now
 
 
-def _keep(mark: mark_pb2.Mark, undelivered: Sequence[Delivered]) -> None:
+def _keep(mark: mark_pb2.Mark, undelivered: Sequence[SinkRecords]) -> None:
     """Make a mark keep records for the sink, instead of those that it has kept so far."""
     del mark.undelivered[:]
     for one in undelivered:

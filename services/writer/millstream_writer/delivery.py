@@ -29,7 +29,7 @@ from millstream.naming import WITH_VALUES, Naming, Origin, failure_kind
 from millstream.pauses import RepeatedFailure
 from millstream.plurals import counted
 from millstream.record import Position
-from millstream.retry import OnFailure, RetryPolicy, Waiting
+from millstream.retry import OnFailure, RepeatedAsking, RetryPolicy
 from millstream.tracebacks import raised, shortened
 from millstream_writer.sink import (
     DivideDeliveryError,
@@ -47,17 +47,21 @@ from millstream_writer.sink import (
 _log = logging.getLogger(__name__)
 _AWAY = "the target cannot take records now"
 
-_GUARANTEES = (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE_IDEMPOTENT, Guarantee.EXACTLY_ONCE_TRANSACTIONAL)
+_GUARANTEES = (
+    Guarantee.AT_LEAST_ONCE,
+    Guarantee.EXACTLY_ONCE_IDEMPOTENT,
+    Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+)
 """The guarantees, weakest first."""
 
 
-class Settled(NamedTuple):
+class Settlement(NamedTuple):
     """What the lane may commit in its mark."""
 
     position: Position
     """Every record up to this position has permanently reached its destination."""
     account: Account
-    """Account of the records since the last `Settled`."""
+    """Account of the records since the last `Settlement`."""
 
 
 @dataclass(slots=True)
@@ -195,15 +199,15 @@ class Delivery:
             await self.flush()
         return account
 
-    def take_settled(self) -> Settled | None:
+    def take_settled(self) -> Settlement | None:
         """What has become durable since the last call; None if nothing has."""
         durable = self._durable()
-        settled: Settled | None = None
+        settled: Settlement | None = None
         while self._unsettled and (durable is None or self._unsettled[0].exact_end <= durable):
             write = self._unsettled.popleft()
             account = Account() if settled is None else settled.account
             account.add(write.account)
-            settled = Settled(write.end, account)
+            settled = Settlement(write.end, account)
             self._statistics.unsettled_records -= write.account.inputs
             self._statistics.unsettled_bytes -= write.size
         return settled
@@ -273,7 +277,7 @@ class Delivery:
         aside = _Aside()
         pending: list[_Pending] = [_Pending(n, range(item.frame.records), 0) for n, item in enumerate(frames)]
         attempts: dict[tuple[int, int], int] = {}
-        asked: dict[tuple[int, int], Waiting] = {}
+        asked: dict[tuple[int, int], RepeatedAsking] = {}
         while True:
             parts = [self._part(frames[number], rows, tries) for number, rows, tries in pending]
             result = await self._offer(lane, policy, parts, end)
@@ -285,7 +289,7 @@ class Delivery:
                     row = rows[answered.index]
                     made = attempts.get((number, row), 0) + answered.attempted
                     attempts[number, row] = made
-                    waiting = asked.setdefault((number, row), Waiting()) if answered.asked else None
+                    waiting = asked.setdefault((number, row), RepeatedAsking()) if answered.asked else None
                     failure = (
                         self._ask(answered, policy, frames[number], row, waiting) if waiting is not None else answered
                     )
@@ -344,7 +348,7 @@ class Delivery:
         return [replace(failure, index=row) for row in range(part.frame.records)]
 
     def _ask(
-        self, failure: SinkFailure, policy: RetryPolicy, frame: SinkFrame, row: int, waiting: Waiting
+        self, failure: SinkFailure, policy: RetryPolicy, frame: SinkFrame, row: int, waiting: RepeatedAsking
     ) -> SinkFailure:
         """A function asks for a record again: log it after a while, and stop after too many times."""
         if waiting.again(failure.delay_s):

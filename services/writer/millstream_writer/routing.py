@@ -81,7 +81,7 @@ def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[b
 
 
 @dataclass(slots=True)
-class Routed:
+class RoutedFrames:
     """Frames by buffer, and the number of records that no edge accepted."""
 
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
@@ -173,9 +173,9 @@ class Router:
     def discards_when_full(self, buffer: BufferId) -> bool:
         return buffer.edge in self._discarding
 
-    def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> Routed:
+    def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> RoutedFrames:
         """Route `frame`. `tags` is None if no record has any."""
-        routed = Routed()
+        routed = RoutedFrames()
         if not self.needs_tags:
             for route in self._routes:
                 self._spread(route, frame, routed, limits)
@@ -201,21 +201,21 @@ class Router:
         routed.unrouted = wanted.count(False)
         return routed
 
-    def route_dead_letter(self, frame: Frame) -> Routed:
+    def route_dead_letter(self, frame: Frame) -> RoutedFrames:
         """Send records that could not be processed to the dead-letter edges."""
-        routed = Routed()
+        routed = RoutedFrames()
         for route in self._dead_letter:
             self._spread(route, frame, routed)
         return routed
 
-    def route_late(self, frame: Frame) -> Routed:
+    def route_late(self, frame: Frame) -> RoutedFrames:
         """Send records that came too late for their windows to the late edges."""
-        routed = Routed()
+        routed = RoutedFrames()
         for route in self._late:
             self._spread(route, frame, routed)
         return routed
 
-    def _spread(self, route: Route, frame: Frame, routed: Routed, limits: FrameLimits = _USUAL) -> None:
+    def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits = _USUAL) -> None:
         if route.partitions == 1:
             routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame, limits))
             return

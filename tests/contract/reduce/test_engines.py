@@ -15,7 +15,7 @@ from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA, WindowEngine
 from millstream_reduce.log.entries import segment_name
-from millstream_reduce.memory import MemoryEngine, Row
+from millstream_reduce.memory import MemoryEngine, WindowRow
 from millstream_reduce.spark.wire import open_spark_client
 from millstream_reduce.values import Piece, Window, WindowContents
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
@@ -34,7 +34,7 @@ PROGRAM = sql(
 pytestmark = pytest.mark.timeout(900)
 
 
-def counted(keys: tuple[str, ...], rows: Sequence[Row]) -> list[bytes]:
+def counted(keys: tuple[str, ...], rows: Sequence[WindowRow]) -> list[bytes]:
     """What `PROGRAM` computes."""
     numbers = [json.loads(row.value)["n"] for row in rows]
     total = sum(n // (0 if n == 13 else 1) for n in numbers)
@@ -152,7 +152,7 @@ async def test_a_program_that_cannot_run_is_refused_with_the_reason(engine: Wind
 async def test_the_engine_in_memory_dies_before_its_answer_and_is_asked_again(tmp_path: Path) -> None:
     asked = 0
 
-    def counting(keys: tuple[str, ...], rows: Sequence[Row]) -> list[bytes]:
+    def counting(keys: tuple[str, ...], rows: Sequence[WindowRow]) -> list[bytes]:
         nonlocal asked
         asked += 1
         return counted(keys, rows)

@@ -27,7 +27,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_connectors.file.sink import parquet as file_parquet
 from millstream_connectors.opening_sinks import open_sink
-from millstream_writer.delivery import Delivery, DeliveryLimits, Settled
+from millstream_writer.delivery import Delivery, DeliveryLimits, Settlement
 from millstream_writer.sink import SinkFrame
 from tests.contract.sinks.file_target import file_spec, sink_owner, value_of
 from tests.unit.writer.sink_frames import sink_frame
@@ -85,7 +85,7 @@ class MarkFile:
             written = json.loads(path.read_text())
             self.position, self.account = Position(*written["position"]), Account(**written["account"])
 
-    def commit(self, settled: Settled | None, trap: Trap) -> None:
+    def commit(self, settled: Settlement | None, trap: Trap) -> None:
         if settled is None:
             return
         self.position = settled.position

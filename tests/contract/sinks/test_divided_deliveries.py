@@ -39,8 +39,8 @@ from millstream_connectors.user_defined.sink.position_lane import open_position_
 from millstream_reader.tracker import Tracker
 from millstream_vertex.core import LaneCore
 from millstream_vertex.publishing import LaneCounters
-from millstream_vertex.to_sink import ChainDeliverer, Target, held_instead, recover
-from millstream_writer.committer import Committer, Delivered, Member, Passed, Unit
+from millstream_vertex.to_sink import ChainDeliverer, ChainSink, held_instead, recover
+from millstream_writer.committer import Committer, Member, MemberCounts, SinkRecords, Unit
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Router
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WholeLane, WriteResult
@@ -287,7 +287,7 @@ class Chain:
             stop_error=UdfError,
         )
         kept = primary if isinstance(primary, WholeLane) else None
-        target = Target(OUT, delivery, kept, core.telemetry, LaneCounters(), core.clock)
+        target = ChainSink(OUT, delivery, kept, core.telemetry, LaneCounters(), core.clock)
         output = ChainDeliverer(core, target)
         # As a source: a former owner may have been killed before it did that.
         self.acknowledged = int(committer.mark.position or 0)
@@ -348,9 +348,12 @@ class Chain:
 
 def unit_of(start: int, stop: int, values: Sequence[bytes], *, whole: bool) -> Unit:
     """`whole`: its outputs are in one frame."""
-    passed, pieces = Passed(len(values), sum(map(len, values))), [values] if whole else [[value] for value in values]
+    passed, pieces = (
+        MemberCounts(len(values), sum(map(len, values))),
+        [values] if whole else [[value] for value in values],
+    )
     delivered = [
-        Delivered(frame_of_records([Record(value, 0) for value in piece], ingest_time_us=0), f"in/s/{start}/", row)
+        SinkRecords(frame_of_records([Record(value, 0) for value in piece], ingest_time_us=0), f"in/s/{start}/", row)
         for row, piece in enumerate(pieces)
         if piece
     ]

@@ -29,7 +29,7 @@ from millstream_connectors.opensearch.sink.documents import (
     ID_TOO_LONG,
     NO_ID,
     TOO_LARGE,
-    Owned,
+    OwnerVersions,
     convert,
 )
 from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
@@ -201,7 +201,7 @@ async def test_a_request_that_arrives_late_has_no_effect(server: OpenSearchServe
     spec = opensearch_spec(server, index, mode="upsert", id="k")
     first, second = rows(1, {"k": "a", "n": 1}), rows(2, {"k": "a", "n": 2})
     await write(spec, 1, first, second)
-    puts, _ = convert(first, spec.settings, "first", Owned(1, 1))  # type: ignore[arg-type]
+    puts, _ = convert(first, spec.settings, "first", OwnerVersions(1, 1))  # type: ignore[arg-type]
     body = b"".join(put.lines for put in puts)
     (item,) = server.bulk(index, body)["items"]
     assert item["index"]["status"] == 409

@@ -6,11 +6,11 @@ import asyncio
 
 from millstream import limits
 from millstream.buffers.jetstream.prefetch import Arrival, Prefetch
-from millstream.buffers.jetstream.references import Reference
+from millstream.buffers.jetstream.references import FrameReference
 
 
 def reference(sequence: int, size: int) -> Arrival:
-    return Arrival(sequence, None, size, b"", Reference(sequence, size, None))
+    return Arrival(sequence, None, size, b"", FrameReference(sequence, size, None))
 
 
 async def test_frames_that_are_stored_apart_are_requested_while_there_is_space() -> None:

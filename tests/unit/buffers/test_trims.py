@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.buffers.jetstream.references import REFERENCE
-from millstream.buffers.jetstream.trims import Seen, purges
+from millstream.buffers.jetstream.trims import ReadFrames, purges
 from millstream.ledger.batch import MARK
 from millstream.ledger.subjects import apart_filter, marks_filter
 from millstream.record import BufferId
@@ -42,7 +42,7 @@ class Server:
         return {"subject": SUBJECT, "seq": self._last, "hdrs": b64encode(headers.encode()).decode()}
 
 
-async def trimmed(server: Server, seen: Seen) -> list[tuple[str, int, int]]:
+async def trimmed(server: Server, seen: ReadFrames) -> list[tuple[str, int, int]]:
     wanted = purges(STREAM, {BUFFER: 20}, server.info, server.get, seen, lambda: server.losses, refers=False)
     return [one async for one in wanted]
 
@@ -52,7 +52,7 @@ async def trimmed(server: Server, seen: Seen) -> list[tuple[str, int, int]]:
 async def test_a_mark_that_was_seen_before_the_stream_was_set_back_does_not_count(
     set_back_to: int | None, first: int
 ) -> None:
-    server, seen = Server(set_back_to=set_back_to), Seen()
+    server, seen = Server(set_back_to=set_back_to), ReadFrames()
     seen.note(SUBJECT, 25, {MARK: "x"}, server.losses)
     ((_, found, _),) = await trimmed(server, seen)
     assert found == first
@@ -63,7 +63,7 @@ async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
     server = Server()
     own, other = "p-in.source.0.p", "p-in.source.1.p"
     server.marks = {own: 1, other: 1}
-    frames, mark = await trimmed(server, Seen())
+    frames, mark = await trimmed(server, ReadFrames())
     assert frames == ("p-in.*.*.d.in-a.0", 21, 0)
     # Before the frame that has the mark of this lane. Nothing is known of the other lane.
     assert mark == (own, 30, 0)
@@ -71,7 +71,7 @@ async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
     async def get(_: Mapping[str, object]) -> dict[str, Any]:
         return {"subject": own, "seq": 31}
 
-    wanted = purges(STREAM, {BUFFER: 20}, server.info, get, Seen(), lambda: server.losses, refers=False)
+    wanted = purges(STREAM, {BUFFER: 20}, server.info, get, ReadFrames(), lambda: server.losses, refers=False)
     assert [subject async for subject, _, _ in wanted] == ["p-in.*.*.d.in-a.0"]
 
 
@@ -100,7 +100,7 @@ async def test_buffers_are_purged_at_once_if_that_removes_nothing_else(
         read = [subject for subject in subjects if wanted == "p-in.*.*.d.>" or subject.endswith(wanted[-1])]
         return {"state": {"subjects": {} if wanted == marks_filter(STREAM) else dict.fromkeys(read, 9)}}
 
-    seen = Seen()
+    seen = ReadFrames()
     seen.note("p-in.source.0.p", 40, {}, 0)
     if not in_a_frame:
         seen.note("p-in.source.1.p", 41, {}, 0)
@@ -120,7 +120,7 @@ def the_frame(sequence: int) -> Callable[[Mapping[str, object]], Awaitable[dict[
 
 
 def test_of_the_marks_of_a_lane_the_newest_counts() -> None:
-    seen = Seen()
+    seen = ReadFrames()
     seen.note(SUBJECT, 25, {MARK: "x"}, 0)
     # A reader of another buffer is not so far.
     seen.note("p-in.source.0.d.in-b.0", 5, {MARK: "x"}, 0)
@@ -158,7 +158,7 @@ class Apart:
         headers = f"NATS/1.0\r\n{REFERENCE}: {reference}\r\n\r\n" if reference else ""
         return {"subject": request["next_by_subj"], "seq": sequence, "hdrs": b64encode(headers.encode()).decode()}
 
-    async def trimmed(self, seen: Seen, through: Mapping[BufferId, int]) -> list[tuple[str, int]]:
+    async def trimmed(self, seen: ReadFrames, through: Mapping[BufferId, int]) -> list[tuple[str, int]]:
         wanted = purges(STREAM, through, self.info, self.get, seen, lambda: self.losses, refers=True)
         return [(subject, first) async for subject, first, _ in wanted]
 
@@ -174,9 +174,9 @@ def apart(lane: int, partition: int) -> str:
     return f"p-in.@.source.{lane}.in-a.{partition}"
 
 
-def seen_references(*references: tuple[int, int, int, int]) -> Seen:
+def seen_references(*references: tuple[int, int, int, int]) -> ReadFrames:
     """Each with its lane, its partition, its sequence, and the sequence of the frame."""
-    seen = Seen()
+    seen = ReadFrames()
     for lane, partition, sequence, to in references:
         seen.note(frame(lane, partition), sequence, {REFERENCE: f"{to} 300000"}, 0)
     return seen
@@ -219,7 +219,7 @@ async def test_references_that_were_seen_before_the_connection_was_lost_do_not_c
 @pytest.mark.guarantee("I1")
 async def test_frames_that_are_stored_while_a_trim_decides_stay() -> None:
     # A commit, to a buffer that had none when the server was asked, and before the one whose reference is found.
-    server, seen = Apart(), Seen()
+    server, seen = Apart(), ReadFrames()
     server.found = {apart(0, 0): 1}
     server.frames = {frame(0, 0): [(56, "54 300000")], frame(0, 1): [(55, "53 300000")]}
     assert await server.trimmed(seen, {BOTH[0]: 50}) == [(apart_filter(STREAM), 51)]
@@ -237,7 +237,7 @@ async def test_a_buffer_whose_reader_is_behind_does_not_keep_the_frames_of_other
 
 
 async def test_what_cannot_be_known_yet_is_asked_once() -> None:
-    server, seen = Apart(), Seen()
+    server, seen = Apart(), ReadFrames()
     server.found = {apart(0, 0): 1}
     server.frames = {frame(0, 0): [(20, ""), (25, ""), (30, "28 300000")]}
     for passed in (19, 20, 25):
@@ -245,7 +245,7 @@ async def test_what_cannot_be_known_yet_is_asked_once() -> None:
 
 
 async def test_a_stream_without_frames_apart_is_asked_once() -> None:
-    server, seen = Apart(), Seen()
+    server, seen = Apart(), ReadFrames()
     found, server.found = server.found, {}
     for _ in range(2):
         assert await server.trimmed(seen, {BUFFER: 20}) == []
@@ -264,7 +264,7 @@ async def test_a_stream_without_frames_apart_is_asked_once() -> None:
 
 
 async def test_a_reference_that_is_seen_while_the_stream_is_asked_is_not_forgotten() -> None:
-    server, seen = Apart(), Seen()
+    server, seen = Apart(), ReadFrames()
     server.found = {}
 
     async def info(wanted: str) -> dict[str, Any]:

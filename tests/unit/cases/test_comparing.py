@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.dead_letter import Envelope
-from millstream_runner.cases.case import Expected
+from millstream_runner.cases.case import ExpectedRecord
 from millstream_runner.cases.comparing import differences
 
 
@@ -20,20 +20,20 @@ def came(*values: Any) -> list[Envelope]:
     return [Envelope(json.dumps(value).encode(), event_time_us=number) for number, value in enumerate(values)]
 
 
-def lines(expected: Sequence[Expected], records: Sequence[Envelope], *, in_order: bool = False) -> list[str]:
+def lines(expected: Sequence[ExpectedRecord], records: Sequence[Envelope], *, in_order: bool = False) -> list[str]:
     return differences(expected, records, in_order=in_order)
 
 
 def test_any_order_is_fine_unless_it_is_asked_for() -> None:
-    expected = [Expected(1, json=1), Expected(2, json=2)]
+    expected = [ExpectedRecord(1, json=1), ExpectedRecord(2, json=2)]
     assert lines(expected, came(2, 1)) == []
     assert lines(expected, came(1, 2), in_order=True) == []
     assert lines(expected, came(2, 1), in_order=True)[0] == "1 of 2 expected records came, and 1 other"
 
 
 def test_a_record_answers_to_one_expectation() -> None:
-    assert lines([Expected(1, json=1), Expected(2, json=1)], came(1))[0] == "1 of 2 expected records came"
-    assert lines([Expected(1, json=1)], came(1, 1))[0] == "1 of 1 expected records came, and 1 other"
+    assert lines([ExpectedRecord(1, json=1), ExpectedRecord(2, json=1)], came(1))[0] == "1 of 2 expected records came"
+    assert lines([ExpectedRecord(1, json=1)], came(1, 1))[0] == "1 of 1 expected records came, and 1 other"
 
 
 @given(
@@ -42,7 +42,9 @@ def test_a_record_answers_to_one_expectation() -> None:
 def test_as_many_are_met_as_can_be(wanted: list[set[str]], values: list[str]) -> None:
     """Against all ways to give each expectation a record: one expects members that several records have."""
     records = [Envelope(json.dumps(dict.fromkeys("abcd", 0) | {value: 1}).encode(), 0) for value in values]
-    expected = [Expected(number, contains=dict.fromkeys(set("abcd") - names, 0)) for number, names in enumerate(wanted)]
+    expected = [
+        ExpectedRecord(number, contains=dict.fromkeys(set("abcd") - names, 0)) for number, names in enumerate(wanted)
+    ]
     best = 0
     for choice in itertools.product(range(-1, len(values)), repeat=len(wanted)):
         taken = [at for at in choice if at >= 0]
@@ -58,7 +60,7 @@ def test_as_many_are_met_as_can_be(wanted: list[set[str]], values: list[str]) ->
 
 
 def test_differences_are_told_by_member() -> None:
-    expected = [Expected(7, json={"a": {"b": 1, "c": [1]}, "d": True}, keys=("k",), time_us=5, reason="bad")]
+    expected = [ExpectedRecord(7, json={"a": {"b": 1, "c": [1]}, "d": True}, keys=("k",), time_us=5, reason="bad")]
     found = lines(expected, [Envelope(b'{"a": {"b": 2, "c": [2]}, "d": 1, "e": null}', 0, reason="good")])
     assert found == [
         "0 of 1 expected records came, and 1 other",
@@ -80,22 +82,22 @@ def test_differences_are_told_by_member() -> None:
 @pytest.mark.parametrize(
     ("expected", "value", "fits"),
     [
-        (Expected(1, raw=b"x"), b"x", True),
-        (Expected(1, raw=b'{"a":1}'), b'{"a": 1}', False),
-        (Expected(1, json={"a": 1}), b'{"a":1}', True),
-        (Expected(1, json=None), b"null", True),
-        (Expected(1, json=None), b"not json", False),
-        (Expected(1, contains={"a": {"b": 1}}), b'{"a": {"b": 1, "c": 2}, "d": 3}', True),
-        (Expected(1, contains={}), b"[]", False),
-        (Expected(1, keys=()), b"anything", True),
+        (ExpectedRecord(1, raw=b"x"), b"x", True),
+        (ExpectedRecord(1, raw=b'{"a":1}'), b'{"a": 1}', False),
+        (ExpectedRecord(1, json={"a": 1}), b'{"a":1}', True),
+        (ExpectedRecord(1, json=None), b"null", True),
+        (ExpectedRecord(1, json=None), b"not json", False),
+        (ExpectedRecord(1, contains={"a": {"b": 1}}), b'{"a": {"b": 1, "c": 2}, "d": 3}', True),
+        (ExpectedRecord(1, contains={}), b"[]", False),
+        (ExpectedRecord(1, keys=()), b"anything", True),
     ],
 )
-def test_values(expected: Expected, value: bytes, fits: bool) -> None:
+def test_values(expected: ExpectedRecord, value: bytes, fits: bool) -> None:
     assert (lines([expected], [Envelope(value, 0)]) == []) is fits
 
 
 def test_much_that_differs_is_cut() -> None:
-    found = lines([Expected(n, json=n) for n in range(100)], came(*range(100, 250)))
+    found = lines([ExpectedRecord(n, json=n) for n in range(100)], came(*range(100, 250)))
     assert found[0] == "0 of 100 expected records came, and 150 others"
     assert len(found) < 50
     assert found[-1].endswith(" more")

@@ -14,17 +14,17 @@ from millstream_runner.chaos.oracle.account import account_checks, by_vertex
 from millstream_runner.chaos.oracle.checks import Check, Result, verdict
 from millstream_runner.chaos.oracle.expected import Series, mesh_checks, window_sums, windows_checks
 from millstream_runner.chaos.oracle.guarantees import ONCE, sink_checks
-from millstream_runner.chaos.oracle.pipeline import Edge, Pipeline
+from millstream_runner.chaos.oracle.pipeline import OracleEdge, OraclePipeline
 from millstream_runner.chaos.oracle.sinks import Row
 
 Marks = dict[tuple[str, str], mark_pb2.Mark]
 SERIES = Series(records=10, keys=2, start_us=0, step_us=400_000.0)
-PIPELINE = Pipeline(
+PIPELINE = OraclePipeline(
     "p",
     {"in": {"source": {}}, "left": {"sink": {"file": {}}}, "right": {"sink": {"file": {}}}},
     (
-        Edge("in-left", "in", "left", "data", False, 1, False),
-        Edge("in-right", "in", "right", "data", False, 1, False),
+        OracleEdge("in-left", "in", "left", "data", False, 1, False),
+        OracleEdge("in-right", "in", "right", "data", False, 1, False),
     ),
     "jetstream",
 )
@@ -147,10 +147,13 @@ def test_an_account_that_does_not_balance_is_seen(spoil: Callable[[mark_pb2.Mark
     assert word in fault
 
 
-CHAINED = Pipeline(
+CHAINED = OraclePipeline(
     "p",
     {"in": {"source": {}}, "map": {"udf": {}}, "out": {"sink": {"file": {}}}},
-    (Edge("in-map", "in", "map", "data", False, 1, False), Edge("map-out", "map", "out", "data", False, 1, False)),
+    (
+        OracleEdge("in-map", "in", "map", "data", False, 1, False),
+        OracleEdge("map-out", "map", "out", "data", False, 1, False),
+    ),
     "jetstream",
 )
 

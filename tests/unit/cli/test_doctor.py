@@ -17,7 +17,7 @@ import pytest
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main
 from millstream_runner.doctor import machine, parts
-from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_runner.doctor.needs import needs_of
 from tests.support.widths import fits
 
@@ -48,7 +48,7 @@ def looked(check: Check, needs: Needs) -> dict[str, Finding]:
     found = {finding.name: finding for finding in check(needs)}
     for finding in found.values():
         assert finding.needed_for
-        assert (finding.state is State.OK) is (not finding.remedy), finding
+        assert (finding.state is CheckState.OK) is (not finding.remedy), finding
     return found
 
 
@@ -113,15 +113,15 @@ def test_a_java_that_is_not_there_is_missing_where_there_is_a_reduce(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     java = looked(parts.spark, of_pipeline(tmp_path, REDUCE))["Java"]
-    assert java.state is State.MISSING
+    assert java.state is CheckState.MISSING
     assert "JAVA_HOME is /nonexistent" in java.found
-    assert looked(parts.spark, of_none(tmp_path))["Java"].state is State.OPTIONAL
+    assert looked(parts.spark, of_none(tmp_path))["Java"].state is CheckState.OPTIONAL
 
 
 def test_a_cache_of_spark_that_was_not_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     cache = looked(parts.spark, of_pipeline(tmp_path, REDUCE))["Spark's cache"]
-    assert cache.state is State.WARNING
+    assert cache.state is CheckState.WARNING
     assert "millstream spark prepare" in cache.remedy
 
 
@@ -130,20 +130,20 @@ def test_a_port_that_is_taken_is_missing(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         source = f"http: {{port: {port}, allowUnauthenticated: true}}"
         needs = of_pipeline(tmp_path, PIPELINE.replace("generator: {records: 5}", source))
-        assert looked(machine.ports, needs)[f"Port {port}"].state is State.MISSING
-    assert looked(machine.ports, needs)[f"Port {port}"].state is State.OK
+        assert looked(machine.ports, needs)[f"Port {port}"].state is CheckState.MISSING
+    assert looked(machine.ports, needs)[f"Port {port}"].state is CheckState.OK
 
 
 def test_a_disk_that_is_too_small_is_missing(tmp_path: Path) -> None:
     needs = of_pipeline(tmp_path, PIPELINE.replace("spec:\n", "spec:\n  limits: {bufferMaxBytes: 900Ti}\n"))
-    assert looked(machine.disk, needs)["Disk space"].state is State.MISSING
+    assert looked(machine.disk, needs)["Disk space"].state is CheckState.MISSING
 
 
 def test_a_place_that_cannot_hold_data_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     needs = of_none(tmp_path / "file" / "data")
-    assert looked(machine.disk, needs)["Data disk"].state is State.MISSING
-    assert looked(parts.broker, needs)["Broker"].state is State.MISSING
+    assert looked(machine.disk, needs)["Data disk"].state is CheckState.MISSING
+    assert looked(parts.broker, needs)["Broker"].state is CheckState.MISSING
 
 
 def test_a_disk_that_goes_with_the_machine_is_a_warning() -> None:
@@ -151,7 +151,7 @@ def test_a_disk_that_goes_with_the_machine_is_a_warning() -> None:
     if not shared or shared[0].fstype != "tmpfs":
         pytest.skip("this machine has no tmpfs at /dev/shm")
     found = looked(machine.disk, of_none(Path("/dev/shm/millstream-doctor-test")))["Data disk"]
-    assert found.state is State.WARNING
+    assert found.state is CheckState.WARNING
     assert "gone when the machine restarts" in found.found
 
 
@@ -162,7 +162,7 @@ def test_limits_of_the_shell_are_warnings(tmp_path: Path) -> None:
         found = looked(machine.limits, of_none(tmp_path))["Open files"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert (found.state, found.found) == (State.WARNING, "at most 200")
+    assert (found.state, found.found) == (CheckState.WARNING, "at most 200")
     assert "ulimit -n 1024" in found.remedy
 
 
@@ -173,13 +173,13 @@ def test_a_directory_of_sockets_with_too_long_a_name_is_missing(
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     found = looked(machine.temporary, of_none(tmp_path))["Temporary files"]
-    assert found.state is State.MISSING
+    assert found.state is CheckState.MISSING
     assert "TMPDIR" in found.found
 
 
 def test_an_encoding_that_shows_little_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert looked(machine.terminal, of_none(tmp_path))["Terminal"].state is State.WARNING
+    assert looked(machine.terminal, of_none(tmp_path))["Terminal"].state is CheckState.WARNING
 
 
 def test_a_compiler_is_needed_where_a_function_lies_in_a_module(
@@ -190,8 +190,8 @@ def test_a_compiler_is_needed_where_a_function_lies_in_a_module(
     edges = "  edges: [{from: in, to: m}, {from: m, to: out}]\n"
     needs = of_pipeline(tmp_path, PIPELINE.replace("  edges:\n    - {from: in, to: out}\n", udf + edges))
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert looked(parts.go, needs)["Go"].state is State.MISSING
-    assert looked(parts.go, of_none(tmp_path))["Go"].state is State.OPTIONAL
+    assert looked(parts.go, needs)["Go"].state is CheckState.MISSING
+    assert looked(parts.go, of_none(tmp_path))["Go"].state is CheckState.OPTIONAL
     (tmp_path / "go.mod").unlink()
     assert looked(parts.go, of_pipeline(tmp_path, (tmp_path / "p.yaml").read_text())) == {}
 
@@ -202,7 +202,7 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
     edges = "  interStepBuffer: {redis: {}}\n  edges: [{from: in, to: m}, {from: m, to: out}]\n"
     needs = of_pipeline(tmp_path, PIPELINE.replace("  edges:\n    - {from: in, to: out}\n", udf + edges))
     assert set(looked(parts.extras, needs)) == {"millstream[arrow]", "millstream[redis]"}
-    assert needs.lacking(needs.spark) is State.OPTIONAL
+    assert needs.lacking(needs.spark) is CheckState.OPTIONAL
 
 
 @pytest.mark.parametrize(

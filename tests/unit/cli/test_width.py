@@ -8,7 +8,7 @@ import pytest
 
 from millstream_runner.cli import doctor
 from millstream_runner.cli.run import result_lines
-from millstream_runner.doctor.checks import Finding, State
+from millstream_runner.doctor.checks import CheckState, Finding
 from millstream_runner.local.formatting import folded
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunResult
@@ -33,8 +33,8 @@ def test_how_a_run_went(exit_code: int, failed: bool, ended: bool, had_ended: bo
     assert [line for line in lines if len(line) > WIDTH] == []
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_each_part_of_a_finding_is_folded(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("state", list(CheckState))
+def test_each_part_of_a_finding_is_folded(state: CheckState, capsys: pytest.CaptureFixture[str]) -> None:
     long = " ".join(["some words about it"] * 10)
     doctor._show(Finding("Memory", state, long, needed_for=long, remedy=long))
     text = capsys.readouterr().out

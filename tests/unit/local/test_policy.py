@@ -9,8 +9,8 @@ from millstream_runner.local.policy import (
     FAILURES_MAX,
     HANGS_MAX,
     STEADY_S,
-    Ending,
-    Finished,
+    Completion,
+    ProcessEnding,
     Restart,
     RestartPolicy,
     StopRun,
@@ -33,11 +33,11 @@ def judge(
     progressed: bool = False,
     well_s: float = 1,
 ) -> Verdict:
-    return policy.judge(Ending(code, hung, oversize), lanes_ended=ended, progressed=progressed, well_s=well_s)
+    return policy.judge(ProcessEnding(code, hung, oversize), lanes_ended=ended, progressed=progressed, well_s=well_s)
 
 
 def test_a_replica_whose_lanes_have_ended_has_finished() -> None:
-    assert judge(RestartPolicy(), 0, ended=True) == Finished()
+    assert judge(RestartPolicy(), 0, ended=True) == Completion()
 
 
 def test_a_replica_that_somebody_else_told_to_stop_is_started_again() -> None:
@@ -119,11 +119,11 @@ def test_a_process_that_takes_too_much_memory_again_at_once_is_given_up_although
 
 
 def test_endings_in_words() -> None:
-    assert Ending(-9).text == "was killed from outside (SIGKILL; was the machine out of memory?)"
-    assert Ending(-15).text == "was ended from outside by signal SIGTERM"
-    assert Ending(-11).text == "was ended by signal SIGSEGV"
-    assert Ending(-77).text == "was ended by signal 77"
-    assert Ending(4).text == "ended with exit code 4"
-    assert Ending(0).text == "ended before its lanes had ended"
-    assert Ending(-9, HUNG).text == "did not answer for 12 s: it was killed"
-    assert Ending(-9, oversize=OVERSIZE).text == OVERSIZE
+    assert ProcessEnding(-9).text == "was killed from outside (SIGKILL; was the machine out of memory?)"
+    assert ProcessEnding(-15).text == "was ended from outside by signal SIGTERM"
+    assert ProcessEnding(-11).text == "was ended by signal SIGSEGV"
+    assert ProcessEnding(-77).text == "was ended by signal 77"
+    assert ProcessEnding(4).text == "ended with exit code 4"
+    assert ProcessEnding(0).text == "ended before its lanes had ended"
+    assert ProcessEnding(-9, HUNG).text == "did not answer for 12 s: it was killed"
+    assert ProcessEnding(-9, oversize=OVERSIZE).text == OVERSIZE

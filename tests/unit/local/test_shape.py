@@ -12,7 +12,7 @@ from millstream.plan.diff import Difference, Effect, diff, settings_changed
 from millstream.plan.plan import plan_of
 from millstream.plan.shape import as_stored, shape_of, successor
 from millstream.spec.graph import Graph
-from millstream.spec.loading import Loaded, load_text
+from millstream.spec.loading import LoadedPipeline, load_text
 from millstream.spec.models import Pipeline
 from tests.support.errors import raises
 from tests.unit.local.pipelines import small
@@ -174,7 +174,7 @@ def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
     assert said.startswith("vertex map had fixed 1h windows and now has fixed 2h windows: rename it")
 
 
-def loaded(*edges: str, more: str = "", spec: str = "") -> Loaded:
+def loaded(*edges: str, more: str = "", spec: str = "") -> LoadedPipeline:
     """A source, maps `a` and `b`, and a sink, with these edges; `more`: further vertices."""
     text = f"""apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -218,7 +218,7 @@ def test_a_new_vertex_in_front_of_a_stored_one_leaves_that_in_its_ledger() -> No
     assert (found.refused, found.removed) == ([], {})
 
 
-def keyed(source: str, name: str = "in") -> Loaded:
+def keyed(source: str, name: str = "in") -> LoadedPipeline:
     text = (
         "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n  vertices:\n"
         f"    - {{name: {name}, source: {source}}}\n    - {{name: out, sink: {{log: {{}}}}}}\n"

@@ -11,7 +11,7 @@ from millstream.errors import InfrastructureError
 from millstream.ledger.memory import Faults, open_memory_broker
 from millstream.ledger.protocol import LedgerLimits, StoredFrame
 from millstream.record import BufferId
-from millstream_runner.local.tapping import Arrived, WatchedBuffer
+from millstream_runner.local.tapping import TapQueue, WatchedBuffer
 
 SIZE = 10
 
@@ -32,7 +32,7 @@ async def is_put(putting: asyncio.Task[None]) -> bool:
 
 @pytest.mark.parametrize(("frames_max", "bytes_max"), [(2, 100 * SIZE), (100, 2 * SIZE), (100, 3 * SIZE - 1)])
 async def test_what_does_not_fit_waits_for_room(buffer: WatchedBuffer, frames_max: int, bytes_max: int) -> None:
-    arrived = Arrived(frames_max, bytes_max)
+    arrived = TapQueue(frames_max, bytes_max)
     frames = [StoredFrame(number, bytes(SIZE)) for number in range(1, 4)]
     for frame in frames[:2]:
         await arrived.put(buffer, frame)
@@ -45,7 +45,7 @@ async def test_what_does_not_fit_waits_for_room(buffer: WatchedBuffer, frames_ma
 
 
 async def test_a_frame_that_is_larger_than_the_queue_goes_through_it_alone(buffer: WatchedBuffer) -> None:
-    arrived = Arrived(bytes_max=SIZE)
+    arrived = TapQueue(bytes_max=SIZE)
     large, small = StoredFrame(1, bytes(5 * SIZE)), StoredFrame(2, b"x")
     await arrived.put(buffer, large)
     putting = asyncio.create_task(arrived.put(buffer, small))
@@ -55,7 +55,7 @@ async def test_a_frame_that_is_larger_than_the_queue_goes_through_it_alone(buffe
 
 
 async def test_an_error_takes_no_room(buffer: WatchedBuffer) -> None:
-    arrived, error = Arrived(bytes_max=SIZE), InfrastructureError(codes.BROKER_AWAY, "away")
+    arrived, error = TapQueue(bytes_max=SIZE), InfrastructureError(codes.BROKER_AWAY, "away")
     await arrived.put(buffer, StoredFrame(1, bytes(SIZE)))
     putting = asyncio.create_task(arrived.put(buffer, error))
     assert await is_put(putting)

@@ -17,7 +17,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream.spec.models import Pipeline
 from millstream_runner.pictures.graph import to_html, to_svg
-from millstream_runner.pictures.layout import Arc, Box, Layout, Placed, lay_out
+from millstream_runner.pictures.layout import Arc, Box, Layout, NodePlacement, lay_out
 
 PIPELINES = Path(__file__).parents[1] / "spec/pipelines"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,7 +40,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Box], list[Arc]]:
     return vertices, arcs
 
 
-def overlap(one: Placed, other: Placed) -> bool:
+def overlap(one: NodePlacement, other: NodePlacement) -> bool:
     return (
         abs(one.x - other.x) < (one.box.width + other.box.width) / 2 - 0.01
         and abs(one.y - other.y) < (one.box.height + other.box.height) / 2 - 0.01
@@ -67,7 +67,7 @@ def assert_clear(layout: Layout, arcs: list[Arc]) -> None:
     for arc in arcs:
         others = [placed for name, placed in layout.vertices.items() if name not in (arc.start, arc.end)]
         for x, y in along(list(layout.routes[arc.name].points)):
-            assert not any(overlap(Placed(x, y, Box(0.0, 0.0)), other) for other in others), arc
+            assert not any(overlap(NodePlacement(x, y, Box(0.0, 0.0)), other) for other in others), arc
 
 
 @settings(max_examples=30, deadline=None)

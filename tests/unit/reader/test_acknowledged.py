@@ -6,12 +6,12 @@ import pytest
 
 from millstream import codes
 from millstream.errors import RetryLaterError
-from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
 from millstream_connectors.shared.inbox import Bounds
 
 
-def message(n: int, size: int = 1) -> Message:
-    return Message(b"x" * size, n, 0, f"m{n}")
+def message(n: int, size: int = 1) -> AcknowledgedMessage:
+    return AcknowledgedMessage(b"x" * size, n, 0, f"m{n}")
 
 
 def tags(messages: object) -> list[int]:
@@ -20,7 +20,7 @@ def tags(messages: object) -> list[int]:
 
 @pytest.mark.guarantee("I1")
 def test_messages_are_acknowledged_once_they_are_committed_and_not_before() -> None:
-    inbox = Inbox(7, Bounds(10))
+    inbox = AcknowledgedInbox(7, Bounds(10))
     for n in range(5):
         inbox.put(message(n))
     assert tags(inbox.take(3, 1 << 20)) == [0, 1, 2]
@@ -36,7 +36,7 @@ def test_messages_are_acknowledged_once_they_are_committed_and_not_before() -> N
 
 
 async def test_room_is_bounded_by_number_and_by_bytes() -> None:
-    inbox = Inbox(0, Bounds(3, 10_000))
+    inbox = AcknowledgedInbox(0, Bounds(3, 10_000))
     inbox.put(message(0, 9000))
     await inbox.room()
     inbox.put(message(1, 2000))
@@ -55,7 +55,7 @@ async def test_room_is_bounded_by_number_and_by_bytes() -> None:
 
 
 def test_a_read_keeps_to_its_limits_and_gives_one_at_least() -> None:
-    inbox = Inbox(0, Bounds(10))
+    inbox = AcknowledgedInbox(0, Bounds(10))
     for n in range(4):
         inbox.put(message(n, 1000))
     assert tags(inbox.take(10, 2500)) == [0, 1]

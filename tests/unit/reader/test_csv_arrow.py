@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millstream.extract import Extraction, time_parser
 from millstream_connectors.file.source.csv_parsing import CsvFormat, CsvParser
-from millstream_connectors.shared.parsing import InvalidLine, Parsed
+from millstream_connectors.shared.parsing import InvalidLine, ParsedLines
 from millstream_udf import columns
 
 Outcome = tuple[list[tuple[bytes, int | None, tuple[bytes, ...] | None]], list[InvalidLine]]
@@ -76,7 +76,7 @@ def parsers(
     return plain, by_arrow
 
 
-def outcome(parsed: Parsed) -> Outcome:
+def outcome(parsed: ParsedLines) -> Outcome:
     """Value, event time and keys of each record, and what is invalid."""
     count = parsed.records
     values: Sequence[bytes] = parsed.values
@@ -93,7 +93,7 @@ def outcome(parsed: Parsed) -> Outcome:
     return list(zip(values, times or absent, keys or absent, strict=True)), parsed.invalid
 
 
-def same(lines: Sequence[bytes], plain: CsvParser, by_arrow: CsvParser) -> Parsed:
+def same(lines: Sequence[bytes], plain: CsvParser, by_arrow: CsvParser) -> ParsedLines:
     """What Arrow gives, once it is known to be what the csv module gives."""
     expected, found = (parser.parse(lines, 4096, final=True) for parser in (plain, by_arrow))
     assert (found.lines, outcome(found)) == (expected.lines, outcome(expected))

@@ -26,7 +26,7 @@ from millstream.frame import build_frame
 from millstream.nats.client import Client, header_bytes
 from millstream.nats.deliveries import origin_of
 from millstream_connectors.jetstream.source.lane import JetStreamSourceLane
-from millstream_connectors.kafka.source.runs import Taken, runs_of
+from millstream_connectors.kafka.source.runs import RunBatch, runs_of
 from millstream_connectors.postgres.source.pgoutput import Begin, NotPgoutputError, parse
 from millstream_connectors.pubsub.source.subscription import message_of as pubsub_message
 from millstream_connectors.pulsar.source.messages import arrived
@@ -60,7 +60,7 @@ def _kafka(given: int) -> Decoded:
     (run,) = runs_of([KafkaMessage("t", 0, 5, b"k", b"v", [("h", b"x")], None, (1, min(given, 2**63 - 1)), 0.0, 1)])
     if run.fault:
         return 0, run.fault
-    taken = Taken(0)
+    taken = RunBatch(0)
     taken.add(run, 1)
     frame = taken.frame()
     assert frame is not None

@@ -12,7 +12,7 @@ from millstream.frame import Frame, frame_of_records
 from millstream.limits import ID_STORED_BYTES, IDS_MESSAGE_BYTES
 from millstream.record import ID_DIGEST_BYTES, Record, id_digest
 from millstream_reader import ids as module
-from millstream_reader.ids import Admitted, SeenIds, full
+from millstream_reader.ids import NewRecords, SeenIds, full
 from tests.support.errors import raises
 
 
@@ -83,7 +83,7 @@ def test_ids_that_were_all_made_up_are_not_read() -> None:
     seen.admit(frame_of("given"))
     clock.now_s += 2 * seen.ttl_s
     frame = replace(frame_of("made-up", "another"), ids_column=b"not a column")
-    assert seen.admit(frame, bytes((1, 1))) == Admitted(frame)
+    assert seen.admit(frame, bytes((1, 1))) == NewRecords(frame)
     assert len(seen) == 0, "what has expired is forgotten all the same"
 
 

@@ -27,6 +27,7 @@ from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_vertex.trimming import Trimmer
+from millstream_writer.committer import Unit
 from tests.support.ledgers import open_memory_harness
 from tests.unit.reduce.queued import EDGE, OTHER_EDGE, Lane, frame_of, values_in
 
@@ -335,7 +336,7 @@ class Story:
 
     def _store(self, milestone: wal_pb2.Milestone) -> None:
         self.stored += 1
-        self.milestones.committed([milestone], {WINDOW: self.stored})
+        self.milestones.committed([Unit(frames=[self.milestones.frame(milestone, 0)])], {WINDOW: self.stored})
 
     def _release(self, queue: Queue) -> None:
         if self.kept:

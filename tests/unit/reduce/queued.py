@@ -15,7 +15,7 @@ from millstream_reduce import batches
 from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
-from millstream_reduce.queue import Appended, Queue, QueuedFrame, QueueLimits, open_queue
+from millstream_reduce.queue import AppendResult, Queue, QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.values import WindowContents
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
@@ -68,7 +68,7 @@ class Lane:
             self.sequences = queue.positions()
             yield queue
 
-    def append(self, queue: Queue, *frames: Frame, watermark_us: int = 0, edge: str = EDGE) -> Appended:
+    def append(self, queue: Queue, *frames: Frame, watermark_us: int = 0, edge: str = EDGE) -> AppendResult:
         queued = []
         for frame in frames:
             self.sequences[edge] = self.sequences.get(edge, 0) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.limits import SPAN_LINKS_MAX
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.origins import ENTRIES_MAX, WINDOWS_MAX, Origin, Origins
+from millstream_reduce.origins import ENTRIES_MAX, WINDOWS_MAX, HandOverOrigin, Origins
 from millstream_reduce.values import Location, Piece, Window, WindowContents
 from millstream_reduce.window_table import WindowTable
 
@@ -24,21 +24,21 @@ def test_a_window_is_as_new_as_its_newest_record_and_a_hand_over_as_old_as_its_o
     origins = Origins()
     for segment, offset, ingest_us in ((1, 64, 10), (1, 128, 20), (2, 64, 30), (2, 128, 40)):
         origins.note(Location(segment, offset, 64), ingest_us, "")
-    assert origins.of(hand_over(window((1, 64), (2, 64))), NOW_US) == Origin(30, ())
+    assert origins.of(hand_over(window((1, 64), (2, 64))), NOW_US) == HandOverOrigin(30, ())
     # The rows of a window are in any order.
-    assert origins.of(hand_over(window((2, 64), (1, 64))), NOW_US) == Origin(30, ())
-    assert origins.of(hand_over(window((2, 128)), window((1, 64), (1, 128))), NOW_US) == Origin(20, ())
+    assert origins.of(hand_over(window((2, 64), (1, 64))), NOW_US) == HandOverOrigin(30, ())
+    assert origins.of(hand_over(window((2, 128)), window((1, 64), (1, 128))), NOW_US) == HandOverOrigin(20, ())
 
 
 def test_where_nothing_is_known_records_have_entered_now() -> None:
     origins = Origins()
-    assert origins.of(hand_over(window((1, 64))), NOW_US) == Origin(NOW_US, ())
-    assert origins.of(hand_over(), NOW_US) == Origin(NOW_US, ())
+    assert origins.of(hand_over(window((1, 64))), NOW_US) == HandOverOrigin(NOW_US, ())
+    assert origins.of(hand_over(), NOW_US) == HandOverOrigin(NOW_US, ())
     origins.note(Location(1, 64, 64), 10, "a")
     origins.note(Location(2, 64, 64), 20, "b")
     origins.keep([2])
-    assert origins.of(hand_over(window((1, 64))), NOW_US) == Origin(NOW_US, ())
-    assert origins.of(hand_over(window((2, 64))), NOW_US) == Origin(20, ("b",))
+    assert origins.of(hand_over(window((1, 64))), NOW_US) == HandOverOrigin(NOW_US, ())
+    assert origins.of(hand_over(window((2, 64))), NOW_US) == HandOverOrigin(20, ("b",))
 
 
 def test_of_many_entries_only_some_are_noted_and_an_entry_between_is_taken_for_the_one_before() -> None:
@@ -69,4 +69,4 @@ def test_of_many_windows_some_are_looked_at_all_over_the_hand_over() -> None:
     for number in range(4):
         origins.note(Location(number, 0, 64), 10 + number, f"trace {number}")
     many = [window((number * 4 // (4 * WINDOWS_MAX), 0)) for number in range(4 * WINDOWS_MAX)]
-    assert origins.of(hand_over(*many), NOW_US) == Origin(10, tuple(f"trace {number}" for number in range(4)))
+    assert origins.of(hand_over(*many), NOW_US) == HandOverOrigin(10, tuple(f"trace {number}" for number in range(4)))

@@ -16,7 +16,7 @@ from millstream.errors import FencedError
 from millstream.frame import Frame
 from millstream_reduce.log.entries import segment_name, whole_entries
 from millstream_reduce.log.segments import segment_numbers
-from millstream_reduce.origins import Origin
+from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import QueueLimits
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
@@ -499,7 +499,7 @@ async def test_the_trace_of_the_records_leads_to_their_hand_over(tmp_path: Path)
         await queue.sync()
     async with lane.opened() as queue:
         (hand_over,) = queue.close(10)
-        assert queue.origin_of(hand_over, 1000) == Origin(7, ("00-aa-bb-01",))
+        assert queue.origin_of(hand_over, 1000) == HandOverOrigin(7, ("00-aa-bb-01",))
 
 
 async def test_an_owner_that_was_replaced_is_told_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from millstream import codes
 from millstream.plan.plan import plan_of
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
@@ -59,16 +59,16 @@ def test_the_longest_spans_of_the_file_are_within_those_of_the_windows() -> None
 
 
 @pytest.fixture(scope="module")
-def resolved() -> Resolved:
+def resolved() -> ResolvedPipeline:
     loaded = load(FLIGHTS)
-    return Resolved(loaded.plan, loaded.base_dir)
+    return ResolvedPipeline(loaded.plan, loaded.base_dir)
 
 
 def lane(vertex: str, partition: int = 0) -> LaneId:
     return LaneId(vertex, "window", partition)
 
 
-def test_sql(resolved: Resolved) -> None:
+def test_sql(resolved: ResolvedPipeline) -> None:
     program = program_of(resolved, lane("carrier-hours"), 0, None)
     assert program == engine_pb2.Program(
         keyed=True,
@@ -79,15 +79,15 @@ def test_sql(resolved: Resolved) -> None:
     )
 
 
-def test_sql_over_bytes(resolved: Resolved) -> None:
+def test_sql_over_bytes(resolved: ResolvedPipeline) -> None:
     pipeline = resolved.pipeline.as_written(given_only=True)
     del pipeline["spec"]["vertices"][1]["udf"]["sql"]["value"]
     plain = type(resolved.pipeline).model_validate(pipeline)
-    changed = Resolved(plan_of(Graph.of(plain)), resolved.base_dir)
+    changed = ResolvedPipeline(plan_of(Graph.of(plain)), resolved.base_dir)
     assert program_of(changed, lane("carrier-hours"), 0, None).sql.value == engine_pb2.ValueSchema(format="raw")
 
 
-def test_functions_are_found_from_the_file(resolved: Resolved) -> None:
+def test_functions_are_found_from_the_file(resolved: ResolvedPipeline) -> None:
     program = program_of(resolved, lane("planes"), 0, None)
     assert program.python == engine_pb2.PythonProgram(
         target="planes.py:Day",
@@ -97,7 +97,7 @@ def test_functions_are_found_from_the_file(resolved: Resolved) -> None:
     )
 
 
-def test_programs_are_called_where_they_run(resolved: Resolved) -> None:
+def test_programs_are_called_where_they_run(resolved: ResolvedPipeline) -> None:
     program = program_of(resolved, lane("moving"), 0, None)
     assert not program.keyed
     assert program.udf == engine_pb2.UdfProgram(
@@ -110,7 +110,7 @@ def test_programs_are_called_where_they_run(resolved: Resolved) -> None:
         program_of(resolved, lane("out"), 0, None)
 
 
-def test_lanes_share_the_storage_of_their_replica(resolved: Resolved) -> None:
+def test_lanes_share_the_storage_of_their_replica(resolved: ResolvedPipeline) -> None:
     assert log_bytes_max(resolved.graph.vertex("carrier-hours")) == (1 << 30) // 2, "four lanes, two replicas"
     assert log_bytes_max(resolved.graph.vertex("totals")) == 2 << 30
     assert log_bytes_max(resolved.graph.vertex("moving")) is None

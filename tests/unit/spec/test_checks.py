@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from millstream.spec import checks, needs
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream_worker.kinds import reduce
 
 
@@ -30,7 +30,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(base: Path, **vertices: dict[str, Any]) -> Loaded:
+def loaded(base: Path, **vertices: dict[str, Any]) -> LoadedPipeline:
     """A pipeline of the given source, udf or sink, completed to a whole one."""
     source = vertices.pop("source", {"generator": {}})
     sink = vertices.pop("sink", {"log": {}})
@@ -51,7 +51,7 @@ def loaded(base: Path, **vertices: dict[str, Any]) -> Loaded:
     return load(file)
 
 
-def found(pipeline: Loaded) -> list[tuple[str, str]]:
+def found(pipeline: LoadedPipeline) -> list[tuple[str, str]]:
     problems = checks.local_problems(pipeline)
     assert all(problem.line > 0 and problem.expected for problem in problems)
     base = f"{pipeline.base_dir}/"
@@ -129,7 +129,7 @@ def test_inputs(base: Path) -> None:
 
 
 def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def http(**auth: object) -> Loaded:
+    def http(**auth: object) -> LoadedPipeline:
         return loaded(base, source={"http": {"auth": auth}})
 
     monkeypatch.delenv("TOKEN_FOR_TEST", raising=False)
@@ -150,7 +150,7 @@ def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sink(path: str, **more: Any) -> Loaded:
+    def sink(path: str, **more: Any) -> LoadedPipeline:
         return loaded(base, sink={"file": {"path": path}, **more})
 
     retry = {"retryStrategy": {"onFailure": "fallback"}}

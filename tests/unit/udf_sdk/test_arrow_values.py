@@ -19,7 +19,7 @@ from millstream_udf.columns import pack_bytes, pack_times
 from millstream_udf.defining import define
 from millstream_udf.definition import MAP
 from millstream_udf.execution import open_function
-from millstream_udf.inputs import Inputs
+from millstream_udf.inputs import FrameInputs
 from millstream_udf.json_rows import rows_as_json
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -33,8 +33,8 @@ def frame_of(count: int, **values: bytes) -> bytes:
 
 def seen(rows: pa.RecordBatch, schema: pa.Schema) -> tuple[Any, Any]:
     """What a function of that schema gets of the rows: as columns, and as JSON."""
-    as_columns = Inputs(frame_of(rows.num_rows, arrow=arrow_values.packed(rows)))
-    as_json = Inputs(frame_of(rows.num_rows, values=pack_bytes(rows_as_json(rows))))
+    as_columns = FrameInputs(frame_of(rows.num_rows, arrow=arrow_values.packed(rows)))
+    as_json = FrameInputs(frame_of(rows.num_rows, values=pack_bytes(rows_as_json(rows))))
     assert as_columns.arrow_column
     return to_fields(as_columns, schema), to_fields(as_json, schema)
 
@@ -48,7 +48,7 @@ def test_a_function_gets_of_columns_what_it_gets_of_json(rows: pa.RecordBatch) -
 
 @given(tables())
 def test_the_json_of_columns_is_what_their_function_would_have_written(rows: pa.RecordBatch) -> None:
-    inputs = Inputs(frame_of(rows.num_rows, arrow=arrow_values.packed(rows)))
+    inputs = FrameInputs(frame_of(rows.num_rows, arrow=arrow_values.packed(rows)))
     assert inputs.values == rows_as_json(rows)
 
 

@@ -36,7 +36,7 @@ from millstream_reader.source import SourceLane
 from millstream_reader.tracker import Tracker
 from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
-from millstream_udf.execution import Lane, open_function
+from millstream_udf.execution import FunctionLane, open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
@@ -67,7 +67,7 @@ def records_of(*values: bytes, time_us: int = 0) -> Frame:
 class InProcessStream:
     """A function's stream without the stream: what is asked and answered is encoded as on the wire."""
 
-    def __init__(self, lane: Lane, hello: udf_pb2.Hello) -> None:
+    def __init__(self, lane: FunctionLane, hello: udf_pb2.Hello) -> None:
         self._lane = lane
         self._hello = hello
         self.calls: list[int] = []

@@ -24,12 +24,12 @@ from millstream.record import LaneId, Position
 from millstream.telemetry.telemetry import Telemetry
 from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
 from millstream_reader.source import SourceBatch
-from millstream_reader.tracker import Tracked, Tracker
+from millstream_reader.tracker import Tracker, WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.pacing import bound_by
 from millstream_vertex.publishing import LaneCounters
-from millstream_vertex.to_sink import ChainDeliverer, Target
-from millstream_writer.committer import Committer, Delivered, Member, Passed, Unit
+from millstream_vertex.to_sink import ChainDeliverer, ChainSink
+from millstream_writer.committer import Committer, Member, MemberCounts, SinkRecords, Unit
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Route, Router
 from millstream_writer.sink import SinkFrame, UnkeptLane, WriteResult
@@ -50,7 +50,7 @@ async def begun(tracker: Tracker, size: int) -> int:
     """How many pieces of this size may begin."""
     count = 0
     while True:
-        beginning = asyncio.ensure_future(tracker.begin(Tracked(1, size)))
+        beginning = asyncio.ensure_future(tracker.begin(WorkInFlight(1, size)))
         await asyncio.sleep(0)
         if not beginning.done():
             beginning.cancel()
@@ -85,19 +85,19 @@ async def test_what_may_begin(concurrencies: list[int], size: int, pieces: int) 
 async def test_what_is_answered_makes_room_for_the_function_until_it_would_wait_for_commits() -> None:
     tracker = Tracker(pieces_max=64, bytes_max=64 * MIB)
     bound_by(tracker, [1], COMMIT_AHEAD_BYTES_MAX)
-    in_flight: list[Tracked] = []
+    in_flight: list[WorkInFlight] = []
     while len(in_flight) * LARGE < COMMIT_AHEAD_BYTES_MAX + FUNCTION_BYTES_MAX:
-        waiting = asyncio.ensure_future(tracker.begin(Tracked(1, LARGE)))
+        waiting = asyncio.ensure_future(tracker.begin(WorkInFlight(1, LARGE)))
         await asyncio.sleep(0)
         if not waiting.done():
             # More waits for the function only: commits need not hurry.
             assert not tracker.crowded
             await tracker.answered(in_flight[0])
         await waiting
-        in_flight.append(Tracked(1, LARGE))
+        in_flight.append(WorkInFlight(1, LARGE))
     for piece in in_flight[: FUNCTION_BYTES_MAX // LARGE]:
         await tracker.answered(piece)
-    waiting = asyncio.ensure_future(tracker.begin(Tracked(1, LARGE)))
+    waiting = asyncio.ensure_future(tracker.begin(WorkInFlight(1, LARGE)))
     await asyncio.sleep(0)
     assert tracker.crowded
     await tracker.finish(1)
@@ -148,7 +148,7 @@ class OneFrame(GivenSource):
 def deliverer_of(core: LaneCore, delivery: Delivery) -> ChainDeliverer:
     """Delivers for a chain of a source and a sink."""
     last = LaneId("out", "in-out", 0)
-    return ChainDeliverer(core, Target(last, delivery, None, core.telemetry, LaneCounters(), core.clock))
+    return ChainDeliverer(core, ChainSink(last, delivery, None, core.telemetry, LaneCounters(), core.clock))
 
 
 def kept(value: bytes) -> list[Frame]:
@@ -254,8 +254,10 @@ async def test_a_write_above_what_a_kill_may_repeat_is_made_alone(rig: Rig) -> N
     large = COMMIT_AHEAD_BYTES_MAX // frame.size + 1
     counts = [1, large, 1, large, large, 1]
     for number, count in enumerate(counts):
-        delivered = [Delivered(frame, f"{number}/", row) for row in range(count)]
-        unit = Unit(source_position=b"1", passed=[Passed()], delivered=delivered, pieces=0, size=count * frame.size)
+        delivered = [SinkRecords(frame, f"{number}/", row) for row in range(count)]
+        unit = Unit(
+            source_position=b"1", passed=[MemberCounts()], delivered=delivered, pieces=0, size=count * frame.size
+        )
         done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
         done.set_result([unit])
         core.units.add(done)
@@ -277,7 +279,9 @@ async def test_a_commit_that_fails_while_a_lane_waits_for_records_ends_it(rig: R
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
     delivery = Delivery(CountingSink(), None, STOP, DeliveryLimits(), where="p/out/in-out.0", rng=random.Random(1))
     output = deliverer_of(core, delivery)
-    unit = Unit(source_position=b"1", passed=[Passed()], delivered=[Delivered(records_of(b"a"), "x", 0)], pieces=0)
+    unit = Unit(
+        source_position=b"1", passed=[MemberCounts()], delivered=[SinkRecords(records_of(b"a"), "x", 0)], pieces=0
+    )
     done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
     done.set_result([unit])
     core.units.add(done)

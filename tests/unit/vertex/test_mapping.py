@@ -14,7 +14,7 @@ from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.naming import MISFIT, Naming, Origin
 from millstream.record import Record
-from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
+from millstream.retry import Backoff, OnFailure, RepeatedAsking, RetryPolicy
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.watermark.future import DROPPED, FutureBound
 from millstream_udf import Context, DeadLetter, Drop, Message, Retry, source_transform
@@ -369,7 +369,7 @@ async def test_without_an_end_a_function_may_ask_as_often_as_it_likes() -> None:
 
 
 def test_a_long_wait_is_said_however_seldom_the_function_asks() -> None:
-    waiting = Waiting()
+    waiting = RepeatedAsking()
     assert [waiting.again(6.0) for _ in range(8)] == [False, True, False, True, False, False, False, True]
 
 

@@ -16,6 +16,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones, open_milestones
 from millstream_reduce.lane.progress import check_whole
 from millstream_vertex.trimming import Trimmer
+from millstream_writer.committer import Unit
 from tests.support.errors import raises
 from tests.support.ledgers import LaneOwner, open_memory_harness
 from tests.unit.reduce.queued import EDGE, frame_of
@@ -43,7 +44,7 @@ async def commit(owner: LaneOwner, stored: StoredMilestones, *milestones: wal_pb
     pairs = [stored.frame(one, 7) for one in milestones]
     receipt = await owner.commit(*((buffer, frame.encode()) for buffer, frame in pairs))
     sequences = {buffer: number for (buffer, _), number in zip(pairs, receipt.frame_sequences, strict=True)}
-    stored.committed(milestones, sequences)
+    stored.committed([Unit(frames=pairs)], sequences)
 
 
 async def way_from(ledger: Ledger, **positions: int) -> list[wal_pb2.Milestone]:

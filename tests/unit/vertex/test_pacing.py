@@ -12,7 +12,7 @@ from millstream.record import BufferId, Position
 from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import OtStore, follow
 from millstream_reader.buffer import open_buffer_reader
-from millstream_reader.tracker import Tracked, Tracker
+from millstream_reader.tracker import Tracker, WorkInFlight
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
 from millstream_vertex.core import LaneCore
 from millstream_vertex.gathering import Pace
@@ -146,9 +146,9 @@ async def test_output_that_waits_is_committed_when_nothing_can_come_before() -> 
     async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
         tasks.create_task(pacing.run())
         tracker = pacing.core.tracker
-        await tracker.begin(Tracked(1, 1))
+        await tracker.begin(WorkInFlight(1, 1))
         last = await pacing.until_it_waits()
-        next_piece = tasks.create_task(tracker.begin(Tracked(1, 1)))
+        next_piece = tasks.create_task(tracker.begin(WorkInFlight(1, 1)))
         assert await pacing.commits.get() == last
         next_piece.cancel()
         pacing.core.units.close()

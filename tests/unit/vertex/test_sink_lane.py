@@ -24,7 +24,7 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import Lane
 from millstream_vertex.sink_output import SinkOutput
 from millstream_vertex.stages import Stages
-from millstream_vertex.to_sink import Target
+from millstream_vertex.to_sink import ChainSink
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.routing import Router
@@ -98,7 +98,7 @@ async def run(rig: Rig, sink: OneByOne, backlog: asyncio.Event, frames: int, fal
         trimmer = Trimmer(upstream.trim)
         beside = (follow(await rig.stores.store("in"), [lane_input]), trimmer.run())
         background = [tasks.create_task(one) for one in beside]
-        target = Target(LANE, delivery, None, core.telemetry, core.counters, core.clock)
+        target = ChainSink(LANE, delivery, None, core.telemetry, core.counters, core.clock)
         stages = Stages([], SinkOutput(core, target), core.clock)
         buffer_input = BufferInput(core, reader, lane_input, trimmer)
         lane = sink.lane = Lane(core, buffer_input, stages, paced=False, may_grow=False, leaves=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_reader.tracker import Tracked, Tracker
+from millstream_reader.tracker import Tracker, WorkInFlight
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.pacing import FIRST_SLICE_RECORDS, Slicer
 
@@ -28,15 +28,15 @@ async def test_results_come_out_in_the_order_in_which_work_began() -> None:
 
 async def test_the_tracker_bounds_what_is_in_flight() -> None:
     tracker = Tracker(pieces_max=2, bytes_max=100)
-    await tracker.begin(Tracked(records=5, size=60))
-    too_much = asyncio.ensure_future(tracker.begin(Tracked(records=1, size=60)))
+    await tracker.begin(WorkInFlight(records=5, size=60))
+    too_much = asyncio.ensure_future(tracker.begin(WorkInFlight(records=1, size=60)))
     await asyncio.sleep(0)
     assert not too_much.done()
     await tracker.finish(1)
     await too_much
-    await tracker.begin(Tracked(records=1, size=40))
+    await tracker.begin(WorkInFlight(records=1, size=40))
     assert (len(tracker), tracker.records, tracker.size) == (2, 2, 100)
-    third = asyncio.ensure_future(tracker.begin(Tracked(records=1, size=0)))
+    third = asyncio.ensure_future(tracker.begin(WorkInFlight(records=1, size=0)))
     await asyncio.sleep(0)
     assert not third.done()
     await tracker.finish(2)
@@ -45,7 +45,7 @@ async def test_the_tracker_bounds_what_is_in_flight() -> None:
 
 async def test_a_piece_larger_than_the_bound_goes_alone() -> None:
     tracker = Tracker(pieces_max=2, bytes_max=100)
-    await tracker.begin(Tracked(records=1, size=1000))
+    await tracker.begin(WorkInFlight(records=1, size=1000))
     assert tracker.size == 1000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream_connectors.opensearch.settings import OpenSearchSink
-from millstream_connectors.opensearch.sink.documents import Owned, convert
+from millstream_connectors.opensearch.sink.documents import OwnerVersions, convert
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -15,6 +15,6 @@ def test_json_that_cannot_be_parsed_is_refused_alone(value: bytes) -> None:
         {"url": "http://127.0.0.1:9200", "index": "i", "mode": "upsert", "id": "id"}
     )
     frame = sink_frame([b'{"id": "a"}', value, b'{"id": "b"}'], 1)
-    puts, failures = convert(frame, settings, "run", Owned(1, 1))
+    puts, failures = convert(frame, settings, "run", OwnerVersions(1, 1))
     assert [put.row for put in puts] == [0, 2]
     assert [failure.index for failure in failures] == [1]

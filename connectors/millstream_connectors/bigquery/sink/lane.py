@@ -37,9 +37,9 @@ from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.bigquery.sink.appending import Appending, NotAppendedError, RefusedRowsError, Request
 from millstream_connectors.bigquery.sink.positions import (
     COLUMNS,
-    Claim,
     History,
-    Noted,
+    StreamClaim,
+    StreamPosition,
     claim_cells,
     creation,
     history_of,
@@ -50,10 +50,10 @@ from millstream_connectors.bigquery.sink.positions import (
     restriction,
     schema_faults,
 )
-from millstream_connectors.bigquery.sink.rows import BigQueryFormat, Row, RowType, column_faults, requests_of
+from millstream_connectors.bigquery.sink.rows import BigQueryFormat, RowType, TableRow, column_faults, requests_of
 from millstream_connectors.shared.first_try import first_try
-from millstream_connectors.shared.kept import Converted, Kept, check_kept, fenced
-from millstream_connectors.shared.refusable import Part, RefusableLane, Refusal
+from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced
+from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 
@@ -73,7 +73,7 @@ class Fault(NamedTuple):
 class _Open:
     """The streams of a lane that this owner has taken over."""
 
-    def __init__(self, claim: Claim, rows: Appending, positions: Appending) -> None:
+    def __init__(self, claim: StreamClaim, rows: Appending, positions: Appending) -> None:
         self.claim = claim
         self.rows = rows
         self.positions = positions
@@ -89,7 +89,7 @@ class _Open:
         self.positions.close()
 
 
-class BigQuerySinkLane(RefusableLane[Row]):
+class BigQuerySinkLane(RefusableLane[TableRow]):
     """The lane's stream, which is opened when it is needed, and replaced after a failure."""
 
     def __init__(self, settings: BigQuerySink, owner: SinkOwner, link: BigQueryLink) -> None:
@@ -129,7 +129,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
                 await self._note([self._noted(self._open_lane.count, *self._last)])
                 self._lane.unconfirmed = False
 
-    def _convert(self, item: SinkFrame) -> Converted[Row]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[TableRow]:
         assert self._format is not None, "it is used in a session"
         return self._format.rows_of(item)
 
@@ -137,12 +137,12 @@ class BigQuerySinkLane(RefusableLane[Row]):
         return Refusal(REFUSED, str(error)) if isinstance(error, RefusedRowsError) else None
 
     @asynccontextmanager
-    async def _trying(self) -> AsyncIterator[Callable[[Sequence[Row]], Awaitable[None]]]:
+    async def _trying(self) -> AsyncIterator[Callable[[Sequence[TableRow]], Awaitable[None]]]:
         """Attempts in a stream that is never committed."""
         stream = await self._link.create_stream(self._settings.table, "PENDING")
         trial = Appending(self._link, stream.name, self._row_type.descriptor)
 
-        async def attempt(rows: Sequence[Row]) -> None:
+        async def attempt(rows: Sequence[TableRow]) -> None:
             requests = [Request([row.data for row in part], None) for part in requests_of(rows)]
             if await trial.append(requests) < len(requests):
                 assert trial.refusal is not None, "that is why it ended"
@@ -153,7 +153,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         finally:
             trial.close()
 
-    async def _transact(self, part: Part[Row]) -> None:
+    async def _transact(self, part: TransactionPart[TableRow]) -> None:
         lane = self._lane
         end = max(part.end, self._durable)
         # Requests before a refused one have been written.
@@ -163,7 +163,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         if not parts and end <= self._durable and not part.refused:
             return
         requests: list[Request] = []
-        noted: list[Noted] = []
+        noted: list[StreamPosition] = []
         rows = lane.count
         for place, rows_of in enumerate(parts):
             requests.append(Request([row.data for row in rows_of], rows))
@@ -202,12 +202,12 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
     def _noted(
         self, rows: int, position: Position, frame: str, *, refused: Sequence[tuple[Position, str, str]] = ()
-    ) -> Noted:
+    ) -> StreamPosition:
         lane = self._lane
         lane.number += 1
-        return Noted(lane.number, rows, lane.count, position, frame, refused)
+        return StreamPosition(lane.number, rows, lane.count, position, frame, refused)
 
-    async def _note(self, noted: Sequence[Noted]) -> None:
+    async def _note(self, noted: Sequence[StreamPosition]) -> None:
         owner, lane = self._owner, self._lane
         rows = [noted_cells(owner.pipeline, owner.name, lane.claim, one) for one in noted]
         with step("bigquery_sink.note", owner.lane.vertex):
@@ -292,7 +292,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         names = [column.name for column in settings.rows.row]
         self._format = BigQueryFormat(settings, RowType(stream.table_schema, names))
         self._attempts += 1
-        claim = Claim(owner.ledger_id, owner.epoch, self._identity, self._attempts, stream.name)
+        claim = StreamClaim(owner.ledger_id, owner.epoch, self._identity, self._attempts, stream.name)
         lane = _Open(
             claim,
             Appending(link, stream.name, self._row_type.descriptor),
@@ -325,10 +325,10 @@ class BigQuerySinkLane(RefusableLane[Row]):
         stranger = next((claim for claim in others if claim.run != self._owner.ledger_id), newest)
         last = max((one.position for of in history.noted.values() for one in of), default=self._owner.start)
         # The exact position is known only when the streams are finalized, and this check comes first.
-        kept = Kept(stranger.run, newest.epoch, newest.owner, last, "")
+        kept = TargetPosition(stranger.run, newest.epoch, newest.owner, last, "")
         await check_kept(self._owner, kept, self._settings.table, self._by_hand, ours=False)
 
-    async def _finalized(self, claim: Claim) -> int | None:
+    async def _finalized(self, claim: StreamClaim) -> int | None:
         """Finalize the stream of a claim. Returns its number of rows; None if BigQuery no longer has it."""
         if not claim.stream:
             # The user has inserted this claim.
@@ -342,7 +342,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
             raise
 
     async def _found(
-        self, history: History, claim: Claim, counts: dict[str, int | None]
+        self, history: History, claim: StreamClaim, counts: dict[str, int | None]
     ) -> tuple[Position, str, dict[Position, tuple[str, str]]]:
         """The lane's position, by the number of rows in the streams of earlier owners."""
         await self._check(history)
@@ -357,7 +357,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
             if end is None:
                 raise self._lost("no position for the rows that its last stream has, or had")
             # The check also covers positions of this process, whose answers it may have lost.
-            kept = Kept(former.run, former.epoch, former.owner, end.position, end.frame)
+            kept = TargetPosition(former.run, former.epoch, former.owner, end.position, end.frame)
             await check_kept(owner, kept, table, self._by_hand, ours=former.owner == self._identity)
             return end.position, end.frame, refused_until(noted, end, owner.start)
         if not owner.fallback and self._durable > Position(0):
@@ -376,8 +376,8 @@ class BigQuerySinkLane(RefusableLane[Row]):
     def _by_hand(self) -> str:
         """The statements with which the user confirms that the lane's mark is right."""
         owner, table = self._owner, f"{self._settings.dataset}.{self._settings.position_table}"
-        claim = Claim(owner.ledger_id, owner.epoch, "by hand", 0, "")
-        cells = noted_cells(owner.pipeline, owner.name, claim, Noted(1, 0, 0, owner.start, ""))
+        claim = StreamClaim(owner.ledger_id, owner.epoch, "by hand", 0, "")
+        cells = noted_cells(owner.pipeline, owner.name, claim, StreamPosition(1, 0, 0, owner.start, ""))
         values = ", ".join("NULL" if cell is None else literal(cell) for cell in cells)
         inserted = f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})"
         return f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; {inserted}`"

@@ -42,7 +42,7 @@ COLUMNS: Mapping[str, str] = {
 Refused = Mapping[Position, tuple[str, str]]
 
 
-class Claim(NamedTuple):
+class StreamClaim(NamedTuple):
     """An owner, and the stream to which it writes."""
 
     run: str
@@ -59,7 +59,7 @@ class Claim(NamedTuple):
         return self.epoch, self.attempt, self.owner
 
 
-class Noted(NamedTuple):
+class StreamPosition(NamedTuple):
     """The position of a lane when its stream has `rows` rows."""
 
     number: int
@@ -76,16 +76,16 @@ class Noted(NamedTuple):
 class History(NamedTuple):
     """The rows of the table for one lane."""
 
-    claims: Sequence[Claim]
+    claims: Sequence[StreamClaim]
     """In ascending order of rank."""
-    noted: Mapping[str, Sequence[Noted]]
+    noted: Mapping[str, Sequence[StreamPosition]]
     """The positions of each stream, in order."""
 
-    def newest(self) -> Claim | None:
+    def newest(self) -> StreamClaim | None:
         """The claim of the highest rank."""
         return self.claims[-1] if self.claims else None
 
-    def open_streams(self, below: Claim) -> list[Claim]:
+    def open_streams(self, below: StreamClaim) -> list[StreamClaim]:
         """Claims whose streams may still grow: the newest one with a position, and all after it. An owner notes its
         first position only when all streams before its own are finalized."""
         earlier = [claim for claim in self.claims if claim.rank < below.rank]
@@ -93,7 +93,7 @@ class History(NamedTuple):
         return earlier[settled:]
 
 
-def reached(noted: Sequence[Noted], rows: int | None) -> Noted | None:
+def reached(noted: Sequence[StreamPosition], rows: int | None) -> StreamPosition | None:
     """The position for a stream with this number of rows; None if there is no such position. `rows`: None if BigQuery
     no longer has the stream; then the last position counts if all its rows were confirmed."""
     if rows is None:
@@ -102,7 +102,9 @@ def reached(noted: Sequence[Noted], rows: int | None) -> Noted | None:
     return next((one for one in reversed(noted) if one.rows == rows), None)
 
 
-def refused_until(noted: Sequence[Noted], end: Noted, after: Position) -> dict[Position, tuple[str, str]]:
+def refused_until(
+    noted: Sequence[StreamPosition], end: StreamPosition, after: Position
+) -> dict[Position, tuple[str, str]]:
     """The records that were set aside after the position `after`, according to the notes up to `end`."""
     found: dict[Position, tuple[str, str]] = {}
     for one in noted:
@@ -111,13 +113,13 @@ def refused_until(noted: Sequence[Noted], end: Noted, after: Position) -> dict[P
     return found
 
 
-def claim_cells(pipeline: str, lane: str, claim: Claim) -> list[Any]:
+def claim_cells(pipeline: str, lane: str, claim: StreamClaim) -> list[Any]:
     """A claim as a row."""
     run, epoch, owner, attempt, stream = claim
     return [pipeline, lane, run, epoch, owner, attempt, 0, stream, *[None] * 6]
 
 
-def noted_cells(pipeline: str, lane: str, claim: Claim, noted: Noted) -> list[Any]:
+def noted_cells(pipeline: str, lane: str, claim: StreamClaim, noted: StreamPosition) -> list[Any]:
     """A position as a row."""
     run, epoch, owner, attempt, stream = claim
     place = [noted.position.sequence, noted.position.record_index]
@@ -128,15 +130,15 @@ def noted_cells(pipeline: str, lane: str, claim: Claim, noted: Noted) -> list[An
 
 def history_of(rows: Iterable[Mapping[str, Any]]) -> History:
     """The history in these rows, which may come in any order and more than once."""
-    claims: set[Claim] = set()
-    noted: dict[str, dict[int, Noted]] = {}
+    claims: set[StreamClaim] = set()
+    noted: dict[str, dict[int, StreamPosition]] = {}
     for row in rows:
-        claim = Claim(row["run"], row["epoch"], row["owner"], row["attempt"], row["stream"])
+        claim = StreamClaim(row["run"], row["epoch"], row["owner"], row["attempt"], row["stream"])
         claims.add(claim)
         if row["row_count"] is not None:
             refused = [(Position(*at), reason, detail) for at, reason, detail in parse_json(row["refused"] or "[]")]
             position = Position(row["sequence"], row["record"])
-            noted.setdefault(claim.stream, {})[row["number"]] = Noted(
+            noted.setdefault(claim.stream, {})[row["number"]] = StreamPosition(
                 row["number"], row["row_count"], row["confirmed"], position, row["frame"] or "", refused
             )
     ordered = {stream: [of[number] for number in sorted(of)] for stream, of in noted.items()}

@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from millstream.exact_json import double_of, text_of
 from millstream.record import Position
 from millstream_connectors.bigquery.settings import BigQuerySink
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.tables.rows import Absent, RowFormat
 from millstream_writer.sink import SinkFailure, SinkFrame, exact_position
 
@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """The row of one record."""
 
     data: bytes
@@ -66,14 +66,14 @@ class RowType:
         represent."""
         known = {field.name.lower(): field for field in schema.fields}
         self._fields = [known[name.lower()] for name in names]
-        self.descriptor = descriptor_pb2.DescriptorProto(name="Row")
+        self.descriptor = descriptor_pb2.DescriptorProto(name="TableRow")
         for number, field in enumerate(self._fields, 1):
             _add(self.descriptor, field, number)
         file = descriptor_pb2.FileDescriptorProto(name="rows.proto", package="rows", syntax="proto2")
         file.message_type.append(self.descriptor)
         pool = descriptor_pool.DescriptorPool()
         pool.Add(file)
-        self._message: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("rows.Row"))
+        self._message: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("rows.TableRow"))
 
     def encode(self, cells: Sequence[Any]) -> bytes:
         """The message with these values. Raises `ValueError` if one does not fit its column."""
@@ -134,15 +134,15 @@ class BigQueryFormat(RowFormat[bytes]):
         super().__init__(settings.rows)
         self.row_type = row_type
 
-    def rows_of(self, item: SinkFrame) -> Converted[Row]:
+    def rows_of(self, item: SinkFrame) -> ConvertedRecords[TableRow]:
         """The rows of a frame's records, each with the lane's position after it."""
         found = self.convert(item)
         indexes = item.indexes()
         made = [
-            Row(data, exact_position(item, indexes[row] + 1), item.name)
+            TableRow(data, exact_position(item, indexes[row] + 1), item.name)
             for row, data in zip(found.rows, found.made, strict=True)
         ]
-        return Converted(found.rows, made, found.failures)
+        return ConvertedRecords(found.rows, made, found.failures)
 
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
@@ -168,9 +168,9 @@ class BigQueryFormat(RowFormat[bytes]):
         return kept, made, failures
 
 
-def requests_of(rows: Sequence[Row]) -> list[list[Row]]:
+def requests_of(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """Divide the rows into requests, in order, with as many rows as fit into each."""
-    made: list[list[Row]] = []
+    made: list[list[TableRow]] = []
     size = 0
     for row in rows:
         # Each row has a tag of one byte and a length of up to four.

@@ -48,7 +48,7 @@ from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
 from millstream_connectors.lake.rows import TableRows, rows_of
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import is_url
 from millstream_writer.connector import SinkOwner
 
@@ -166,7 +166,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
             except ABSENT:
                 raise error from None
 
-    def _kept(self, table: DeltaTable) -> Kept | None:
+    def _kept(self, table: DeltaTable) -> TargetPosition | None:
         said = {
             part: table.transaction_version(f"{self._application}/{part}")
             for part in ("run", "epoch", "owner", "sequence", "index")
@@ -181,13 +181,13 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                 f"{self._application}: {said}. Nothing was written now. Restore the table's log",
             )
         name = self._owner.ledger_id if run == self._run else _ANOTHER_RUN
-        return Kept(name, epoch, str(owner), Position(sequence, index), "")
+        return TargetPosition(name, epoch, str(owner), Position(sequence, index), "")
 
     def _is_ours(self, table: DeltaTable) -> bool:
         """Whether the object's state names this owner."""
         return table.transaction_version(f"{self._application}/owner") == self._name
 
-    def _with_frame(self, table: DeltaTable, kept: Kept) -> Kept:
+    def _with_frame(self, table: DeltaTable, kept: TargetPosition) -> TargetPosition:
         """The position with the frame of the lane's last record, if the history goes back that far."""
         for version in range(table.version(), max(-1, table.version() - _HISTORY), -1):
             commit = self._commit_info(version)

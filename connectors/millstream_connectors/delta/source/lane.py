@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from millstream_connectors.delta.settings import DeltaSource
-from millstream_connectors.delta.source.log import Added, TableLog
+from millstream_connectors.delta.source.log import AddedFile, TableLog
 from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.lake.source_lane import TableSourceLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
@@ -28,7 +28,7 @@ KIND = "delta"
 _log = logging.getLogger(__name__)
 
 
-class DeltaSourceLane(TableSourceLane[Added]):
+class DeltaSourceLane(TableSourceLane[AddedFile]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(self, settings: DeltaSource, owner: SourceOwner, worker: Worker) -> None:
@@ -96,7 +96,7 @@ class DeltaSourceLane(TableSourceLane[Added]):
         self._crc = self._found_crc
         self._version, self._whole, self._done, self._row = self._version + 1, False, 0, 0
 
-    def _rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+    def _rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         return self._table.rows(file, skipped)
 
     def _look(self) -> None:

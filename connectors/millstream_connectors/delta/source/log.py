@@ -33,7 +33,7 @@ _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
 _TIMES = ("timestamp", "timestamp_ntz")
 
 
-class Added(NamedTuple):
+class AddedFile(NamedTuple):
     """A file with rows."""
 
     path: str
@@ -47,7 +47,7 @@ class Added(NamedTuple):
 class Version(NamedTuple):
     """The files of a version to read."""
 
-    files: Sequence[Added]
+    files: Sequence[AddedFile]
     crc: int
     """Checksum of the version's file in the log, which differs if another commit takes its place."""
     skipped: str = ""
@@ -122,7 +122,7 @@ class TableLog:
             )
             raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
         added = [
-            Added(unquote(row["path"]), self._members(dict(row.get("partition") or {})), row.get("num_records"))
+            AddedFile(unquote(row["path"]), self._members(dict(row.get("partition") or {})), row.get("num_records"))
             for row in rows
         ]
         return Version(sorted(added), self.crc_of(version) or 0)
@@ -139,7 +139,7 @@ class TableLog:
             raise unreadable_file(self._where, named, error, "an entry of a Delta log") from error
 
     def _read(self, version: int, data: bytes) -> Version:
-        added: list[Added] = []
+        added: list[AddedFile] = []
         operation, changes = "a change", False
         for line in data.splitlines():
             action = parse_json(line)
@@ -153,7 +153,7 @@ class TableLog:
                 changes |= file.get("deletionVector") is not None
                 members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
                 rows = parse_json(file.get("stats") or "{}").get("numRecords")
-                added.append(Added(unquote(file["path"]), self._members(members), rows))
+                added.append(AddedFile(unquote(file["path"]), self._members(members), rows))
         if not changes:
             return Version(added, zlib.crc32(data))
         if self._settings.skip_changes:
@@ -166,7 +166,7 @@ class TableLog:
             "of the table",
         )
 
-    def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+    def rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         """The rows of a file after the first `skip`, as JSON objects, in blocks."""
         try:
             with self._opening.files.open(file.path) as stream:

@@ -10,7 +10,7 @@ from fastavro.schema import parse_schema
 from fastavro.write import Writer
 
 from millstream.frame import Frame
-from millstream_connectors.file.sink.formats import Cell, Converted, convert_cells
+from millstream_connectors.file.sink.formats import Cell, StorableRows, convert_cells
 from millstream_connectors.shared.columns import Column
 
 _TYPES: Mapping[str, object] = {
@@ -35,14 +35,14 @@ class Avro:
             fields = [{"name": column.name, "type": ["null", _TYPES[column.type]]} for column in columns]
         self._schema: Any = parse_schema({"type": "record", "name": "record", "fields": fields})
 
-    def convert(self, frame: Frame) -> Converted[Sequence[_Row]]:
+    def convert(self, frame: Frame) -> StorableRows[Sequence[_Row]]:
         values = frame.values()
         size = sum(map(len, values))
         if not self._columns:
-            return Converted(range(len(values)), [{"value": value} for value in values], size)
+            return StorableRows(range(len(values)), [{"value": value} for value in values], size)
         cells, rows, failures = convert_cells(values, self._columns)
         names = [column.name for column in self._columns]
-        return Converted(rows, [dict(zip(names, row, strict=True)) for row in cells], size, failures)
+        return StorableRows(rows, [dict(zip(names, row, strict=True)) for row in cells], size, failures)
 
     def begin(self) -> AvroBody:
         return AvroBody(self._schema)

@@ -37,7 +37,7 @@ from millstream.errors import DamageError, FencedError, RetryLaterError, UserErr
 from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.file.sink.names import FinishedName, lane_text
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream_connectors.shared.objects.stores import FAILURES, TAKEN, error_of, listed, make_store
 from millstream_writer.connector import SinkOwner
@@ -105,7 +105,7 @@ class LaneBucket:
 
     # Opening: `look`, then `take_over`.
 
-    def look(self) -> Kept | None:
+    def look(self) -> TargetPosition | None:
         """The lane's position from the newest claim; None without one. Raises Millstream errors."""
         try:
             self._read_last()
@@ -119,7 +119,7 @@ class LaneBucket:
             raise self._error(error) from error
         position = max(Position(*last.end), self._owner.start)
         frame = last.frame if Position(*last.end) == position else ""
-        return Kept(last.run, last.epoch, last.owner, position, frame)
+        return TargetPosition(last.run, last.epoch, last.owner, position, frame)
 
     def _is_there(self, claim: Claim) -> bool:
         """Whether its object exists."""

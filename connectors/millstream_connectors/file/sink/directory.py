@@ -79,7 +79,7 @@ class DirectoryOwner:
     """The lane's mark, if the lane has used the directory before; None otherwise."""
 
 
-class Noted(NamedTuple):
+class FileNote(NamedTuple):
     """What a note says about a file that was made visible."""
 
     file: FinishedName
@@ -116,7 +116,7 @@ class LaneDirectory:
         """Descriptor of the directory of this run, which is locked."""
         self._note: Path | None = None
         """End of the last finished file."""
-        self._carried: Noted | None = None
+        self._carried: FileNote | None = None
         """The last file of the lane's former owners, according to their notes."""
 
     def open(self) -> None:
@@ -166,7 +166,7 @@ class LaneDirectory:
         carried = self._carried.file.end if self._carried is not None else None
         return max((at for at in (position, carried) if at is not None), default=None)
 
-    def noted(self) -> Noted | None:
+    def noted(self) -> FileNote | None:
         """The last file that former owners of the lane have noted; None without one."""
         return self._carried
 
@@ -368,7 +368,7 @@ class LaneDirectory:
             number += 1
             fenced = path.with_name(f"{path.name}{_OVER}.{number}")
 
-    def _noted(self) -> Noted | None:
+    def _noted(self) -> FileNote | None:
         """The last file that a replaced owner has certainly made visible, whether or not it still exists."""
         while True:
             try:
@@ -467,7 +467,7 @@ def _entries(path: Path) -> list[Path]:
         return []
 
 
-def _made_visible(owner: Path) -> list[Noted]:
+def _made_visible(owner: Path) -> list[FileNote]:
     """Files of a replaced owner that were made visible, according to its notes. Raises `FileNotFoundError` if its
     directory is gone."""
     found = []
@@ -476,7 +476,7 @@ def _made_visible(owner: Path) -> list[Noted]:
         # Notes of earlier versions have no suffix.
         finished = FinishedName.parse(name.removesuffix(_OF_NOTES)) if is_note else None
         if finished is not None and not (unfinished and (owner / unfinished).exists()):
-            found.append(Noted(finished, _read_note(entry)))
+            found.append(FileNote(finished, _read_note(entry)))
     return found
 
 

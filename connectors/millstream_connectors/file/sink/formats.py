@@ -31,7 +31,7 @@ Cell = str | int | float | bool | datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class Converted(Generic[_RowsT]):
+class StorableRows(Generic[_RowsT]):
     """The records of a frame that can be stored, and the others."""
 
     rows: Sequence[int]
@@ -48,7 +48,7 @@ class Body(Protocol[_AddedT]):
     """The content of one file, as it grows."""
 
     def add(self, content: _AddedT, start: int, stop: int) -> bytes:
-        """Add rows `start` to `stop` of a `Converted.content`. Returns bytes to append, perhaps none yet."""
+        """Add rows `start` to `stop` of a `StorableRows.content`. Returns bytes to append, perhaps none yet."""
 
     def finish(self) -> bytes:
         """The last bytes."""
@@ -60,7 +60,7 @@ class FileFormat(Protocol[_RowsT]):
     @property
     def extension(self) -> str: ...
 
-    def convert(self, frame: Frame) -> Converted[_RowsT]: ...
+    def convert(self, frame: Frame) -> StorableRows[_RowsT]: ...
 
     def begin(self) -> Body[_RowsT]: ...
 
@@ -85,16 +85,16 @@ class JsonLines:
 
     extension = "jsonl"
 
-    def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
+    def convert(self, frame: Frame) -> StorableRows[Sequence[bytes]]:
         values = frame.values()
         if not all_json(values) and parse_all(values) is None:
             return self._convert_each(values)
         joined = b"".join(values)
         on_lines = b"\n" not in joined and b"\r" not in joined
         lines = [value + b"\n" for value in (values if on_lines else map(one_line, values))]
-        return Converted(range(len(lines)), lines, sum(map(len, lines)))
+        return StorableRows(range(len(lines)), lines, sum(map(len, lines)))
 
-    def _convert_each(self, values: Sequence[bytes]) -> Converted[Sequence[bytes]]:
+    def _convert_each(self, values: Sequence[bytes]) -> StorableRows[Sequence[bytes]]:
         """Record by record, to find those that are not JSON."""
         lines: list[bytes] = []
         rows: list[int] = []
@@ -107,7 +107,7 @@ class JsonLines:
                 continue
             lines.append(one_line(value) + b"\n")
             rows.append(row)
-        return Converted(rows, lines, sum(map(len, lines)), failures)
+        return StorableRows(rows, lines, sum(map(len, lines)), failures)
 
     def begin(self) -> TextBody:
         return TextBody(b"")
@@ -118,7 +118,7 @@ class Lines:
 
     extension = "txt"
 
-    def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
+    def convert(self, frame: Frame) -> StorableRows[Sequence[bytes]]:
         lines: list[bytes] = []
         rows: list[int] = []
         failures: list[SinkFailure] = []
@@ -129,7 +129,7 @@ class Lines:
                 continue
             lines.append(value + b"\n")
             rows.append(row)
-        return Converted(rows, lines, sum(map(len, lines)), failures)
+        return StorableRows(rows, lines, sum(map(len, lines)), failures)
 
     def begin(self) -> TextBody:
         return TextBody(b"")
@@ -146,14 +146,14 @@ class Csv:
         self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
         self._members = members_reader({column.name: Any for column in columns}, number_of)
 
-    def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
+    def convert(self, frame: Frame) -> StorableRows[Sequence[bytes]]:
         values = frame.values()
         lines = self._lines(values)
         if lines is not None:
-            return Converted(range(len(lines)), lines, sum(map(len, lines)))
+            return StorableRows(range(len(lines)), lines, sum(map(len, lines)))
         cells, rows, failures = convert_cells(values, self._columns)
         lines = [",".join(map(_csv_field, row_cells)).encode() + b"\n" for row_cells in cells]
-        return Converted(rows, lines, sum(map(len, lines)), failures)
+        return StorableRows(rows, lines, sum(map(len, lines)), failures)
 
     def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
         """A line for each record, built column by column; None if one of them may not fit."""

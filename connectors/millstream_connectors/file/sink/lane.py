@@ -32,10 +32,18 @@ from millstream.limits import MIB
 from millstream.record import Position
 from millstream_connectors.file.settings import FileSink, Rolling
 from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory
-from millstream_connectors.file.sink.formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
-from millstream_connectors.file.sink.target import Target
+from millstream_connectors.file.sink.formats import Body, Csv, FileFormat, JsonLines, Lines, StorableRows
+from millstream_connectors.file.sink.target import FileTarget
 from millstream_writer.connector import HeldInstead
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
+from millstream_writer.sink import (
+    Guarantee,
+    SinkFrame,
+    SinkLane,
+    WriteResult,
+    exact_end,
+    exact_position,
+    frame_at,
+)
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
@@ -99,7 +107,7 @@ class FileSinkLane:
 
     def __init__(
         self,
-        directory: Target,
+        directory: FileTarget,
         file_format: FileFormat[Any],
         rolling: Rolling,
         start: StartingPoint,
@@ -205,7 +213,7 @@ class FileSinkLane:
                 self._tick()
         return WriteResult(failures if any(failures) else ())
 
-    def _take(self, item: SinkFrame, converted: Converted[Any]) -> None:
+    def _take(self, item: SinkFrame, converted: StorableRows[Any]) -> None:
         """Add the records that are not in a finished file, and seal files as they fill."""
         indexes = item.indexes()
         start, rows = 0, converted.rows
@@ -237,7 +245,7 @@ class FileSinkLane:
             if start < len(rows) or (full and not self._whole):
                 self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
 
-    def _add(self, file: _File, item: SinkFrame, converted: Converted[Any], start: int, stop: int) -> None:
+    def _add(self, file: _File, item: SinkFrame, converted: StorableRows[Any], start: int, stop: int) -> None:
         """Rows of a frame, each in its partition."""
         if self._partition_of is None:
             self._add_run(file, "", converted, start, stop)
@@ -250,7 +258,7 @@ class FileSinkLane:
                 self._add_run(file, names[first - start], converted, first, place)
                 first = place
 
-    def _add_run(self, file: _File, partition: str, converted: Converted[Any], start: int, stop: int) -> None:
+    def _add_run(self, file: _File, partition: str, converted: StorableRows[Any], start: int, stop: int) -> None:
         body = file.bodies.get(partition)
         if body is None:
             body = file.bodies[partition] = self._format.begin()

@@ -29,7 +29,7 @@ from millstream.exact_json import double_of, number_of
 from millstream.frame import Frame
 from millstream.json_text import members_reader
 from millstream.limits import MIB
-from millstream_connectors.file.sink.formats import Converted, convert_cells
+from millstream_connectors.file.sink.formats import StorableRows, convert_cells
 from millstream_connectors.shared.columns import Column
 
 ROW_GROUP_RECORDS = 64 * 1024
@@ -84,20 +84,20 @@ class Parquet:
             explicit_schema=pa.schema(parsed), newlines_in_values=False, unexpected_field_behavior="ignore"
         )
 
-    def convert(self, frame: Frame) -> Converted[pa.Table]:
+    def convert(self, frame: Frame) -> StorableRows[pa.Table]:
         if not self._columns:
             table = _values_table(frame)
-            return Converted(range(frame.records), table, table.nbytes)
+            return StorableRows(range(frame.records), table, table.nbytes)
         values = frame.values()
         fast = self._parse_all(values)
         if fast is not None:
-            return Converted(range(frame.records), fast, fast.nbytes)
+            return StorableRows(range(frame.records), fast, fast.nbytes)
         cells, rows, failures = convert_cells(values, self._columns)
         arrays = [
             pa.array([row_cells[number] for row_cells in cells], field.type) for number, field in enumerate(self.schema)
         ]
         table = pa.Table.from_arrays(arrays, schema=self.schema)
-        return Converted(rows, table, table.nbytes, failures)
+        return StorableRows(rows, table, table.nbytes, failures)
 
     def begin(self) -> ParquetBody:
         return ParquetBody(self.schema)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from millstream.record import Position
 
 
-class Target(Protocol):
+class FileTarget(Protocol):
     """One lane's place for files, under one epoch. Blocking. Files are finished by one thread; another one may call
     `begin` and `append` for the next file meanwhile, where the lane has a finisher."""
 

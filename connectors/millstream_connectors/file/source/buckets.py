@@ -14,7 +14,7 @@ import obstore
 
 from millstream.extract import microseconds_of
 from millstream.files import create_private
-from millstream_connectors.file.source.listing import Listed
+from millstream_connectors.file.source.listing import ListedObject
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream_connectors.shared.objects.stores import CHANGED, FAILURES, Store, error_of, listed, make_store
 
@@ -37,9 +37,9 @@ class Buckets:
             if url.root not in self._stores:
                 self._stores[url.root] = make_store(url, settings, base_dir, where)
 
-    def list(self) -> list[Listed]:
+    def list(self) -> list[ListedObject]:
         """All existing objects, each once. Raises Millstream errors."""
-        found: dict[str, Listed] = {}
+        found: dict[str, ListedObject] = {}
         for url in self._urls:
             try:
                 found |= {item.name: item for item in self._of(url)}
@@ -47,7 +47,7 @@ class Buckets:
                 raise error_of(error, url, self._where) from error
         return list(found.values())
 
-    def fetch(self, item: Listed, path: Path) -> None:
+    def fetch(self, item: ListedObject, path: Path) -> None:
         """Download the object as it was listed. Raises `ChangedObjectError`, and Millstream errors."""
         url = parse_url(item.name)
         try:
@@ -62,7 +62,7 @@ class Buckets:
         if path.stat().st_size != item.size:
             raise error_of(OSError("the response was truncated"), url, self._where)
 
-    def _of(self, url: ObjectUrl) -> Iterator[Listed]:
+    def _of(self, url: ObjectUrl) -> Iterator[ListedObject]:
         store = self._stores[url.root]
         magic = _MAGIC.search(url.key)
         if magic is None and url.key and not url.key.endswith("/"):
@@ -81,8 +81,8 @@ class Buckets:
                 yield _listed(url, meta)
 
 
-def _listed(url: ObjectUrl, meta: obstore.ObjectMeta) -> Listed:
-    return Listed(
+def _listed(url: ObjectUrl, meta: obstore.ObjectMeta) -> ListedObject:
+    return ListedObject(
         f"{url.root}/{meta['path']}", meta["e_tag"] or "", microseconds_of(meta["last_modified"]), meta["size"]
     )
 

@@ -28,7 +28,7 @@ from pyarrow import csv
 from millstream.extract import RFC3339, YEAR_1_US, Extraction, TimeParser
 from millstream.limits import RECORD_BYTES_MAX
 from millstream_connectors.file.source.csv_members import ENCODERS
-from millstream_connectors.shared.parsing import UTF_8, Parsed, SealedRecords
+from millstream_connectors.shared.parsing import UTF_8, ParsedLines, SealedRecords
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 
@@ -98,7 +98,7 @@ class ArrowRows:
         self._time_index = names.index(extraction.time_field) if extraction.time_field is not None else -1
         self._key_indexes = [names.index(name) for name in extraction.key_fields]
 
-    def parse(self, lines: Sequence[bytes]) -> Parsed | None:
+    def parse(self, lines: Sequence[bytes]) -> ParsedLines | None:
         """A record for each of the lines; None if one of them is not that simple."""
         data = b"\n".join(lines)
         try:
@@ -121,7 +121,7 @@ class ArrowRows:
                 return None
             sealed = self._sealed(fields)
             # A record is too large; the other parser reports which one.
-            return Parsed(len(lines), sealed=sealed) if sealed.size <= RECORD_BYTES_MAX else None
+            return ParsedLines(len(lines), sealed=sealed) if sealed.size <= RECORD_BYTES_MAX else None
         except ValueError:
             return None
 

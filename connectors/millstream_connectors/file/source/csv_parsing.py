@@ -22,7 +22,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.extract import Extraction, shown
 from millstream_connectors.file.source.csv_members import ENCODERS, Encoder, float_member, int_member
-from millstream_connectors.shared.parsing import InvalidLine, Parsed, decoded, normal_encoding
+from millstream_connectors.shared.parsing import InvalidLine, ParsedLines, decoded, normal_encoding
 
 if TYPE_CHECKING:
     from millstream_connectors.file.source.csv_arrow import ArrowRows
@@ -153,7 +153,7 @@ class CsvParser:
             extraction=self._extraction,
         )
 
-    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> ParsedLines:
         if self._arrow is not None and 0 < len(lines) <= records_max:
             parsed = self._arrow.parse(lines)
             if parsed is not None:
@@ -165,7 +165,7 @@ class CsvParser:
         if misfits:
             self._report(rows, misfits, lines, invalid)
             rows = rows.without(misfits)
-        parsed = Parsed(rows.lines, invalid=invalid)
+        parsed = ParsedLines(rows.lines, invalid=invalid)
         if rows.fields:
             try:
                 self._encode_all(rows.fields, parsed, plain=_TO_ESCAPE.search(text) is None)
@@ -222,7 +222,7 @@ class CsvParser:
                 reason = f"the row has {count} fields, but there are {len(self._names)} columns"
                 invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))
 
-    def _encode_all(self, rows: list[list[str]], parsed: Parsed, *, plain: bool) -> None:
+    def _encode_all(self, rows: list[list[str]], parsed: ParsedLines, *, plain: bool) -> None:
         """Encodes all rows at once. Raises `ValueError` if one is invalid. `plain`: no text has anything to escape."""
         if self._time_index >= 0:
             parsed.event_times_us = [self._extraction.parse_time(row[self._time_index]) for row in rows]
@@ -242,7 +242,7 @@ class CsvParser:
         # JSON text has no raw newline, so all rows can be encoded together.
         parsed.values = "\n".join(texts).encode().split(b"\n")
 
-    def _encode_each(self, rows: _Rows, lines: Sequence[bytes], parsed: Parsed) -> None:
+    def _encode_each(self, rows: _Rows, lines: Sequence[bytes], parsed: ParsedLines) -> None:
         """Row by row, to find the invalid ones."""
         values: list[bytes] = []
         times: list[int] = []

@@ -16,7 +16,7 @@ KEPT_BYTES_MAX = 64 * KIB
 """Bytes of a line that is too long to be a record that are kept for messages."""
 
 
-class Consumed(NamedTuple):
+class LineRun(NamedTuple):
     """Lines that were consumed."""
 
     lines: list[bytes]
@@ -90,12 +90,12 @@ class LineBuffer:
             self._end_line()
             self._last_has_no_newline = True
 
-    def consume(self, count: int) -> Consumed:
+    def consume(self, count: int) -> LineRun:
         """Take out the next `count` lines. One that is overlong is taken alone."""
         lines = self.first(count)
         dropped = self._dropped.pop(self._next, 0)
         self._next += count
-        return Consumed(lines, count - (self._last_has_no_newline and not len(self)), dropped)
+        return LineRun(lines, count - (self._last_has_no_newline and not len(self)), dropped)
 
     def _end_line(self) -> None:
         if len(self._open) > RECORD_BYTES_MAX:

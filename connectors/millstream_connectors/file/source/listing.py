@@ -23,7 +23,7 @@ _NEIGHBOURS = 8
 _TRIES_MAX = 20_000
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a listing."""
 
     name: str
@@ -51,14 +51,14 @@ class Past:
     newest_us: int = 0
     """When the newest object was written, by the store's clock."""
 
-    def add(self, item: Listed) -> None:
+    def add(self, item: ListedObject) -> None:
         """Add an object that was read."""
         self.count += 1
         self.total = (self.total + item.number) % _MODULUS
         self.greatest = max(self.greatest, item.name)
         self.newest_us = max(self.newest_us, item.modified_us)
 
-    def forget(self, item: Listed) -> None:
+    def forget(self, item: ListedObject) -> None:
         """Remove an object that no longer exists."""
         self.count -= 1
         self.total = (self.total - item.number) % _MODULUS
@@ -77,14 +77,14 @@ class ReplacedError(Exception):
 
 
 @dataclass(slots=True)
-class Ledger:
+class ObjectPositions:
     """The objects of one lane."""
 
     past: Past = field(default_factory=Past)
-    read: dict[str, Listed] = field(default_factory=dict)
+    read: dict[str, ListedObject] = field(default_factory=dict)
     """The objects that were read and still exist."""
 
-    def recognize(self, listing: Iterable[Listed], in_hand: str) -> None:
+    def recognize(self, listing: Iterable[ListedObject], in_hand: str) -> None:
         """After a restart: determine which of the objects were read. `in_hand`: the one that is being read. Raises
         `ReplacedError`."""
         past = self.past
@@ -102,7 +102,7 @@ class Ledger:
         self.read = {item.name: item for item in read}
         self.past = Past(len(read), sum(item.number for item in read) % _MODULUS, past.greatest, past.newest_us)
 
-    def unread(self, listing: Sequence[Listed], in_hand: str) -> list[Listed]:
+    def unread(self, listing: Sequence[ListedObject], in_hand: str) -> list[ListedObject]:
         """The unread objects, by name. Raises `ReplacedError` for objects that were replaced after they were read."""
         there = {item.name: item for item in listing}
         replaced = [name for name, item in self.read.items() if name in there and there[name].etag != item.etag]
@@ -112,13 +112,13 @@ class Ledger:
             self.past.forget(self.read.pop(name))
         return sorted(item for name, item in there.items() if name not in self.read and name != in_hand)
 
-    def finish(self, item: Listed) -> None:
+    def finish(self, item: ListedObject) -> None:
         """Mark an object as read to its end."""
         self.read[item.name] = item
         self.past.add(item)
 
 
-def _late(by_age: Sequence[Listed], count: int, total: int) -> Sequence[Listed] | None:
+def _late(by_age: Sequence[ListedObject], count: int, total: int) -> Sequence[ListedObject] | None:
     """`count` objects among the newest whose numbers have that sum; None if there are none.
 
     Stores report times in seconds, so the newest ones need not be the first.

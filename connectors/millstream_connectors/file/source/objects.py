@@ -28,7 +28,7 @@ from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream_connectors.file.source.buckets import Buckets, ChangedObjectError
 from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.file.source.lane import bytes_read, owner_of
-from millstream_connectors.file.source.listing import Ledger, Listed, Past, ReplacedError
+from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.opening import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
@@ -62,11 +62,11 @@ class ObjectSourceLane(PositionedLane):
         self._poll_every_s = poll_every_s
         self._worker = worker
         self._directory = directory
-        self._ledger = Ledger()
-        self._next: deque[Listed] = deque()
+        self._ledger = ObjectPositions()
+        self._next: deque[ListedObject] = deque()
         self._next_bytes = 0
         """Bytes of these."""
-        self._item: Listed | None = None
+        self._item: ListedObject | None = None
         """The object that is being read."""
         self._mark = FileMark()
         self._file: SourceFile | None = None
@@ -80,7 +80,7 @@ class ObjectSourceLane(PositionedLane):
         """Go to a position of an earlier run. Raises `LookupError` or similar for an invalid one."""
         self._ledger.past = Past(*body["past"])
         if body["object"] is not None:
-            self._item = Listed(*body["object"])
+            self._item = ListedObject(*body["object"])
             self._mark = FileMark(*body["mark"])
         self._began = bool(body["began"])
 
@@ -173,7 +173,7 @@ class ObjectSourceLane(PositionedLane):
         if not self._next:
             self._reaching.rest(self._poll_every_s)
 
-    def _plan(self, listing: list[Listed]) -> None:
+    def _plan(self, listing: list[ListedObject]) -> None:
         in_hand = self._item.name if self._item is not None else ""
         try:
             self._next = deque(self._ledger.unread(listing, in_hand))
@@ -181,14 +181,14 @@ class ObjectSourceLane(PositionedLane):
             raise self._replaced(error) from error
         self._next_bytes = sum(item.size for item in self._next)
 
-    async def _listing(self) -> list[Listed]:
+    async def _listing(self) -> list[ListedObject]:
         return await self._worker.run(self._buckets.list)
 
-    def _mine(self, listing: list[Listed]) -> list[Listed]:
+    def _mine(self, listing: list[ListedObject]) -> list[ListedObject]:
         owner = self._owner
         return [item for item in listing if owner_of(item.name, owner.partitions) == owner.lane.partition]
 
-    def _open(self, item: Listed, mark: FileMark) -> SourceFile:
+    def _open(self, item: ListedObject, mark: FileMark) -> SourceFile:
         """Blocks."""
         path = self._directory / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
         path.unlink(missing_ok=True)

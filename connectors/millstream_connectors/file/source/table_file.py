@@ -22,7 +22,7 @@ from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.frame import build_frame
 from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX, RECORD_BYTES_MAX
-from millstream_connectors.file.source.text_file import FileMark, Taken
+from millstream_connectors.file.source.text_file import FileMark, FileRecords
 from millstream_connectors.file.source.value_as_json import as_json
 from millstream_connectors.shared.extracting_lane import extract
 from millstream_reader.source import InvalidRecord
@@ -101,7 +101,7 @@ class TableFile:
 
     # In memory.
 
-    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
+    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> FileRecords | None:
         """The next records in memory; None if they need another `fill`."""
         if self._next == len(self._values):
             return None
@@ -126,7 +126,7 @@ class TableFile:
                 invalid += (replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
         self.mark = replace(self.mark, line=self.mark.line + stop - self._next)
         self._next = stop
-        return Taken(frame, tuple(invalid))
+        return FileRecords(frame, tuple(invalid))
 
     def _invalid(self, stop: int, value: bytes, reason: str) -> InvalidRecord:
         place = f"{self.name}, row {self.mark.line + stop - self._next}"

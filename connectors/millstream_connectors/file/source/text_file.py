@@ -27,8 +27,8 @@ from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import KIB, MIB, RECORD_BYTES_MAX
 from millstream_connectors.file.source.csv_parsing import CsvFormat, CsvParser, check_columns, read_header
-from millstream_connectors.file.source.line_buffer import KEPT_BYTES_MAX, Consumed, LineBuffer
-from millstream_connectors.shared.parsing import UTF_8, LineParser, Parsed, Parser, SealedRecords, normal_encoding
+from millstream_connectors.file.source.line_buffer import KEPT_BYTES_MAX, LineBuffer, LineRun
+from millstream_connectors.shared.parsing import UTF_8, LineParser, ParsedLines, Parser, SealedRecords, normal_encoding
 from millstream_reader.source import InvalidRecord
 from millstream_udf import columns
 
@@ -80,7 +80,7 @@ class TextFormat:
 
 
 @dataclass(slots=True)
-class Taken:
+class FileRecords:
     """Records of one file."""
 
     frame: Frame | None
@@ -234,7 +234,7 @@ class TextFile:
 
     # In memory.
 
-    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
+    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> FileRecords | None:
         """The next records in memory; None if they need another `fill`.
 
         `closing`: the file will not grow any more, so its last line needs no newline. Errors: `UserError` for an
@@ -282,7 +282,7 @@ class TextFile:
         self._names_bytes = max(1, sum(len(name.encode()) for name in names))
         return CsvParser(names, encoding=text.encoding, csv_format=text.csv, extraction=text.extraction)
 
-    def _parse(self, parser: Parser, stop: int, records_max: int, bytes_max: int, *, final: bool) -> Parsed | None:
+    def _parse(self, parser: Parser, stop: int, records_max: int, bytes_max: int, *, final: bool) -> ParsedLines | None:
         """Records of the next `stop` lines, within the limits; None when more lines are needed."""
         records_max = min(records_max, max(1, bytes_max // self._names_bytes))
         count = self._fitting(stop, records_max, bytes_max)
@@ -322,10 +322,10 @@ class TextFile:
         ends = [end + _RECORD_OVERHEAD * index for index, end in enumerate(lengths, start=1)]
         return max(1, bisect_right(ends, bytes_max / self._expansion))
 
-    def _seal(self, parsed: Parsed, now_us: int) -> Taken:
+    def _seal(self, parsed: ParsedLines, now_us: int) -> FileRecords:
         """The frame, and the invalid records with their places in the file."""
         if parsed.sealed is not None:
-            return Taken(_frame_of(parsed.sealed, now_us), ())
+            return FileRecords(_frame_of(parsed.sealed, now_us), ())
         values, times, keys = parsed.values, parsed.event_times_us, parsed.keys
         invalid = [self._invalid(item.raw, item.reason, self.mark.line + item.line + 1) for item in parsed.invalid]
         if values and max(map(len, values)) > RECORD_BYTES_MAX:
@@ -338,23 +338,23 @@ class TextFile:
             times = list(compress(times, small)) if times is not None else None
             keys = list(compress(keys, small)) if keys is not None else None
         if not values:
-            return Taken(None, tuple(invalid))
+            return FileRecords(None, tuple(invalid))
         event_times = array("q", times) if times is not None else array("q", [now_us]) * len(values)
-        return Taken(build_frame(values, event_times, ingest_time_us=now_us, keys=keys), tuple(invalid))
+        return FileRecords(build_frame(values, event_times, ingest_time_us=now_us, keys=keys), tuple(invalid))
 
     def _invalid(self, raw: bytes, reason: str, line: int) -> InvalidRecord:
         """`line`: its number in the file, from 1."""
         place = f"{self.name}:{line}"
         return InvalidRecord(raw[:KEPT_BYTES_MAX], f"{place}: {reason}", place)
 
-    def _take_overlong(self) -> Taken:
+    def _take_overlong(self) -> FileRecords:
         consumed = self._advance(1)
         reason = f"the line has {consumed.size - consumed.newlines} bytes; the limit is {RECORD_BYTES_MAX}"
         invalid = self._invalid(consumed.lines[0], reason, self.mark.line)
         # Only its beginning was kept, so the text before the mark is not in memory.
-        return Taken(None, (invalid,))
+        return FileRecords(None, (invalid,))
 
-    def _advance(self, count: int) -> Consumed:
+    def _advance(self, count: int) -> LineRun:
         """Mark the next `count` lines as consumed."""
         consumed = self._lines.consume(count)
         if self._unpacked is None:

@@ -66,7 +66,7 @@ LINE_BREAK = "value has a line break and is not JSON"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RequestBatch:
     """Records of one request."""
 
     rows: Sequence[int]
@@ -89,7 +89,9 @@ class _Failed:
     """Whether the target as a whole is away: the records that would have followed count as tried, too."""
 
 
-def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) -> tuple[list[Batch], list[SinkFailure]]:
+def batches_of(
+    item: SinkFrame, limits: HttpBatch, *, envelope: bool = False
+) -> tuple[list[RequestBatch], list[SinkFailure]]:
     """The requests for a frame's records, in order, and the records that cannot be sent. Pure.
 
     `envelope`: the values are envelopes, which contain the headers of the records.
@@ -98,12 +100,13 @@ def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) ->
     ids = [quote(name, safe=_PRINTABLE) if _UNPRINTABLE.search(name) else name for name in item.record_ids()]
     if limits.max_records == 1:
         if envelope:
-            return [Batch((row,), value, ids[row], _JSON) for row, value in enumerate(values)], []
+            return [RequestBatch((row,), value, ids[row], _JSON) for row, value in enumerate(values)], []
         headers = item.frame.headers()
         return [
-            Batch((row,), value, ids[row], _BYTES, request_headers(headers[row])) for row, value in enumerate(values)
+            RequestBatch((row,), value, ids[row], _BYTES, request_headers(headers[row]))
+            for row, value in enumerate(values)
         ], []
-    batches: list[Batch] = []
+    batches: list[RequestBatch] = []
     failures: list[SinkFailure] = []
     rows: list[int] = []
     lines: list[bytes] = []
@@ -113,7 +116,7 @@ def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) ->
         nonlocal size
         if rows:
             key = ids[rows[0]] if len(rows) == 1 else f"{ids[rows[0]]}..{ids[rows[-1]]}"
-            batches.append(Batch(tuple(rows), b"".join(lines), key, _LINES))
+            batches.append(RequestBatch(tuple(rows), b"".join(lines), key, _LINES))
         rows.clear()
         lines.clear()
         size = 0
@@ -186,7 +189,7 @@ class HttpSinkLane(UnkeptLane):
             results.append(failures)
         return WriteResult(results if any(results) else ())
 
-    async def _send(self, batch: Batch, traceparent: str) -> _Failed | None:
+    async def _send(self, batch: RequestBatch, traceparent: str) -> _Failed | None:
         headers = {name: text for name, text in batch.headers.items() if name not in self._own_names}
         headers[self._spec.idempotency_header] = batch.key
         if not self._own_type:
@@ -224,7 +227,7 @@ async def _judge(response: aiohttp.ClientResponse, link: WebLink) -> _Failed | N
     )
 
 
-def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
+def _failures(batch: RequestBatch, failed: _Failed) -> list[SinkFailure]:
     return [
         SinkFailure(row, failed.reason, retryable=failed.retryable, delay_s=failed.delay_s, detail=failed.detail)
         for row in batch.rows

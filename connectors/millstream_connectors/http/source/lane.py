@@ -47,7 +47,7 @@ from millstream.limits import (
 from millstream.record import LaneId
 from millstream.statistics import ListenerStatistics
 from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, is_loopback
-from millstream_connectors.http.source.records import RequestRefused, Unpacker, read_records
+from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
 from millstream_connectors.http.source.replaced import Tokens
 from millstream_connectors.http.source.server import HttpServer, open_http_server
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
@@ -300,7 +300,7 @@ class HttpSourceLane:
         try:
             self._check_allowed(request)
             count = await self._commit(request)
-        except RequestRefused as refusal:
+        except RequestRefusedError as refusal:
             if self.server is not None:
                 worth_logging = refusal.status not in _NOT_LOGGED
                 self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
@@ -320,12 +320,12 @@ class HttpSourceLane:
             scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
-                raise RequestRefused(401, "a bearer token is required: `Authorization: Bearer <token>`")
+                raise RequestRefusedError(401, "a bearer token is required: `Authorization: Bearer <token>`")
         if self.server is not None and not self.server.show(request, partial(self._identity, request)):
             raise _later(429, f"{TOO_MANY_OF_CLIENT}; use fewer, or try again later")
         vertex = request.match_info.get("vertex", self._lane.vertex)
         if vertex != self._lane.vertex:
-            raise RequestRefused(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
+            raise RequestRefusedError(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
         if self._draining:
             raise _later(503, "the source accepts no new records: it is stopping")
 
@@ -355,7 +355,9 @@ class HttpSourceLane:
 
     async def _body(self, request: web.Request, held: _HeldBytes) -> bytes:
         if (request.content_length or 0) > BODY_BYTES_MAX:
-            raise RequestRefused(413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}")
+            raise RequestRefusedError(
+                413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}"
+            )
         unpacker = Unpacker(request.headers.get("Content-Encoding", ""))
         parts: list[bytes] = []
         loop, came = asyncio.get_running_loop(), 0
@@ -373,17 +375,17 @@ class HttpSourceLane:
                         parts.append(text)
             unpacker.finish()
         except TimeoutError:
-            raise RequestRefused(
+            raise RequestRefusedError(
                 408, f"only {came} bytes of the body arrived in {loop.time() - begun_s:.0f} s, which is too slow"
             ) from None
         except (web.RequestPayloadError, HttpProcessingError, ConnectionError, zlib.error) as error:
-            raise RequestRefused(400, f"the body cannot be read: {error}") from None
+            raise RequestRefusedError(400, f"the body cannot be read: {error}") from None
         return b"".join(parts)
 
     async def _admit(self, frame: Frame, ids_are_made_up: bool) -> None:
         room = self._plan.buffer_records
         if frame.records > room:
-            raise RequestRefused(
+            raise RequestRefusedError(
                 413,
                 f"the batch has {frame.records} records; the source holds at most {room} (`http.buffer`). Send "
                 "smaller batches",
@@ -413,11 +415,11 @@ class HttpSourceLane:
                 _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
             again_s = max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s))
             self._refused_until_s = max(self._refused_until_s, now_s + again_s + _SENT_AGAIN_S)
-            raise RequestRefused(503, reason, again_s)
+            raise RequestRefusedError(503, reason, again_s)
         self._ids_waiting += len(given)
 
     def hold(self, count: int) -> None:
-        """Reserve space for more bytes of bodies, or release it. Errors: `RequestRefused`."""
+        """Reserve space for more bytes of bodies, or release it. Errors: `RequestRefusedError`."""
         if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
             raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
         self._body_bytes += count
@@ -432,7 +434,7 @@ class _HeldBytes:
 
     def add(self, count: int) -> None:
         if self._count + count > BODY_BYTES_MAX:
-            raise RequestRefused(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
+            raise RequestRefusedError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
         self._lane.hold(count)
         self._count += count
 
@@ -445,5 +447,5 @@ def _text(header: str) -> str:
     return header if header.isascii() else header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _later(status: int, reason: str) -> RequestRefused:
-    return RequestRefused(status, reason, HTTP_RETRY_AFTER_S)
+def _later(status: int, reason: str) -> RequestRefusedError:
+    return RequestRefusedError(status, reason, HTTP_RETRY_AFTER_S)

@@ -10,7 +10,7 @@ from millstream.spec.references import resolve
 from millstream.wire.connections import ConnectionLimits
 from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.lane import HttpPlan
-from millstream_connectors.http.source.replaced import Replaced, Tokens, server_context
+from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
 
 
 def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) -> HttpPlan:
@@ -20,12 +20,12 @@ def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) ->
     tokens = contexts = None
     if auth is not None:
         what = f"lane {lane}: the token of `auth`"
-        tokens = Replaced(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, clock)
+        tokens = RebuiltValue(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, clock)
     if tls is not None:
         certificates = f"lane {lane}: `tls`"
         named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
         given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
-        contexts = Replaced(
+        contexts = RebuiltValue(
             lambda: [resolve(value, base_dir, name) for name, value in given.items()],
             lambda texts: server_context(texts, certificates),
             certificates,

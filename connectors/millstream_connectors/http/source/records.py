@@ -1,7 +1,7 @@
 """Converts one HTTP request to records. Pure.
 
-Above it: `http`, which has read and authorized the request. An invalid request raises `RequestRefused` with the status
-and the reason for the answer.
+Above it: `http`, which has read and authorized the request. An invalid request raises `RequestRefusedError` with the
+status and the reason for the answer.
 
     Content-Type: application/x-ndjson    a JSON value per line, a record each
     Content-Type: application/json        an array is a batch, a record per element; anything else is one record
@@ -42,7 +42,7 @@ _LINE_TYPES = frozenset(("application/x-ndjson", "application/ndjson", "applicat
 _parse_epoch_ms = time_parser("epoch_ms")
 
 
-class RequestRefused(Exception):
+class RequestRefusedError(Exception):
     """The request cannot be accepted; none of its records was."""
 
     def __init__(self, status: int, reason: str, retry_after_s: int | None = None) -> None:
@@ -65,7 +65,7 @@ class RequestRecords:
 def read_records(
     body: bytes, content_type: str, headers: Mapping[str, str], extraction: Extraction, *, now_us: int
 ) -> RequestRecords:
-    """The records of a request whose `headers` have lower-case names. Errors: `RequestRefused`, with 400 or 413."""
+    """The records of a request whose `headers` have lower-case names. Raises `RequestRefusedError` with 400 or 413."""
     reader = _Reader(headers, extraction, now_us)
     frame = reader.read_lines(body) if content_type in _LINE_TYPES else None
     if frame is None:
@@ -74,7 +74,7 @@ def read_records(
     if frame is not None and frame.size > RECORD_BYTES_MAX:
         large = next((size for size in frame.record_sizes() if size > RECORD_BYTES_MAX), None)
         if large is not None:
-            raise RequestRefused(413, f"a record has {large} bytes; the limit is {RECORD_BYTES_MAX}")
+            raise RequestRefusedError(413, f"a record has {large} bytes; the limit is {RECORD_BYTES_MAX}")
     return RequestRecords(frame, reader.ids_are_made_up)
 
 
@@ -90,7 +90,7 @@ def _read_values(reader: _Reader, body: bytes, content_type: str) -> Frame | Non
                 reader.read([value], index, batch=batch, checks_json=checks_json)
             except ValueError as error:
                 reason = str(error) if places is None else f"{places}{index + 1}: {error}"
-                raise RequestRefused(400, reason) from None
+                raise RequestRefusedError(400, reason) from None
         raise
 
 
@@ -98,7 +98,7 @@ class _Reader:
     """What a request says about its records beside their values, and the frames of both."""
 
     def __init__(self, headers: Mapping[str, str], extraction: Extraction, now_us: int) -> None:
-        """Errors: `RequestRefused`."""
+        """Errors: `RequestRefusedError`."""
         self._extraction = extraction
         self._carried = _carried_headers(headers)
         self._now_us = now_us
@@ -171,10 +171,12 @@ class Unpacker:
     """Decompresses the parts of a body with a Content-Encoding, in pieces of a bounded size."""
 
     def __init__(self, encoding: str) -> None:
-        """Errors: `RequestRefused` for an unknown encoding."""
+        """Errors: `RequestRefusedError` for an unknown encoding."""
         encoding = encoding.lower()
         if encoding not in ("", "identity", "gzip", "deflate"):
-            raise RequestRefused(415, f"the Content-Encoding {encoding!r} is not supported; use gzip, deflate or none")
+            raise RequestRefusedError(
+                415, f"the Content-Encoding {encoding!r} is not supported; use gzip, deflate or none"
+            )
         self._zlib = None
         if encoding in ("gzip", "deflate"):
             self._zlib = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
@@ -221,7 +223,7 @@ def _elements(body: bytes) -> list[bytes]:
             if text[at] == ",":
                 at = _skip_space(text, at + 1)
     except ValueError as error:
-        raise RequestRefused(400, f"the body is not a JSON array: {error}") from None
+        raise RequestRefusedError(400, f"the body is not a JSON array: {error}") from None
     return elements
 
 
@@ -253,7 +255,7 @@ def _header_keys(headers: Mapping[str, str]) -> tuple[bytes, ...]:
     try:
         return tuple(part.encode() for part in _first(headers, _KEYS_HEADERS, "").split(",") if part)
     except UnicodeEncodeError:
-        raise RequestRefused(400, f"the header {_KEYS_HEADERS[0]} is not UTF-8") from None
+        raise RequestRefusedError(400, f"the header {_KEYS_HEADERS[0]} is not UTF-8") from None
 
 
 def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: int) -> int:
@@ -263,7 +265,7 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
         written = _first(headers, _TIME_HEADERS, "")
         return _parse_epoch_ms(written) if written else now_us
     except ValueError as error:
-        raise RequestRefused(400, str(error)) from None
+        raise RequestRefusedError(400, str(error)) from None
 
 
 def _check_ids(ids: Sequence[bytes]) -> None:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Replaced(Generic[T]):
+class RebuiltValue(Generic[T]):
     """A value that is built from texts, and rebuilt when the texts have changed."""
 
     def __init__(

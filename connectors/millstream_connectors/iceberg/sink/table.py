@@ -54,7 +54,7 @@ from millstream_connectors.iceberg.client import ABSENT, CONFLICT, EXISTS, FAILU
 from millstream_connectors.iceberg.settings import IcebergSink
 from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
 from millstream_connectors.lake.rows import TableRows, rows_of
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_writer.connector import SinkOwner
 
 _TYPES: dict[str, IcebergType] = {
@@ -107,7 +107,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def remedy(self) -> str:
         owner, table = self._owner, self._settings.table
         if owner.must_be_known:
-            position = self._written_position(Kept(owner.ledger_id, 0, "", owner.mark, ""))
+            position = self._written_position(TargetPosition(owner.ledger_id, 0, "", owner.mark, ""))
             return f"name another table in `table`, or set the property {self._application} of {table} to `{position}`"
         return (
             f"rename or drop the table {table}, name another one in `table`, or remove the table's property "
@@ -155,14 +155,16 @@ class IcebergLaneTable(LaneTable[Table]):
         with step("iceberg_sink.add_columns", self._owner.lane.vertex), table.update_schema() as update:
             update.union_by_name(self._schema)
 
-    def _kept(self, table: Table) -> Kept | None:
+    def _kept(self, table: Table) -> TargetPosition | None:
         text = table.properties.get(self._application)
         if text is None:
             return None
         try:
             said = parse_json(text)
             position = Position(int(said["sequence"]), int(said["index"]))
-            return Kept(str(said["run"]), int(said["epoch"]), str(said["owner"]), position, str(said["frame"]))
+            return TargetPosition(
+                str(said["run"]), int(said["epoch"]), str(said["owner"]), position, str(said["frame"])
+            )
         except (ValueError, LookupError, TypeError) as error:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,
@@ -232,7 +234,7 @@ class IcebergLaneTable(LaneTable[Table]):
         return written.files
 
     @staticmethod
-    def _written_position(kept: Kept) -> str:
+    def _written_position(kept: TargetPosition) -> str:
         """The property of the table with a position."""
         sequence, index = kept.position
         said = {"run": kept.run, "epoch": kept.epoch, "owner": kept.owner, "sequence": sequence, "index": index}
@@ -241,7 +243,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
         """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
-        said = self._written_position(Kept(owner.ledger_id, owner.epoch, str(self._name), position, frame))
+        said = self._written_position(TargetPosition(owner.ledger_id, owner.epoch, str(self._name), position, frame))
         transaction = table.transaction()
         transaction.set_properties({self._application: said})
         shown = {"millstream-lane": self._application, "millstream-position": f"{position.sequence}/{position[1]}"}

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.iceberg.settings import IcebergSource
-from millstream_connectors.iceberg.source.snapshots import Added, Snapshots
+from millstream_connectors.iceberg.source.snapshots import AddedFile, Snapshots
 from millstream_connectors.lake.source_lane import TableSourceLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
@@ -27,7 +27,7 @@ KIND = "iceberg"
 _log = logging.getLogger(__name__)
 
 
-class IcebergSourceLane(TableSourceLane[Added]):
+class IcebergSourceLane(TableSourceLane[AddedFile]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(self, settings: IcebergSource, owner: SourceOwner, worker: Worker) -> None:
@@ -108,7 +108,7 @@ class IcebergSourceLane(TableSourceLane[Added]):
     def _advance(self) -> None:
         self._last, self._at, self._whole, self._done, self._row = self._at, None, False, 0, 0
 
-    def _rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+    def _rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         return self._table.rows(file, skipped)
 
     def _position(self) -> bytes:

@@ -27,7 +27,7 @@ from millstream_connectors.iceberg.settings import IcebergSource
 from millstream_connectors.shared.objects.settings import is_url
 
 
-class Added(NamedTuple):
+class AddedFile(NamedTuple):
     """A file with rows."""
 
     path: str
@@ -36,10 +36,10 @@ class Added(NamedTuple):
     rows: int | None
 
 
-class Changes(NamedTuple):
+class SnapshotFiles(NamedTuple):
     """The files of a snapshot to read."""
 
-    files: Sequence[Added]
+    files: Sequence[AddedFile]
     skipped: str = ""
     """Why none is read: the operation that changed rows."""
 
@@ -115,7 +115,7 @@ class Snapshots:
                 rows += int(summary.additional_properties.get("added-records", 0))
         return rows
 
-    def whole(self, snapshot_id: int) -> Changes:
+    def whole(self, snapshot_id: int) -> SnapshotFiles:
         """All files that the table has in a snapshot."""
         try:
             snapshot, manifests = self._read(snapshot_id)
@@ -129,18 +129,18 @@ class Snapshots:
                 if manifest.content == ManifestContent.DATA
                 for entry in live_entries(manifest, self._opened.io)
             )
-            return Changes(self._added(snapshot, entries))
+            return SnapshotFiles(self._added(snapshot, entries))
         except FAILURES as error:
             raise self._error(error) from error
 
-    def added(self, snapshot_id: int) -> Changes:
+    def added(self, snapshot_id: int) -> SnapshotFiles:
         """The files that a snapshot has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
         try:
             snapshot, manifests = self._read(snapshot_id)
             operation = None if snapshot.summary is None else snapshot.summary.operation
             if operation == Operation.REPLACE:
                 # Compaction: rows were only moved.
-                return Changes(())
+                return SnapshotFiles(())
             if operation != Operation.APPEND:
                 return self._changed(snapshot_id, "unknown" if operation is None else operation.value)
             entries = (
@@ -150,11 +150,11 @@ class Snapshots:
                 for entry in live_entries(manifest, self._opened.io)
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot_id
             )
-            return Changes(self._added(snapshot, entries))
+            return SnapshotFiles(self._added(snapshot, entries))
         except FAILURES as error:
             raise self._error(error) from error
 
-    def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+    def rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         """The rows of a file after the first `skip`, as JSON objects, in blocks."""
         try:
             with self._opened.io.new_input(file.path).open() as stream:
@@ -196,22 +196,22 @@ class Snapshots:
         except FileNotFoundError as error:
             raise self._gone(snapshot_id) from error
 
-    def _added(self, snapshot: Snapshot, files: Iterable[DataFile]) -> list[Added]:
+    def _added(self, snapshot: Snapshot, files: Iterable[DataFile]) -> list[AddedFile]:
         schema = self._opened.schemas().get(snapshot.schema_id or 0, self._opened.schema())
-        found: list[Added] = []
+        found: list[AddedFile] = []
         for file in files:
             if file.file_format != FileFormat.PARQUET:
                 what = f"{self._where}: {file.file_path} of {self._named} is not a Parquet file"
                 raise UserError(codes.TARGET_UNFIT, what)
-            found.append(Added(file.file_path, schema, file.record_count))
+            found.append(AddedFile(file.file_path, schema, file.record_count))
             if len(found) > TABLE_FILES_MAX:
                 what = f"{self._where}: {self._named} has more than {TABLE_FILES_MAX} data files, the limit"
                 raise UserError(codes.TARGET_UNFIT, f"{what}. Compact it")
         return sorted(found, key=lambda file: file.path)
 
-    def _changed(self, snapshot_id: int, operation: str) -> Changes:
+    def _changed(self, snapshot_id: int, operation: str) -> SnapshotFiles:
         if self._settings.skip_changes:
-            return Changes((), operation)
+            return SnapshotFiles((), operation)
         raise UserError(
             codes.TARGET_UNFIT,
             f"{self._where}: snapshot {snapshot_id} of {self._named} changes or removes rows ({operation}), but the "

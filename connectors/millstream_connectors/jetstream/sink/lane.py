@@ -30,11 +30,11 @@ from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, 
 from millstream.nats.connection import ApiError, BrokerConnection, answered
 from millstream.record import Position
 from millstream_connectors.jetstream.settings import JetStreamSink
-from millstream_connectors.jetstream.sink.target import Fault, Target, find_target
+from millstream_connectors.jetstream.sink.target import Fault, TargetStream, find_target
 from millstream_connectors.nats.client import NO_MESSAGE, PASSING, linked, translated
 from millstream_connectors.nats.messages import Put, convert
 from millstream_connectors.shared.first_try import first_try
-from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -55,10 +55,10 @@ class _Target:
         self.owner = owner
         self._life = life
         self._connection: BrokerConnection | None = None
-        self._found: Target | None = None
+        self._found: TargetStream | None = None
 
     @property
-    def found(self) -> Target:
+    def found(self) -> TargetStream:
         assert self._found is not None, "it is used only in a session"
         return self._found
 
@@ -102,7 +102,7 @@ class JetStreamKeptLane(KeptLane[Put]):
             async with self._session():
                 await self._commit((), self._durable, "")
 
-    def _convert(self, item: SinkFrame) -> Converted[Put]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[Put]:
         return convert(item, self._target.found.bytes_max, None)
 
     @asynccontextmanager
@@ -157,7 +157,7 @@ class JetStreamKeptLane(KeptLane[Put]):
             raise
         return _sequence((await connection.answer_of(answer, self._target.settings.timeout_s)).data)
 
-    async def _kept(self, connection: BrokerConnection) -> tuple[Kept | None, int]:
+    async def _kept(self, connection: BrokerConnection) -> tuple[TargetPosition | None, int]:
         """The lane's state in the stream, and its sequence."""
         stream = self._target.found.stream
         try:
@@ -170,7 +170,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         try:
             body: dict[str, Any] = parse_json(base64.b64decode(message["data"]))
             at = Position(*map(int, body["at"]))
-            kept = Kept(str(body["run"]), int(body["epoch"]), str(body["owner"]), at, str(body["frame"]))
+            kept = TargetPosition(str(body["run"]), int(body["epoch"]), str(body["owner"]), at, str(body["frame"]))
         except (ValueError, KeyError, TypeError) as error:
             raise DamageError(
                 codes.SINK_AHEAD,
@@ -241,7 +241,7 @@ class JetStreamIdLane(UnkeptLane):
                 failures.append([*converted.failures, *await self._publish(connection, converted)])
         return WriteResult(failures if any(failures) else ())
 
-    async def _publish(self, connection: BrokerConnection, converted: Converted[Put]) -> list[SinkFailure]:
+    async def _publish(self, connection: BrokerConnection, converted: ConvertedRecords[Put]) -> list[SinkFailure]:
         """Publish all messages, in order. Returns those that the stream refuses."""
         settings = self._target.settings
         refused: list[SinkFailure] = []

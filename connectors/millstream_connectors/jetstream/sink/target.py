@@ -22,7 +22,7 @@ class Fault(NamedTuple):
     expected: str
 
 
-class Target(NamedTuple):
+class TargetStream(NamedTuple):
     """A stream."""
 
     stream: str
@@ -32,7 +32,7 @@ class Target(NamedTuple):
     """Whether a position may replace the previous one."""
 
 
-async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> Target | Fault:
+async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> TargetStream | Fault:
     """The stream that includes the subject. Raises what requests raise."""
     streams = await _streams_of(connection, settings.subject)
     if len(streams) != 1:
@@ -65,7 +65,7 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
             return Fault("positions", what, "a stream with `retention: limits`")
     largest = [int(connection.server.get("max_payload", 0)), int(config.get("max_msg_size", -1))]
     bytes_max = min(size for size in largest if size > 0)
-    return Target(stream, bytes_max, bool(config.get("allow_rollup_hdrs")))
+    return TargetStream(stream, bytes_max, bool(config.get("allow_rollup_hdrs")))
 
 
 async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:

@@ -32,7 +32,7 @@ from millstream.frame import build_frame
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
 from millstream.nats.client import Msg, header_bytes
 from millstream.nats.connection import ApiError, BrokerConnection
-from millstream.nats.deliveries import Origin
+from millstream.nats.deliveries import MessageOrigin
 from millstream.nats.pulling import EXPIRES_MIN_S, PullConsumer
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
@@ -283,7 +283,7 @@ class JetStreamSourceLane(PositionedLane):
                 async with asyncio.timeout(left_s):
                     await self._consumer.wait()
 
-    def _on_message(self, message: Msg, origin: Origin) -> None:
+    def _on_message(self, message: Msg, origin: MessageOrigin) -> None:
         self._waiting = origin.waiting
         time_us, fault = event_time(EPOCH_NS, origin.time_ns)
         headers = message.headers or {}

@@ -27,8 +27,8 @@ from millstream.limits import KAFKA_MARKER_REFRESH_S
 from millstream.record import Position
 from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.kafka.sink.records import Message, convert
-from millstream_connectors.kafka.sink.session import BrokenError, Session, refusal
-from millstream_connectors.shared.kept import Converted, KeptLane
+from millstream_connectors.kafka.sink.session import BrokenError, KafkaSession, refusal
+from millstream_connectors.shared.kept import ConvertedRecords, KeptLane
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult, frame_at
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class KafkaSinkLane(KeptLane[Message]):
     """A lane that writes in transactions. The methods with an underscore and no `async` run in its thread."""
 
-    def __init__(self, session: Session, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:
+    def __init__(self, session: KafkaSession, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:
         # The size of a write is bounded by its bytes.
         super().__init__(owner, records_max=sys.maxsize)
         self._broker = session
@@ -59,7 +59,7 @@ class KafkaSinkLane(KeptLane[Message]):
         if time.monotonic() >= self._broker.used_s + KAFKA_MARKER_REFRESH_S:
             await self._thread.run(self._refresh)
 
-    def _convert(self, item: SinkFrame) -> Converted[Message]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[Message]:
         return convert(item.frame, self._broker.record_bytes_max, set_key=self._spec.set_key)
 
     @asynccontextmanager
@@ -156,7 +156,7 @@ class KafkaSinkLane(KeptLane[Message]):
 class UnfencedLane(UnkeptLane):
     """A lane without transactions: at least once, when the brokers have acknowledged a record."""
 
-    def __init__(self, session: Session, spec: KafkaSink, thread: ClientThread) -> None:
+    def __init__(self, session: KafkaSession, spec: KafkaSink, thread: ClientThread) -> None:
         self._session = session
         self._spec = spec
         self._thread = thread
@@ -179,7 +179,7 @@ class UnfencedLane(UnkeptLane):
 async def open_kafka_sink(spec: KafkaSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """The lane's target. Errors: those of `SinkConnector.open`."""
     async with open_thread("kafka-sink") as thread:
-        session = Session(spec, owner, thread)
+        session = KafkaSession(spec, owner, thread)
         try:
             if owner.fallback or not spec.transactions:
                 unfenced = UnfencedLane(session, spec, thread)

@@ -8,7 +8,7 @@ from itertools import repeat
 from millstream.frame import Frame
 from millstream.keys import key_of_text
 from millstream_connectors.shared.encoding_lane import key_of
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_writer.sink import SinkFailure
 
 MESSAGE_OVERHEAD_BYTES = 128
@@ -46,11 +46,11 @@ def _key_of(parts: tuple[bytes, ...]) -> bytes | None:
     return key_of_text(parts[0]) if len(parts) == 1 else key_of(parts)
 
 
-def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message]:
+def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> ConvertedRecords[Message]:
     """Converts a frame's records. Those that the topic cannot accept in any batch are refused."""
     messages = list(messages_of(frame, set_key=set_key))
     if frame.size + MESSAGE_OVERHEAD_BYTES <= bytes_max:
-        return Converted(range(frame.records), messages, ())
+        return ConvertedRecords(range(frame.records), messages, ())
     rows: list[int] = []
     made: list[Message] = []
     failures: list[SinkFailure] = []
@@ -64,4 +64,4 @@ def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message
         else:
             rows.append(row)
             made.append(message)
-    return Converted(rows, made, failures)
+    return ConvertedRecords(rows, made, failures)

@@ -92,7 +92,7 @@ class BrokenError(Exception):
         self.undecided = undecided
 
 
-class Session:
+class KafkaSession:
     """The session of one owner of a lane with Kafka, which can be reopened."""
 
     def __init__(self, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:

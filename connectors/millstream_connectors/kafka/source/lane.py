@@ -44,7 +44,7 @@ from millstream_connectors.kafka.client import (
 )
 from millstream_connectors.kafka.settings import KafkaSource
 from millstream_connectors.kafka.source.identity import TopicIds
-from millstream_connectors.kafka.source.runs import Run, Split, Taken, runs_of
+from millstream_connectors.kafka.source.runs import Run, RunBatch, Split, runs_of
 from millstream_connectors.shared.messages import SHOWN_BYTES
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.starts import LATEST, start_time
@@ -342,7 +342,7 @@ class KafkaSourceLane:
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken = Taken(self._owner.clock.now_us())
+        taken = RunBatch(self._owner.clock.now_us())
         invalid: list[InvalidRecord] = []
         while self._waiting and len(taken) < records_max:
             run = self._waiting[0]

@@ -63,7 +63,7 @@ class Run:
         return self.ends[self.at + records - 1] - (self.ends[self.at - 1] if self.at else 0)
 
 
-class Taken:
+class RunBatch:
     """A batch that is being built."""
 
     def __init__(self, now_us: int) -> None:

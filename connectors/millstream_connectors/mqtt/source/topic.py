@@ -19,9 +19,9 @@ from paho.mqtt.client import MQTTMessage
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
-from millstream_connectors.mqtt.client import MqttLink, Session, linked, open_link
+from millstream_connectors.mqtt.client import MqttLink, MqttSession, linked, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
-from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
 from millstream_reader.connector import SourceOwner
 
 KIND = "mqtt"
@@ -48,9 +48,9 @@ class MqttSubscription:
     def lease_s(self) -> float | None:
         return None
 
-    async def connect(self, inbox: Inbox) -> None:
+    async def connect(self, inbox: AcknowledgedInbox) -> None:
         spec, owner = self._spec, self._owner
-        session = Session(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
+        session = MqttSession(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
         link = await open_link(spec, owner.base_dir, f"lane {owner.lane}", session)
         try:
             await link.subscribe(spec.topic)
@@ -66,19 +66,19 @@ class MqttSubscription:
             )
         self._link, self._known = link, True
 
-    async def receive(self, inbox: Inbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
         """The broker sends messages by itself."""
 
-    async def acknowledge(self, messages: Sequence[Message]) -> None:
+    async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         if self._link is not None:
             for message in messages:
                 if message.tag is not None:
                     self._link.acknowledge(message.tag)
 
-    async def extend(self, messages: Sequence[Message]) -> None:
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """A message is held as long as the connection lasts."""
 
-    async def adjust(self, inbox: Inbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
         fitting = max(1, inbox.bounds.size // max(1, self._largest))
         if inbox.size >= inbox.bounds.size and fitting < self._window:
             # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
@@ -95,7 +95,7 @@ class MqttSubscription:
         """MQTT does not report it."""
         return None
 
-    def _arrived(self, found: MQTTMessage, inbox: Inbox) -> None:
+    def _arrived(self, found: MQTTMessage, inbox: AcknowledgedInbox) -> None:
         if not found.qos and inbox.full:
             # The broker does not count messages of QoS 0, so nothing else limits them.
             if not self._warned_dropped:
@@ -110,7 +110,7 @@ class MqttSubscription:
             inbox.changed.set()
 
 
-def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
+def message_of(found: MQTTMessage, id_property: str, now_us: int) -> AcknowledgedMessage:
     """A delivered message, converted for the inbox. Pure."""
     # If a property is repeated, the first one counts.
     headers = {name: text.encode() for name, text in reversed(getattr(found.properties, "UserProperty", ()))}
@@ -118,7 +118,7 @@ def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
     headers[TOPIC] = found.topic.encode()
     if content_type := getattr(found.properties, "ContentType", ""):
         headers[CONTENT_TYPE] = content_type.encode()
-    return Message(
+    return AcknowledgedMessage(
         value=bytes(found.payload),
         tag=found.mid if found.qos else None,
         time_us=now_us,

@@ -20,7 +20,7 @@ from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import BrokerConnection
 from millstream_connectors.nats.client import linked, translated
 from millstream_connectors.nats.settings import NatsSource
-from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
+from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 
@@ -43,7 +43,7 @@ class NatsStream:
         self._connection = connection
         self._subscriptions: list[Subscription] = []
         self._inbox: Arrivals | None = None
-        self._early: list[Received] = []
+        self._early: list[ReceivedMessage] = []
         """Messages that arrived before there was an inbox."""
         self._dropped = 0
         self._reported_at_s: float | None = None
@@ -102,7 +102,7 @@ class NatsStream:
     async def _on_message(self, message: Msg) -> None:
         headers = {name: header_bytes(text) for name, text in (message.headers or {}).items()}
         headers[SUBJECT_HEADER] = message.subject.encode()
-        received = Received(message.data, self._owner.clock.now_us(), headers)
+        received = ReceivedMessage(message.data, self._owner.clock.now_us(), headers)
         inbox = self._inbox
         if inbox is None:
             self._early.append(received)

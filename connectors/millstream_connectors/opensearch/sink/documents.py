@@ -57,7 +57,7 @@ class Put(NamedTuple):
     """Index of its frame in the write."""
 
 
-class Owned(NamedTuple):
+class OwnerVersions(NamedTuple):
     """The versions that an owner of a lane writes."""
 
     number: int
@@ -87,7 +87,7 @@ class Misfit(NamedTuple):
 
 
 def convert(
-    item: SinkFrame, settings: OpenSearchSink, run: str, owned: Owned | None
+    item: SinkFrame, settings: OpenSearchSink, run: str, owned: OwnerVersions | None
 ) -> tuple[list[Put], list[SinkFailure]]:
     """The writes for a frame's records, and failures for those that cannot become documents. `owned`: for `upsert`."""
     rows, failures = _objects(item.frame.values())
@@ -129,7 +129,7 @@ def judged(answer: Mapping[str, Any]) -> Misfit | None:
 
 
 def _upserts(
-    item: SinkFrame, settings: OpenSearchSink, owned: Owned, rows: Sequence[int], failures: list[SinkFailure]
+    item: SinkFrame, settings: OpenSearchSink, owned: OwnerVersions, rows: Sequence[int], failures: list[SinkFailure]
 ) -> tuple[list[Put], list[SinkFailure]]:
     values, indexes = item.frame.values(), item.indexes()
     when = settings.delete_when

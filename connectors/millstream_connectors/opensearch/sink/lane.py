@@ -34,7 +34,7 @@ from millstream_connectors.opensearch.sink.documents import (
     OWNERS_MAX,
     TOO_LARGE,
     Misfit,
-    Owned,
+    OwnerVersions,
     Put,
     batches,
     convert,
@@ -66,7 +66,7 @@ class OpenSearchSinkLane(UnkeptLane):
         self._bulk = f"{self._base}/{quote(settings.index, safe='')}/_bulk{_ONLY}"
         self._bytes_max = settings.max_bytes
         """Of a request. Half of the smallest one that was too large for the server, if there was one."""
-        self._owned: Owned | None = None
+        self._owned: OwnerVersions | None = None
         """The versions of this owner with `upsert`, once they are known."""
         self._checked_at_s = 0.0
         """When this lane was known to belong to this owner."""
@@ -222,11 +222,11 @@ class OpenSearchSinkLane(UnkeptLane):
             raise fenced(self._owner, self._settings.index)
         self._checked_at_s = now_s
 
-    async def _versions(self, sequence: int) -> Owned | None:
+    async def _versions(self, sequence: int) -> OwnerVersions | None:
         if self._settings.mode != "upsert":
             return None
         if self._owned is None or sequence - self._owned.first >= FRAMES_MAX:
-            self._owned = Owned(await self._take_over(), sequence)
+            self._owned = OwnerVersions(await self._take_over(), sequence)
         return self._owned
 
     async def _take_over(self) -> int:

@@ -42,11 +42,11 @@ from millstream_connectors.postgres.client import (
 )
 from millstream_connectors.postgres.settings import PostgresSink
 from millstream_connectors.postgres.sink.rows import CopyFormat
-from millstream_connectors.postgres.sink.target import Target
+from millstream_connectors.postgres.sink.target import PostgresStatements
 from millstream_connectors.postgres.sink.typed import Row, typed_rows
 from millstream_connectors.shared.first_try import first_try
-from millstream_connectors.shared.kept import Converted, Kept, check_kept, fenced, unknown
-from millstream_connectors.shared.refusable import Part, RefusableLane, Refusal, UnfitError
+from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced, unknown
+from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart, UnfitError
 from millstream_connectors.shared.tables.by_hand import inserted, moved
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
@@ -63,7 +63,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         super().__init__(owner)
         self._settings = settings
         self._format = CopyFormat(settings)
-        self._target = Target(settings, self._format.line_of)
+        self._target = PostgresStatements(settings, self._format.line_of)
         # The names of pipelines and lanes may be longer than the server's limit for this name.
         self._application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
         self._token = ""
@@ -75,7 +75,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             self._connection.terminate()
             self._connection = None
 
-    def _convert(self, item: SinkFrame) -> Converted[bytes | Row]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[bytes | Row]:
         return self._format.convert(item)
 
     def _alone(self, made: bytes | Row) -> bytes:
@@ -100,7 +100,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             yield attempt
             await transaction.rollback()
 
-    async def _transact(self, part: Part[bytes | Row]) -> None:
+    async def _transact(self, part: TransactionPart[bytes | Row]) -> None:
         owner, target, connection = self._owner, self._target, self._connection
         assert connection is not None, "it is used only in a session"
         async with asyncio.timeout(self._settings.timeout_s):
@@ -183,14 +183,14 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         self._token = token
         self._taken_over(kept.position, refused)
 
-    async def _owned(self, connection: Connection, token: str) -> Kept:
+    async def _owned(self, connection: Connection, token: str) -> TargetPosition:
         """The lane's row, under this owner. Raises if this owner may not take it."""
         owner, target, table = self._owner, self._target, self._settings.table
         kept = await target.kept(connection, owner.pipeline, owner.name)
         if kept is None:
             if owner.must_be_known:
                 raise unknown(owner, f"the table {table}", f"{inserted(target.positions, owner)} there")
-            fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
+            fresh = TargetPosition(owner.ledger_id, owner.epoch, token, owner.start, "")
             await target.begin_lane(connection, owner.pipeline, owner.name, fresh)
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "this owner or another one has inserted it"

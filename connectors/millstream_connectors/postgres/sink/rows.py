@@ -21,7 +21,7 @@ from msgspec.structs import astuple
 
 from millstream.exact_json import text_of
 from millstream_connectors.postgres.sink.typed import Row, TypedRows
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.tables.rows import NOT_TEXT, Absent, RowFormat
 from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame
@@ -64,7 +64,7 @@ class ArrayColumn(NamedTuple):
     """Whether the elements are JSON, so that a list in a list is one of them."""
 
 
-class Part(bytes):
+class PartialLine(bytes):
     """A line of a record that does not have all columns."""
 
     absent: tuple[int, ...]
@@ -94,9 +94,9 @@ class CopyFormat(RowFormat[bytes | Row]):
         fields = [_FIELDS[type(value)](value) for value in astuple(row)]
         return ("\t".join([*fields, _NULL] if self._is_upsert else fields) + "\n").encode()
 
-    def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
+    def convert(self, item: SinkFrame) -> ConvertedRecords[bytes | Row]:
         if self.typed is not None and (rows := self.typed(item.frame.values())) is not None:
-            return Converted(range(item.frame.records), rows, [])
+            return ConvertedRecords(range(item.frame.records), rows, [])
         return super().convert(item)
 
     def _fitted(self, column: TableColumn, values: Sequence[Any], objects: Sequence[dict[str, Any]]) -> Sequence[Any]:
@@ -136,7 +136,7 @@ def _parts(lines: Sequence[bytes], absent: Absent) -> list[bytes]:
     made: list[bytes] = []
     for line, kept in zip(lines, absent, strict=True):
         if kept:
-            part = Part(line)
+            part = PartialLine(line)
             part.absent = kept
             made.append(part)
         else:

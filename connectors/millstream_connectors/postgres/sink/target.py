@@ -20,9 +20,9 @@ from millstream.durable import step
 from millstream.record import Position
 from millstream_connectors.postgres.client import Connection, connected
 from millstream_connectors.postgres.settings import PostgresSink, quoted, quoted_table
-from millstream_connectors.postgres.sink.rows import ArrayColumn, Part
+from millstream_connectors.postgres.sink.rows import ArrayColumn, PartialLine
 from millstream_connectors.postgres.sink.typed import Row
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.refusable import UnfitError
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.shared.tables.settings import TableColumn
@@ -44,7 +44,7 @@ class Fault(NamedTuple):
     expected: str
 
 
-class Target:
+class PostgresStatements:
     """The statements for one sink."""
 
     def __init__(self, settings: PostgresSink, line_of: Callable[[bytes | Row], bytes] | None = None) -> None:
@@ -172,7 +172,7 @@ class Target:
 
     # The lane's row
 
-    async def kept(self, connection: Connection, pipeline: str, lane: str) -> Kept | None:
+    async def kept(self, connection: Connection, pipeline: str, lane: str) -> TargetPosition | None:
         """The lane's stored state; its row stays locked until the transaction ends."""
         statement = (
             f"SELECT run, epoch, owner, sequence, record, frame FROM {self.positions} "
@@ -181,9 +181,11 @@ class Target:
         row = await connection.fetchrow(statement, pipeline, lane)
         if row is None:
             return None
-        return Kept(row["run"], row["epoch"], row["owner"], Position(row["sequence"], row["record"]), row["frame"])
+        return TargetPosition(
+            row["run"], row["epoch"], row["owner"], Position(row["sequence"], row["record"]), row["frame"]
+        )
 
-    async def begin_lane(self, connection: Connection, pipeline: str, lane: str, kept: Kept) -> None:
+    async def begin_lane(self, connection: Connection, pipeline: str, lane: str, kept: TargetPosition) -> None:
         """Insert a row for a lane that has none. Another owner may have inserted one meanwhile."""
         statement = (
             f"INSERT INTO {self.positions} (pipeline, lane, run, epoch, owner, sequence, record, frame) "
@@ -378,8 +380,10 @@ class _Pieces:
     def __iter__(self) -> Iterator[Sequence[bytes | Row]]:
         try:
             for piece in filter(None, self._made):
-                if Part in set(map(type, piece)):
-                    self.absent.update(index for line in piece if isinstance(line, Part) for index in line.absent)
+                if PartialLine in set(map(type, piece)):
+                    self.absent.update(
+                        index for line in piece if isinstance(line, PartialLine) for index in line.absent
+                    )
                 yield piece
         except UnfitError:
             self.is_unfit = True
@@ -388,4 +392,4 @@ class _Pieces:
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:
     """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
     async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
-        return await Target(settings).faults(connection)
+        return await PostgresStatements(settings).faults(connection)

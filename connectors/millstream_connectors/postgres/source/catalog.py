@@ -61,7 +61,7 @@ SELECT current_setting('wal_level') AS wal_level, current_setting('max_slot_wal_
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTable:
     """A table whose changes a publication includes."""
 
     oid: int
@@ -98,7 +98,7 @@ class Slot:
     """Bytes until it is lost; None if there is no limit, or it is unknown."""
 
 
-class Server(NamedTuple):
+class ServerSettings(NamedTuple):
     """The settings of a server."""
 
     wal_level: str
@@ -109,11 +109,11 @@ class Server(NamedTuple):
     system: str
 
 
-async def server_of(connection: Connection) -> Server:
+async def server_of(connection: Connection) -> ServerSettings:
     """The settings of the server, and the permissions of the role."""
     row = await connection.fetchrow(_SERVER)
     assert row is not None
-    return Server(*row)
+    return ServerSettings(*row)
 
 
 async def flushed_lsn(connection: Connection) -> int:
@@ -138,14 +138,14 @@ async def slot_of(connection: Connection, name: str) -> Slot | None:
     )
 
 
-async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]:
+async def published(connection: Connection, cdc: PostgresCdc) -> list[PublishedTable]:
     """The tables of the publication that the source reads, in the order of their names."""
     found = []
     for row in await connection.fetch(_PUBLISHED, cdc.publication):
         columns = None if row["columns"] is None else parse_json(row["columns"])
         known = tuple((key["name"], key["type"]) for key in await connection.fetch(_KEYS, row["oid"]))
         named = (row["oid"], row["schema"], row["name"], row["kind"], row["identity"], row["may_read"])
-        table = Published(*named, columns, row["filter"], known)
+        table = PublishedTable(*named, columns, row["filter"], known)
         if not cdc.tables or table.path in cdc.table_paths:
             found.append(table)
     return found
@@ -247,7 +247,7 @@ async def keys_of(connection: Connection, relation: Relation) -> Sequence[str]:
 class Page:
     """Statements that read a table of the snapshot in the order of its key, page by page."""
 
-    def __init__(self, table: Published, columns: Sequence[Column]) -> None:
+    def __init__(self, table: PublishedTable, columns: Sequence[Column]) -> None:
         self.table = table
         self.relation = Relation(table.oid, table.schema, table.name, table.identity, tuple(columns))
         names = [column.name for column in columns]
@@ -278,7 +278,7 @@ class Page:
         return [_texts(line) for line in bytes(data).split(b"\n")[:-1]]
 
 
-async def page_of(connection: Connection, table: Published) -> Page:
+async def page_of(connection: Connection, table: PublishedTable) -> Page:
     """The statements for a table."""
     rows = await connection.fetch(_COLUMNS, table.oid)
     wanted = None if table.columns is None else set(table.columns)
@@ -323,7 +323,7 @@ def literals(key: Key, types: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"'{text.replace(quote, quote * 2)}'::{of}" for text, (_, of) in zip(key, types, strict=True))
 
 
-def snapshot_tables(tables: Iterable[Published]) -> list[SnapshotTable]:
+def snapshot_tables(tables: Iterable[PublishedTable]) -> list[SnapshotTable]:
     """The tables that are read, as a position describes them."""
     return [SnapshotTable(table.schema, table.name, table.keys) for table in tables]
 

@@ -26,18 +26,25 @@ from millstream.errors import DamageError, MillstreamError, RetryLaterError, Use
 from millstream.limits import POSTGRES_FEEDBACK_EVERY_S, POSTGRES_IDLE_BYTES, POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
 from millstream_connectors.postgres.client import FAILURES, Connection, error_of, sqlstate_of
-from millstream_connectors.postgres.replication import Passed, lsn_text
+from millstream_connectors.postgres.replication import ServerPosition, lsn_text
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source import catalog, publication
-from millstream_connectors.postgres.source.changes import Batch, Changes, Made, MustAskError, Table, TruncatedError
+from millstream_connectors.postgres.source.changes import (
+    ChangeBatch,
+    ChangeRecord,
+    MustAskError,
+    SlotChanges,
+    Table,
+    TruncatedError,
+)
 from millstream_connectors.postgres.source.login import Login
 from millstream_connectors.postgres.source.pgoutput import (
     Begin,
-    Change,
-    Commit,
     Message,
     NotPgoutputError,
     Relation,
+    ReplicatedChange,
+    TransactionEnd,
     Truncate,
     parse,
 )
@@ -84,7 +91,7 @@ class PostgresCdcLane(PositionedLane):
         application = f"millstream {owner.lane} {cdc.slot}"[:63]
         self._login = Login(spec, cdc, owner.base_dir, self._where, application)
         self._system = ""
-        self._changes = Changes(0, 0, None)
+        self._changes = SlotChanges(0, 0, None)
         self._snapshot: SnapshotReader | None = None
         """The snapshot that is being read; None if there is none."""
         self._since_us = 0
@@ -127,7 +134,7 @@ class PostgresCdcLane(PositionedLane):
             raise
 
     async def _read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        into = Batch()
+        into = ChangeBatch()
         try:
             await self._fill(timeout_s)
             await self._take(into, records_max, bytes_max)
@@ -198,7 +205,7 @@ class PostgresCdcLane(PositionedLane):
             return
         try:
             snapshot = None if body["snapshot"] is None else unpacked(body["snapshot"])
-            self._changes = Changes(int(body["lsn"]), int(body["index"]), snapshot)
+            self._changes = SlotChanges(int(body["lsn"]), int(body["index"]), snapshot)
             self._system, self._since_us = str(body["system"]), int(body["since"])
             self._stream.resume(self._changes.lsn, int(body["timeline"]))
             self._snapshot = self._reader_of(snapshot)
@@ -383,7 +390,7 @@ class PostgresCdcLane(PositionedLane):
             if not tables:
                 _log.warning("%s: the publication %s has no tables yet", self._where, self._cdc.publication)
                 snapshot = None
-        self._changes = Changes(lsn, 0, snapshot)
+        self._changes = SlotChanges(lsn, 0, snapshot)
         self._snapshot = self._reader_of(snapshot)
         if self._spec.stop_at_end:
             self._end_lsn = await catalog.flushed_lsn(control)
@@ -447,7 +454,7 @@ class PostgresCdcLane(PositionedLane):
             raise
         self._in_use_since_s = None
 
-    async def _take(self, into: Batch, records_max: int, bytes_max: int) -> None:
+    async def _take(self, into: ChangeBatch, records_max: int, bytes_max: int) -> None:
         """Add the next rows of the snapshot, or changes, to a batch."""
         if self._snapshot is not None:
             self._snapshot.take(into, records_max, bytes_max)
@@ -462,8 +469,10 @@ class PostgresCdcLane(PositionedLane):
                 waiting.popleft()
                 waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
                 continue
-            if isinstance(message, Change | Truncate):
-                change = await self._made(message) if isinstance(message, Change) else self._truncated(message)
+            if isinstance(message, ReplicatedChange | Truncate):
+                change = (
+                    await self._made(message) if isinstance(message, ReplicatedChange) else self._truncated(message)
+                )
                 if change is not None and not into.fits(change, bytes_max):
                     return
                 self._changes.took()
@@ -473,13 +482,13 @@ class PostgresCdcLane(PositionedLane):
                 await self._hear(message)
             waiting.popleft()
 
-    async def _hear(self, message: Message | Passed | None) -> None:
+    async def _hear(self, message: Message | ServerPosition | None) -> None:
         """Handle a message that is not a record."""
-        if isinstance(message, Passed):
+        if isinstance(message, ServerPosition):
             self._changes.passed(message.lsn)
         elif isinstance(message, Begin):
             self._changes.begin(message)
-        elif isinstance(message, Commit):
+        elif isinstance(message, TransactionEnd):
             self._changes.commit(message)
         elif isinstance(message, Relation):
             self._changes.tables[message.oid] = await self._table(message) if await self._wants(message) else None
@@ -505,7 +514,7 @@ class PostgresCdcLane(PositionedLane):
             keys = await catalog.keys_of(control, relation)
         return Table(relation, keys, types)
 
-    async def _made(self, message: Change) -> Made | None:
+    async def _made(self, message: ReplicatedChange) -> ChangeRecord | None:
         while True:
             try:
                 return self._changes.made(message)
@@ -519,8 +528,8 @@ class PostgresCdcLane(PositionedLane):
         wanted = dict.fromkeys([key])
         for item in list(self._stream.waiting)[: 2 * _ASKED_AT_ONCE]:
             message = parse(item) if isinstance(item, bytes) else None
-            shape = self._changes.tables.get(message.relation) if isinstance(message, Change) else None
-            if shape is None or not isinstance(message, Change):
+            shape = self._changes.tables.get(message.relation) if isinstance(message, ReplicatedChange) else None
+            if shape is None or not isinstance(message, ReplicatedChange):
                 continue
             if snapshot.number_of(shape.relation.schema, shape.relation.name) != table:
                 continue
@@ -534,7 +543,7 @@ class PostgresCdcLane(PositionedLane):
             self._changes.regions.clear()
         self._changes.regions.update(((table, one), number) for one, number in zip(wanted, numbers, strict=True))
 
-    def _truncated(self, message: Truncate) -> Made | None:
+    def _truncated(self, message: Truncate) -> ChangeRecord | None:
         try:
             return self._changes.truncated(message.relations[0]) if message.relations else None
         except TruncatedError as table:

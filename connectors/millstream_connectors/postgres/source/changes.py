@@ -23,11 +23,11 @@ from millstream_connectors.postgres.replication import lsn_text
 from millstream_connectors.postgres.source.pgoutput import (
     UNCHANGED,
     Begin,
-    Change,
-    Commit,
     NotPgoutputError,
     Relation,
+    ReplicatedChange,
     Texts,
+    TransactionEnd,
 )
 from millstream_connectors.postgres.source.snapshot import Key, Snapshot
 from millstream_connectors.postgres.source.texts import KnownType, quoted, to_json
@@ -52,7 +52,7 @@ class TruncatedError(Exception):
     distinguished."""
 
 
-class Made(NamedTuple):
+class ChangeRecord(NamedTuple):
     """A record."""
 
     value: bytes
@@ -110,7 +110,9 @@ class Table:
                 found.append(text)
         return tuple(found)
 
-    def record(self, op: str, old: Texts | None, is_whole: bool, new: Texts | None, tail: Tail, index: int) -> Made:
+    def record(
+        self, op: str, old: Texts | None, is_whole: bool, new: Texts | None, tail: Tail, index: int
+    ) -> ChangeRecord:
         """The record of a change."""
         before = after = b"null"
         keys: tuple[bytes, ...] = ()
@@ -123,7 +125,7 @@ class Table:
             if unchanged:
                 after += b',"unchanged":[' + b",".join(unchanged) + b"]"
         value = b'%b%b,"after":%b%b%d}' % (self._heads[op], before, after, tail.text, index)
-        return Made(value, keys)
+        return ChangeRecord(value, keys)
 
     def _row(self, texts: Texts, only: Sequence[int] | None) -> tuple[bytes, list[bytes]]:
         if len(texts) != len(self._members):
@@ -146,7 +148,7 @@ class Table:
 
 
 @dataclass(slots=True)
-class Batch:
+class ChangeBatch:
     """A batch that is being built."""
 
     values: list[bytes] = field(default_factory=list)
@@ -155,11 +157,11 @@ class Batch:
     invalid: list[InvalidRecord] = field(default_factory=list)
     size: int = 0
 
-    def fits(self, made: Made, bytes_max: int) -> bool:
+    def fits(self, made: ChangeRecord, bytes_max: int) -> bool:
         """Whether there is space; always true for the first record."""
         return not self.values or self.size + len(made.value) <= bytes_max
 
-    def add(self, made: Made, time_us: int, place: str) -> None:
+    def add(self, made: ChangeRecord, time_us: int, place: str) -> None:
         """Add a record; `place` describes its origin."""
         if len(made.value) > RECORD_BYTES_MAX:
             reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
@@ -177,7 +179,7 @@ class Batch:
         return build_frame(self.values, self.times, ingest_time_us=now_us, keys=self.keys if any(self.keys) else None)
 
 
-class Changes:
+class SlotChanges:
     """A lane's place in a slot's changes, and their conversion."""
 
     def __init__(self, lsn: int, index: int, snapshot: Snapshot | None) -> None:
@@ -211,7 +213,7 @@ class Changes:
             else:
                 self._saw = self.snapshot.first_that_saw(message.xid)
 
-    def commit(self, message: Commit) -> None:
+    def commit(self, message: TransactionEnd) -> None:
         """The transaction is complete."""
         self.tail = None
         self.passed(message.end_lsn)
@@ -221,7 +223,7 @@ class Changes:
         if self.tail is None and lsn > self.lsn:
             self.lsn, self.index = lsn, 0
 
-    def made(self, message: Change) -> Made | None:
+    def made(self, message: ReplicatedChange) -> ChangeRecord | None:
         """The record of the next change; None if it has none. The place does not advance before `took`."""
         if self._seen < self._skip:
             return None
@@ -245,7 +247,7 @@ class Changes:
             op = op if op != "u" or (new is not None and (old is not None or message.old is None)) else _half(new)
         return table.record(op, old, message.is_whole and old is not None, new, self._tail, self._seen)
 
-    def insertions(self, waiting: deque[Any], into: Batch, records_max: int, bytes_max: int) -> None:
+    def insertions(self, waiting: deque[Any], into: ChangeBatch, records_max: int, bytes_max: int) -> None:
         """Take insertions into one table from the front of the queue, as long as they are ordinary. It does what
         `made`, `took` and their caller do one by one, in a fast loop."""
         if self.tail is None or self._seen < self._skip:
@@ -298,7 +300,7 @@ class Changes:
         if seen > self._seen:
             self._seen = self.index = seen
 
-    def truncated(self, relation: int) -> Made | None:
+    def truncated(self, relation: int) -> ChangeRecord | None:
         """The record of a table that was truncated. See `made`."""
         table = self._table(relation)
         if self._seen < self._skip or table is None:

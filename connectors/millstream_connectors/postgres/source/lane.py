@@ -29,7 +29,7 @@ from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.query_lane import QueryLane
-from millstream_connectors.shared.query_rows import Row
+from millstream_connectors.shared.query_rows import QueryRow
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 
@@ -213,7 +213,7 @@ class PostgresQueryLane(QueryLane[Cursor]):
             )
         return not self._open
 
-    def _check_identity(self, rows: Sequence[Row[Cursor]]) -> None:
+    def _check_identity(self, rows: Sequence[QueryRow[Cursor]]) -> None:
         """A position could not separate rows with the same cursor."""
         before = self._at
         for row in rows:

@@ -30,14 +30,14 @@ class NotPgoutputError(ValueError):
     """Bytes that are not a message of this protocol."""
 
 
-class Unchanged(Enum):
+class UnchangedValue(Enum):
     """A large value that an UPDATE did not change, so it is not sent."""
 
     UNCHANGED = "unchanged"
 
 
-UNCHANGED = Unchanged.UNCHANGED
-Texts: TypeAlias = list[bytes | Unchanged | None]
+UNCHANGED = UnchangedValue.UNCHANGED
+Texts: TypeAlias = list[bytes | UnchangedValue | None]
 """The values of a row, as the server writes them, in the order of the relation's columns."""
 
 
@@ -52,7 +52,7 @@ class Begin(NamedTuple):
     """Its id, with 32 bits."""
 
 
-class Commit(NamedTuple):
+class TransactionEnd(NamedTuple):
     """The transaction is complete."""
 
     end_lsn: int
@@ -80,7 +80,7 @@ class Relation:
     columns: tuple[Column, ...]
 
 
-class Change(NamedTuple):
+class ReplicatedChange(NamedTuple):
     """A row that was inserted, updated or deleted."""
 
     op: str
@@ -98,7 +98,7 @@ class Truncate(NamedTuple):
     relations: tuple[int, ...]
 
 
-Message: TypeAlias = Begin | Commit | Relation | Change | Truncate
+Message: TypeAlias = Begin | TransactionEnd | Relation | ReplicatedChange | Truncate
 
 
 def parse(data: bytes) -> Message | None:
@@ -111,7 +111,7 @@ def parse(data: bytes) -> Message | None:
             commit_lsn, time_us, xid = _BEGIN.unpack(data)
             return Begin(commit_lsn, EPOCH_US(time_us + _YEAR_2000_US), xid)
         if kind == b"C"[0]:
-            return Commit(_COMMIT.unpack(data)[1])
+            return TransactionEnd(_COMMIT.unpack(data)[1])
         if kind == b"R"[0]:
             return _relation(data)
         if kind == b"T"[0]:
@@ -124,7 +124,7 @@ def parse(data: bytes) -> Message | None:
     raise NotPgoutputError(f"{data[:40]!r} is not a message of version 1 of pgoutput")
 
 
-def _change(data: bytes, kind: int) -> Change:
+def _change(data: bytes, kind: int) -> ReplicatedChange:
     relation = int.from_bytes(data[1:5], "big")
     part, at = data[5], 6
     old: Texts | None = None
@@ -142,7 +142,7 @@ def _change(data: bytes, kind: int) -> Change:
     # A slice past the end is too short, which shows here.
     if at != len(data) or (kind == _DELETE) != (new is None and old is not None):
         raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, expected {at}")
-    return Change("c" if kind == _INSERT else "u" if kind == _UPDATE else "d", relation, old, is_whole, new)
+    return ReplicatedChange("c" if kind == _INSERT else "u" if kind == _UPDATE else "d", relation, old, is_whole, new)
 
 
 def _row(data: bytes, at: int) -> tuple[Texts, int]:

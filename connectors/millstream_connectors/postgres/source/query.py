@@ -18,7 +18,7 @@ from typing import NamedTuple
 from millstream.limits import POSTGRES_PAGE_BYTES, POSTGRES_PAGE_ROWS, RECORD_BYTES_MAX
 from millstream_connectors.postgres.client import Connection, connected
 from millstream_connectors.postgres.settings import PostgresSource, quoted
-from millstream_connectors.shared.query_rows import Row
+from millstream_connectors.shared.query_rows import QueryRow
 
 Cursor = tuple[str, ...]
 """Values of the cursor's columns, as the server writes them."""
@@ -97,7 +97,9 @@ class Query:
             rows = await connection.fetch(_OPEN)
         return {row["name"]: row["pid"] for row in rows}
 
-    async def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> tuple[list[Row[Cursor]], bool]:
+    async def page(
+        self, connection: Connection, after: Cursor | None, end: Cursor
+    ) -> tuple[list[QueryRow[Cursor]], bool]:
         """The first rows after `after` and up to `end`, at least two if there are as many, and whether these are
         all."""
         arguments: list[object] = []
@@ -110,13 +112,13 @@ class Query:
             f"ELSE left(j, {_SHOWN}) END AS value FROM (SELECT {self._texts}, row_to_json(q)::text AS j "
             f"FROM ({self.settings.query}\n) q WHERE {where} ORDER BY {order} LIMIT {POSTGRES_PAGE_ROWS}) r"
         )
-        rows: list[Row[Cursor]] = []
+        rows: list[QueryRow[Cursor]] = []
         size, step, count = 0, _FIRST_STEP, len(self.types)
         async with connection.transaction(readonly=True):
             portal = await connection.cursor(statement, *arguments)
             while True:
                 found = await portal.fetch(step)
-                rows += [Row(tuple(row[:count]), row[count], row[count + 1].encode()) for row in found]
+                rows += [QueryRow(tuple(row[:count]), row[count], row[count + 1].encode()) for row in found]
                 size += sum(row["size"] for row in found)
                 if len(found) < step:
                     return rows, len(rows) < POSTGRES_PAGE_ROWS

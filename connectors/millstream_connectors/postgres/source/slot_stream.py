@@ -16,7 +16,7 @@ from millstream.clock import Clock
 from millstream.durable import step
 from millstream.errors import DamageError
 from millstream.limits import POSTGRES_FEEDBACK_EVERY_S
-from millstream_connectors.postgres.replication import Passed, Replication, lsn_of, lsn_text
+from millstream_connectors.postgres.replication import Replication, ServerPosition, lsn_of, lsn_text
 from millstream_connectors.postgres.source.login import Login
 from millstream_connectors.postgres.source.pgoutput import Message
 
@@ -29,7 +29,7 @@ class SlotStream:
         self._clock = clock
         self._vertex = vertex
         self._replication: Replication | None = None
-        self.waiting: deque[bytes | Passed | Message] = deque()
+        self.waiting: deque[bytes | ServerPosition | Message] = deque()
         """Messages that have arrived and were not taken."""
         self.timeline = 0
         """The server's timeline, which changes when a standby takes over; 0 if it is unknown."""

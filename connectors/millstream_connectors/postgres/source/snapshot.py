@@ -30,7 +30,7 @@ BEGINNING = Bound(0, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TransactionView:
     """What a transaction sees, from `pg_current_snapshot()`."""
 
     xmin: int
@@ -47,17 +47,17 @@ class Seen:
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.running)))}"
 
 
-def parse_seen(text: str) -> Seen:
+def parse_seen(text: str) -> TransactionView:
     """Parse the server's text. Raises `ValueError`."""
     xmin, xmax, running = text.split(":")
-    return Seen(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
+    return TransactionView(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     """The part that one transaction has read."""
 
-    seen: Seen
+    seen: TransactionView
     until_lsn: int
     """Everything that it sees was committed before this position."""
     upto: Bound | None
@@ -79,14 +79,14 @@ class Snapshot:
     """The progress of a snapshot, and what its parts saw."""
 
     tables: Sequence[SnapshotTable]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[SnapshotPart] = field(default_factory=list)
     at: Bound | None = field(default_factory=lambda: BEGINNING)
     """The place after the last row that was returned; None if all were."""
 
-    def begin(self, seen: Seen, until_lsn: int) -> None:
+    def begin(self, seen: TransactionView, until_lsn: int) -> None:
         """Begin another part at this place."""
         self.cut()
-        self.parts.append(Part(seen, until_lsn, None))
+        self.parts.append(SnapshotPart(seen, until_lsn, None))
 
     def cut(self) -> None:
         """End the last part at the rows that were returned."""
@@ -95,7 +95,7 @@ class Snapshot:
         last = self.parts.pop()
         begun = self.parts[-1].upto if self.parts else BEGINNING
         if self.at != begun:
-            self.parts.append(Part(last.seen, last.until_lsn, self.at))
+            self.parts.append(SnapshotPart(last.seen, last.until_lsn, self.at))
 
     def is_over(self, lsn: int) -> bool:
         """Whether no part saw any change that is committed from this position on."""
@@ -143,7 +143,7 @@ def unpacked(body: Mapping[str, Any]) -> Snapshot:
         SnapshotTable(str(schema), str(name), tuple((str(column), str(of)) for column, of in keys))
         for schema, name, keys in body["tables"]
     ]
-    parts = [Part(parse_seen(seen), int(lsn), _bound(upto, tables)) for seen, lsn, upto in body["parts"]]
+    parts = [SnapshotPart(parse_seen(seen), int(lsn), _bound(upto, tables)) for seen, lsn, upto in body["parts"]]
     return Snapshot(tables, parts, _bound(body["at"], tables))
 
 

@@ -19,7 +19,7 @@ from millstream.limits import POSTGRES_SNAPSHOT_PART_S
 from millstream_connectors.postgres.client import Connection
 from millstream_connectors.postgres.replication import lsn_of
 from millstream_connectors.postgres.source import catalog
-from millstream_connectors.postgres.source.changes import Batch, Table, Tail, tail_of
+from millstream_connectors.postgres.source.changes import ChangeBatch, Table, Tail, tail_of
 from millstream_connectors.postgres.source.login import Login
 from millstream_connectors.postgres.source.pgoutput import Texts
 from millstream_connectors.postgres.source.snapshot import Bound, Key, Snapshot, parse_seen
@@ -95,7 +95,7 @@ class SnapshotReader:
         self._read_upto = behind
         self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
 
-    def take(self, into: Batch, records_max: int, bytes_max: int) -> None:
+    def take(self, into: ChangeBatch, records_max: int, bytes_max: int) -> None:
         """Add the next rows to a batch."""
         while self._rows and len(into.values) < records_max:
             row = self._rows[0]

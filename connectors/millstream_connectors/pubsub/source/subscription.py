@@ -26,7 +26,7 @@ from millstream.errors import MillstreamError, UserError
 from millstream.extract import EPOCH_US
 from millstream_connectors.pubsub.client import PubsubLink, open_subscriber
 from millstream_connectors.pubsub.settings import PubsubSource
-from millstream_connectors.shared.acknowledged import Message
+from millstream_connectors.shared.acknowledged import AcknowledgedMessage
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
@@ -47,7 +47,7 @@ class PulledMessages:
         self._spec = spec
         self._link = link
 
-    async def take(self, room: int) -> Sequence[Message]:
+    async def take(self, room: int) -> Sequence[AcknowledgedMessage]:
         request = PullRequest(subscription=self._spec.path, max_messages=min(room, _BATCH))
         try:
             answer = await self._link.ask(self._link.client.pull, request, wait_s=_POLL_S)
@@ -62,12 +62,12 @@ class PulledMessages:
             await self.hide(found, int(self._spec.ack_deadline_s))
         return found
 
-    async def delete(self, messages: Sequence[Message]) -> None:
+    async def delete(self, messages: Sequence[AcknowledgedMessage]) -> None:
         ids = [message.tag for message in messages]
         request = AcknowledgeRequest(subscription=self._spec.path, ack_ids=ids)
         await _unless_late(self._link, self._link.client.acknowledge, request)
 
-    async def hide(self, messages: Sequence[Message], lease_s: int) -> None:
+    async def hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:
         request = ModifyAckDeadlineRequest(
             subscription=self._spec.path, ack_ids=[message.tag for message in messages], ack_deadline_seconds=lease_s
         )
@@ -131,7 +131,7 @@ def _published_us(published: Any) -> int:
     return EPOCH_US(published.ToMicroseconds())
 
 
-def message_of(found: Any, id_attribute: str | None) -> Message:
+def message_of(found: Any, id_attribute: str | None) -> AcknowledgedMessage:
     """A received message, converted for the inbox. Pure. `found`: a `ReceivedMessage` of the protocol."""
     message = found.message
     headers = {name: value.encode() for name, value in message.attributes.items()}
@@ -139,7 +139,7 @@ def message_of(found: Any, id_attribute: str | None) -> Message:
         headers[ORDERING_KEY] = message.ordering_key.encode()
     given = message.attributes.get(id_attribute, "") if id_attribute is not None else ""
     time_us, fault = event_time(_published_us, message.publish_time)
-    return Message(
+    return AcknowledgedMessage(
         value=message.data,
         tag=found.ack_id,
         time_us=time_us,

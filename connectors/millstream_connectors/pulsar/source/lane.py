@@ -37,7 +37,7 @@ from millstream.frame import build_frame
 from millstream_connectors.pulsar.client import FAILURES, PulsarLink, open_link
 from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.pulsar.source.losses import Losses
-from millstream_connectors.pulsar.source.messages import BEGINNING, Arrived, MessagePlace, arrived, place_of
+from millstream_connectors.pulsar.source.messages import BEGINNING, IncomingMessage, MessagePlace, arrived, place_of
 from millstream_connectors.shared.messages import invalid
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
@@ -95,7 +95,7 @@ class PulsarSourceLane(PositionedLane):
         self._where = f"lane {owner.lane}"
         self._link: PulsarLink | None = None
         self._splits: dict[str, _Split] = {}
-        self._waiting: deque[Arrived] = deque()
+        self._waiting: deque[IncomingMessage] = deque()
         """Messages that were received and not read yet."""
         self._turns: deque[str] = deque()
         """The partitions, the one that is asked first at its head."""
@@ -217,7 +217,7 @@ class PulsarSourceLane(PositionedLane):
             receiver_queue_size=receiver_queue_size or self._spec.receiver_queue_size,
         )
 
-    def _poll(self, records_max: int, bytes_max: int, timeout_s: float) -> list[Arrived]:
+    def _poll(self, records_max: int, bytes_max: int, timeout_s: float) -> list[IncomingMessage]:
         """What has arrived; waits for the first message. If it cannot be read now, the next call begins again after
         what was read: messages that have left a reader do not come twice."""
         try:
@@ -264,8 +264,8 @@ class PulsarSourceLane(PositionedLane):
             return error
         return None
 
-    def _received(self, records_max: int, bytes_max: int, timeout_s: float) -> list[Arrived]:
-        found: list[Arrived] = []
+    def _received(self, records_max: int, bytes_max: int, timeout_s: float) -> list[IncomingMessage]:
+        found: list[IncomingMessage] = []
         size = 0
         until_s = time.monotonic() + timeout_s
         while True:
@@ -288,10 +288,10 @@ class PulsarSourceLane(PositionedLane):
             if found or left_s <= 0:
                 return found
 
-    def _received_of(self, name: str, records_max: int, bytes_max: int, wait_s: float) -> list[Arrived]:
+    def _received_of(self, name: str, records_max: int, bytes_max: int, wait_s: float) -> list[IncomingMessage]:
         """What has arrived of a partition; waits for the first message."""
         split = self._splits[name]
-        found: list[Arrived] = []
+        found: list[IncomingMessage] = []
         size = 0
         while len(found) < records_max and size < bytes_max:
             message = _next(split.reader, 0.0 if found else wait_s)
@@ -303,7 +303,7 @@ class PulsarSourceLane(PositionedLane):
                 size += one.size
         return found
 
-    def _is_new(self, split: _Split, one: Arrived) -> bool:
+    def _is_new(self, split: _Split, one: IncomingMessage) -> bool:
         """Whether a message follows what was received. Raises `DamageError` if messages before it were removed."""
         last = split.received
         if one.place[:2] < split.began[:2]:
@@ -358,10 +358,10 @@ class PulsarSourceLane(PositionedLane):
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken: list[Arrived] = []
+        taken: list[IncomingMessage] = []
         faults: list[InvalidRecord] = []
         size = 0
-        read: dict[str, Arrived] = {}
+        read: dict[str, IncomingMessage] = {}
         while self._waiting and len(taken) < records_max:
             one = self._waiting[0]
             end = self._splits[one.split].end

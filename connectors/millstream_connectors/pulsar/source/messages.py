@@ -33,7 +33,7 @@ BEGINNING = MessagePlace(-1, -1, -1)
 """The place before all messages."""
 
 
-class Arrived(NamedTuple):
+class IncomingMessage(NamedTuple):
     """A message that was received."""
 
     split: str
@@ -67,7 +67,7 @@ def place_of(message_id: Any) -> MessagePlace:
     return MessagePlace(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
 
 
-def arrived(split: str, message: Any) -> Arrived:
+def arrived(split: str, message: Any) -> IncomingMessage:
     """The message that the client has received."""
     time_us, fault = event_time(EPOCH_MS, message.event_timestamp() or message.publish_timestamp())
     headers, key = {}, ""
@@ -77,4 +77,4 @@ def arrived(split: str, message: Any) -> Arrived:
     except UnicodeDecodeError as error:
         fault = f"its key or a property is not UTF-8: {error}"
     place = place_of(message.message_id())
-    return Arrived(split, place, message.data(), time_us, key, headers, fault)
+    return IncomingMessage(split, place, message.data(), time_us, key, headers, fault)

@@ -27,7 +27,7 @@ from millstream.extract import EPOCH_S
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.acknowledged import Inbox, Message
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
 
@@ -64,7 +64,7 @@ class RabbitSubscription:
     def lease_s(self) -> float | None:
         return None
 
-    async def connect(self, inbox: Inbox) -> None:
+    async def connect(self, inbox: AcknowledgedInbox) -> None:
         link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         self._link = link
         try:
@@ -80,10 +80,10 @@ class RabbitSubscription:
             raise
         link.on_loss(inbox.lose)
 
-    async def receive(self, inbox: Inbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
         """The server sends messages without requests."""
 
-    async def acknowledge(self, messages: Sequence[Message]) -> None:
+    async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         link = self._link
         if link is None:
             return
@@ -93,10 +93,10 @@ class RabbitSubscription:
         except FAILURES as error:
             raise link.error_of(error) from error
 
-    async def extend(self, messages: Sequence[Message]) -> None:
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """A message is held as long as the connection lasts."""
 
-    async def adjust(self, inbox: Inbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
         link = self._link
         if link is None or not self._fits_badly(inbox):
             return
@@ -121,7 +121,7 @@ class RabbitSubscription:
     def pending(self) -> int | None:
         return self._there
 
-    async def _consume(self, link: RabbitLink, inbox: Inbox, window: int) -> str:
+    async def _consume(self, link: RabbitLink, inbox: AcknowledgedInbox, window: int) -> str:
         """Start another consumer; returns its name."""
         timeout_s = self._spec.timeout_s
         await link.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
@@ -132,7 +132,7 @@ class RabbitSubscription:
         answer = await link.channel.basic_consume(self._spec.queue, arrived, timeout=timeout_s)
         return str(answer.consumer_tag)
 
-    def _arrived(self, delivered: DeliveredMessage, inbox: Inbox) -> None:
+    def _arrived(self, delivered: DeliveredMessage, inbox: AcknowledgedInbox) -> None:
         if OFFSET in (delivered.header.properties.headers or {}):
             # Acknowledgements leave no trace in it: after a restart, only new messages would come.
             what = f"{self._where}: {self._spec.queue} is a stream; add `stream: true`"
@@ -146,11 +146,11 @@ class RabbitSubscription:
         if self._fits_badly(inbox):
             inbox.changed.set()
 
-    def _fitting(self, inbox: Inbox) -> int:
+    def _fitting(self, inbox: AcknowledgedInbox) -> int:
         """Number of messages of the largest size that fit."""
         return min(inbox.bounds.messages, inbox.bounds.size // max(1, self._largest))
 
-    def _fits_badly(self, inbox: Inbox) -> bool:
+    def _fits_badly(self, inbox: AcknowledgedInbox) -> bool:
         """Whether the consumers prefetch too much or, as experience has shown, too little."""
         fitting = self._fitting(inbox)
         if self._second:
@@ -158,7 +158,7 @@ class RabbitSubscription:
         return self._seen >= self._first and fitting >= self._window * 2
 
 
-def message_of(delivered: DeliveredMessage, now_us: int) -> Message:
+def message_of(delivered: DeliveredMessage, now_us: int) -> AcknowledgedMessage:
     """A delivered message, converted for the inbox. Pure."""
     properties = delivered.header.properties
     delivery: Any = delivered.delivery
@@ -173,7 +173,7 @@ def message_of(delivered: DeliveredMessage, now_us: int) -> Message:
     time_us, fault = _time_us(properties.timestamp, now_us)
     if (unreadable := headers.pop(UNREADABLE, None)) is not None:
         fault = f"a header cannot be read: {unreadable.decode()}"
-    return Message(
+    return AcknowledgedMessage(
         value=delivered.body,
         tag=delivery.delivery_tag,
         time_us=time_us,

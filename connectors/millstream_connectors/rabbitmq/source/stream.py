@@ -25,8 +25,8 @@ from millstream.errors import DamageError, MillstreamError, RetryLaterError, Use
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, open_link
 from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.rabbitmq.source.queue import OFFSET, message_of
-from millstream_connectors.shared.acknowledged import Message
-from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
+from millstream_connectors.shared.acknowledged import AcknowledgedMessage
+from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_connectors.shared.starts import start_time
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
@@ -122,7 +122,7 @@ class RabbitStream:
             if offset > last + 1 and (first := await self._first(link)) > last + 1:
                 raise self._removed(last, first)
         self._at = offset
-        inbox.put(Received(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
+        inbox.put(ReceivedMessage(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
 
     async def _first(self, link: RabbitLink) -> int:
         """The offset of the first message that is now in the stream."""
@@ -188,7 +188,7 @@ def _offset_of(delivered: DeliveredMessage) -> int:
     return int(headers[OFFSET])
 
 
-def digest_of(message: Message) -> str:
+def digest_of(message: AcknowledgedMessage) -> str:
     """A digest that reveals another message at the same offset. Pure."""
     headers = b"\0".join(name.encode() + b"=" + value for name, value in sorted(message.headers.items()))
     return blake2b(message.value + b"\0" + headers, digest_size=8).hexdigest()

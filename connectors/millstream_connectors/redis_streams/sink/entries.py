@@ -10,7 +10,7 @@ from millstream.keys import key_of_text
 from millstream.limits import REDIS_FIELDS_MAX
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 NO_KEY = "record has no key"
@@ -37,7 +37,7 @@ class _RefusedError(Exception):
     """A record that cannot be written, with reason and detail."""
 
 
-def convert(settings: RedisSink, item: SinkFrame) -> Converted[Put]:
+def convert(settings: RedisSink, item: SinkFrame) -> ConvertedRecords[Put]:
     """Converts a frame's records."""
     frame, target = item.frame, settings.target.encode()
     keyed = settings.mode != "stream"
@@ -63,7 +63,7 @@ def convert(settings: RedisSink, item: SinkFrame) -> Converted[Put]:
         else:
             rows.append(row)
             made.append(Put(key, words))
-    return Converted(rows, made, failures)
+    return ConvertedRecords(rows, made, failures)
 
 
 def _whole(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping[str, bytes]) -> Words:

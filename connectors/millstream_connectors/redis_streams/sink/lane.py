@@ -26,7 +26,7 @@ from millstream.limits import REDIS_COMMIT_RECORDS_MAX
 from millstream.record import Position
 from millstream_connectors.redis_streams.client import (
     FAILURES,
-    Link,
+    StreamsLink,
     Word,
     error_of,
     hash_tag,
@@ -40,7 +40,7 @@ from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import Put, convert
 from millstream_connectors.redis_streams.sink.script import COMMIT, OWN
 from millstream_connectors.shared.first_try import opened
-from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 
@@ -60,7 +60,7 @@ class RedisSinkLane(KeptLane[Put]):
         self._settings = settings
         self._key = position_key(settings, owner.pipeline, owner.name)
         self._token = ""
-        self._link: Link | None = None
+        self._link: StreamsLink | None = None
         self._warned = False
 
     async def close(self) -> None:
@@ -69,7 +69,7 @@ class RedisSinkLane(KeptLane[Put]):
             link, self._link = self._link, None
             await link.close()
 
-    def _convert(self, item: SinkFrame) -> Converted[Put]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[Put]:
         return convert(self._settings, item)
 
     async def _commit(self, made: Sequence[Put], end: Position, frame: str) -> None:
@@ -94,14 +94,14 @@ class RedisSinkLane(KeptLane[Put]):
                 codes.TARGET_UNFIT, f"{what}. Remove it, or name another key. Nothing of the batch was written"
             )
 
-    async def _replaced(self, link: Link) -> Exception:
+    async def _replaced(self, link: StreamsLink) -> Exception:
         """The error if the lane no longer belongs to this owner."""
         if await link.ask("EXISTS", self._key):
             return fenced(self._owner, self._settings.target)
         return self._lost()
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Link]:
+    async def _session(self) -> AsyncIterator[StreamsLink]:
         """The connection, after the lane was taken over on it. It is closed at the first failure."""
         try:
             if self._link is None:
@@ -114,7 +114,7 @@ class RedisSinkLane(KeptLane[Put]):
             await self.close()
             raise
 
-    async def _opened(self) -> Link:
+    async def _opened(self) -> StreamsLink:
         owner = self._owner
         link = await open_link(
             self._settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}", self._key
@@ -131,7 +131,7 @@ class RedisSinkLane(KeptLane[Put]):
             raise
         return link
 
-    async def _take_over(self, link: Link) -> None:
+    async def _take_over(self, link: StreamsLink) -> None:
         """Fence every earlier owner, and read the position in the target."""
         owner, token = self._owner, f"{self._owner.identity}.{uuid4().hex}"
         fresh = (owner.ledger_id, *owner.start)
@@ -169,15 +169,15 @@ class RedisSinkLane(KeptLane[Put]):
         )
 
 
-def _kept(answer: Sequence[bytes]) -> Kept | None:
+def _kept(answer: Sequence[bytes]) -> TargetPosition | None:
     if not answer:
         return None
     found = {name: value.decode(errors="replace") for name, value in pairs(answer).items()}
     position = Position(int(found["sequence"]), int(found["record"]))
-    return Kept(found["run"], int(found["epoch"]), found["owner"], position, found["frame"])
+    return TargetPosition(found["run"], int(found["epoch"]), found["owner"], position, found["frame"])
 
 
-async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
+async def _faults(settings: RedisSink, link: StreamsLink) -> list[tuple[str, str]]:
     """What does not fit the settings, with what is expected."""
     target = settings.target
     if settings.mode == "stream":

@@ -61,7 +61,7 @@ class Entry(NamedTuple):
         return found.hexdigest()
 
 
-class Read(NamedTuple):
+class EntryRecord(NamedTuple):
     """What an entry becomes."""
 
     value: bytes
@@ -78,7 +78,7 @@ class NotReadableError(ValueError):
         self.value = value
 
 
-def read_entry(entry: Entry, *, whole: bool, key_mapping: KeyMapping = text_of_key) -> Read:
+def read_entry(entry: Entry, *, whole: bool, key_mapping: KeyMapping = text_of_key) -> EntryRecord:
     """`whole`: the entry is a record that the sink has written. Raises `NotReadableError`."""
     if entry.size > RECORD_BYTES_MAX:
         shown = b" ".join(word[:_SHOWN_BYTES] for word in entry.fields[:2])
@@ -86,7 +86,7 @@ def read_entry(entry: Entry, *, whole: bool, key_mapping: KeyMapping = text_of_k
     return _whole(entry, key_mapping) if whole else _members(entry)
 
 
-def _members(entry: Entry) -> Read:
+def _members(entry: Entry) -> EntryRecord:
     try:
         texts = [word.decode() for word in entry.fields]
     except UnicodeDecodeError:
@@ -96,10 +96,10 @@ def _members(entry: Entry) -> Read:
         ) from None
     members = dict(zip(texts[::2], texts[1::2], strict=True))
     value = json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
-    return Read(value, _time_us(entry, None, value))
+    return EntryRecord(value, _time_us(entry, None, value))
 
 
-def _whole(entry: Entry, key_mapping: KeyMapping) -> Read:
+def _whole(entry: Entry, key_mapping: KeyMapping) -> EntryRecord:
     fields = dict(zip(entry.fields[::2], entry.fields[1::2], strict=True))
     if b"value" not in fields:
         value = b" ".join(entry.fields)
@@ -115,7 +115,7 @@ def _whole(entry: Entry, key_mapping: KeyMapping) -> Read:
         }
     except UnicodeDecodeError:
         raise NotReadableError(value, "the name of a header is not UTF-8") from None
-    return Read(value, time_us, _keys(fields.get(b"key"), key_mapping), headers)
+    return EntryRecord(value, time_us, _keys(fields.get(b"key"), key_mapping), headers)
 
 
 def _time_us(entry: Entry, written: bytes | None, value: bytes) -> int:

@@ -32,7 +32,7 @@ from millstream.frame import Frame, build_frame
 from millstream.limits import REDIS_COUNT_ENTRIES, REDIS_READ_BYTES, REDIS_READ_ENTRIES_FIRST
 from millstream_connectors.redis_streams.client import (
     FAILURES,
-    Link,
+    StreamsLink,
     Word,
     error_of,
     hash_tag,
@@ -46,8 +46,8 @@ from millstream_connectors.redis_streams.source.entries import (
     BEGINNING,
     Entry,
     EntryId,
+    EntryRecord,
     NotReadableError,
-    Read,
     parse_id,
     read_entry,
 )
@@ -132,7 +132,7 @@ class RedisSourceLane(PositionedLane):
         self._streams = [
             _Stream(name) for name in spec.streams if crc32(name.encode()) % owner.partitions == owner.lane.partition
         ]
-        self._link: Link | None = None
+        self._link: StreamsLink | None = None
         self._warned = False
         self._reaching = Reaching(owner.clock, _log)
         self._to_tell = b""
@@ -218,7 +218,7 @@ class RedisSourceLane(PositionedLane):
         }
         return pack_position(KIND, self._owner.partitions, {"at": at})
 
-    async def _connected(self) -> Link:
+    async def _connected(self) -> StreamsLink:
         """The connection, after every stream was checked on it. Raises Millstream errors."""
         if self._link is not None:
             return self._link
@@ -245,7 +245,7 @@ class RedisSourceLane(PositionedLane):
         self._link = link
         return link
 
-    async def _begin(self, link: Link, stream: _Stream) -> None:
+    async def _begin(self, link: StreamsLink, stream: _Stream) -> None:
         """Where a first run begins. Entries that were removed before do not matter."""
         told = await _tell(link, stream.name, stream.at, 0)
         time = start_time(self._spec.start)
@@ -262,7 +262,7 @@ class RedisSourceLane(PositionedLane):
             stream.end, stream.end_count = told.last, told.added
         stream.known = True
 
-    async def _check_past(self, link: Link, stream: _Stream) -> None:
+    async def _check_past(self, link: StreamsLink, stream: _Stream) -> None:
         """Check that the stream is the one that was read, and still has all unread entries."""
         told = await _tell(link, stream.name, stream.at, 0)
         if stream.is_ended:
@@ -341,7 +341,7 @@ class RedisSourceLane(PositionedLane):
             await self.close()
             raise
 
-    async def _look(self, link: Link, records_max: int) -> bool:
+    async def _look(self, link: StreamsLink, records_max: int) -> bool:
         """Whether entries are waiting now."""
         for stream in self._streams:
             if stream.is_ended:
@@ -361,7 +361,7 @@ class RedisSourceLane(PositionedLane):
                 stream.at, stream.digest = end, ""
         return any(stream.waiting for stream in self._streams) or self._is_ended()
 
-    async def _wait(self, link: Link, timeout_s: float) -> bool:
+    async def _wait(self, link: StreamsLink, timeout_s: float) -> bool:
         """Whether an entry was added before the timeout."""
         streams = [stream for stream in self._streams if not stream.is_ended]
         words: list[Word] = ["BLOCK", max(1, round(timeout_s * 1000)), "COUNT", 1, "STREAMS"]
@@ -370,7 +370,7 @@ class RedisSourceLane(PositionedLane):
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken: list[Read] = []
+        taken: list[EntryRecord] = []
         invalid: list[InvalidRecord] = []
         size = 0
         for stream in self._streams:
@@ -391,7 +391,7 @@ class RedisSourceLane(PositionedLane):
                     size += entry.size
         return SourceBatch(self._frame(taken), self._position(), ended=self._is_ended(), invalid=tuple(invalid))
 
-    def _frame(self, taken: Sequence[Read]) -> Frame | None:
+    def _frame(self, taken: Sequence[EntryRecord]) -> Frame | None:
         if not taken:
             return None
         return build_frame(
@@ -413,12 +413,12 @@ def _entries(answer: Any) -> list[Entry]:
     return [Entry(parse_id(name), fields or ()) for name, fields in answer or ()]
 
 
-async def _tell(link: Link, stream: str, at: EntryId, entries: int) -> _Told:
+async def _tell(link: StreamsLink, stream: str, at: EntryId, entries: int) -> _Told:
     kind, added, length, last, first, found = await link.run(READ, [stream], [str(at), entries])
     return _Told(kind.decode(), added, length, parse_id(last), parse_id(first) if first else None, _entries(found))
 
 
-async def _left(link: Link, stream: str, at: EntryId) -> tuple[int, int]:
+async def _left(link: StreamsLink, stream: str, at: EntryId) -> tuple[int, int]:
     """How many entries follow, and how many were ever added to the stream, at the same moment."""
     count = 0
     while True:
@@ -429,7 +429,7 @@ async def _left(link: Link, stream: str, at: EntryId) -> tuple[int, int]:
         at = parse_id(last)
 
 
-async def _faults(spec: RedisSource, link: Link) -> list[tuple[str, str]]:
+async def _faults(spec: RedisSource, link: StreamsLink) -> list[tuple[str, str]]:
     """What does not fit the settings, each with what is expected."""
     kinds = [(name, (await link.ask("TYPE", name)).decode()) for name in spec.streams]
     faults = [

@@ -23,7 +23,7 @@ from millstream.limits import RECORD_BYTES_MAX, REGISTRY_REQUESTS_MAX, REGISTRY_
 from millstream.spec.formats import Format
 from millstream_connectors.shared.formats.confluent import HEADER_BYTES, TYPES, id_of
 from millstream_connectors.shared.formats.json_values import checked
-from millstream_connectors.shared.formats.registry import Registry, Schema, open_registry
+from millstream_connectors.shared.formats.registry import RegistryClient, Schema, open_registry
 
 Decode = Callable[[bytes], bytes]
 """Converts the bytes of a value to JSON. Raises `ValueError`."""
@@ -32,7 +32,7 @@ Decode = Callable[[bytes], bytes]
 class Decoder:
     """The decoder of one lane. Created by `open_decoder`."""
 
-    def __init__(self, settings: Format, registry: Registry, clock: Clock, where: str) -> None:
+    def __init__(self, settings: Format, registry: RegistryClient, clock: Clock, where: str) -> None:
         self._settings = settings
         self._registry = registry
         self._clock = clock
@@ -46,7 +46,7 @@ class Decoder:
     async def decode(self, values: Sequence[bytes]) -> list[bytes | ValueError]:
         """For each value its JSON, or the reason why it has none. The call may be repeated.
 
-        Raises what `Registry.schema` raises. In that case nothing was decoded.
+        Raises what `RegistryClient.schema` raises. In that case nothing was decoded.
         """
         await self._learn_all({found for value in values if (found := id_of(value)) is not None})
         return [self._decoded(value) for value in values]

@@ -20,7 +20,7 @@ from millstream.importing import importing
 from millstream.spec.formats import SinkFormat
 from millstream.spec.references import resolve
 from millstream_connectors.shared.formats.confluent import TYPES, header
-from millstream_connectors.shared.formats.registry import Registry, Schema, open_registry
+from millstream_connectors.shared.formats.registry import RegistryClient, Schema, open_registry
 
 Encode = Callable[[bytes], bytes]
 """Converts JSON to the bytes of a value. Raises `ValueError`."""
@@ -29,7 +29,9 @@ Encode = Callable[[bytes], bytes]
 class Encoder:
     """The encoder of one lane. Created by `open_encoder`."""
 
-    def __init__(self, settings: SinkFormat, subject: str, text: str | None, registry: Registry, where: str) -> None:
+    def __init__(
+        self, settings: SinkFormat, subject: str, text: str | None, registry: RegistryClient, where: str
+    ) -> None:
         self._settings = settings
         self._subject = subject
         self._text = text

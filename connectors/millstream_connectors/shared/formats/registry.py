@@ -39,7 +39,7 @@ _CONTENT = "application/vnd.schemaregistry.v1+json"
 _MESSAGE_SHOWN = 500
 
 
-class Referred(NamedTuple):
+class SchemaReference(NamedTuple):
     """A schema that another one refers to."""
 
     name: str
@@ -55,11 +55,11 @@ class Schema:
     """`AVRO`, `JSON` or `PROTOBUF`, as the registry names it."""
     text: str
     """Descriptor of a Protobuf schema, in base64."""
-    references: tuple[Referred, ...] = ()
+    references: tuple[SchemaReference, ...] = ()
     """The schemas that it refers to, each after those that it refers to itself."""
 
 
-class Registry:
+class RegistryClient:
     """A client of one registry. Created by `open_registry`."""
 
     def __init__(self, settings: SchemaRegistry, session: ClientSession, where: str) -> None:
@@ -81,7 +81,7 @@ class Registry:
             # Nothing here reads Protobuf source, so the schema is requested again as a descriptor.
             form = _SERIALIZED
             found = await self._ask(path + form) or found
-        referred: dict[tuple[str, int], Referred] = {}
+        referred: dict[tuple[str, int], SchemaReference] = {}
         await self._refer(found, form, referred)
         return Schema(kind, self._text(found), tuple(referred.values()))
 
@@ -106,7 +106,7 @@ class Registry:
             raise self._strange(f"it answers {path} with status {_UNKNOWN}")
         return self._id(found)
 
-    async def _refer(self, found: dict[str, object], form: str, texts: dict[tuple[str, int], Referred]) -> None:
+    async def _refer(self, found: dict[str, object], form: str, texts: dict[tuple[str, int], SchemaReference]) -> None:
         """Add the schemas that a schema refers to, in an order in which each can be parsed."""
         references = found.get("references") or []
         if not isinstance(references, list):
@@ -124,10 +124,10 @@ class Registry:
             if referred is None:
                 raise self._strange(f"a schema refers to version {version} of {subject!r}, which does not exist")
             # Reserved first, so that a cycle of references ends.
-            texts[subject, version] = Referred("", "")
+            texts[subject, version] = SchemaReference("", "")
             await self._refer(referred, form, texts)
             del texts[subject, version]
-            texts[subject, version] = Referred(str(reference.get("name") or subject), self._text(referred))
+            texts[subject, version] = SchemaReference(str(reference.get("name") or subject), self._text(referred))
 
     async def _ask(self, path: str, body: Mapping[str, str] | None = None) -> dict[str, object] | None:
         """The answer; None if the requested item does not exist. `body` is sent as JSON."""
@@ -192,7 +192,7 @@ class Registry:
 
 
 @asynccontextmanager
-async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) -> AsyncIterator[Registry]:
+async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) -> AsyncIterator[RegistryClient]:
     """Sends nothing yet. Raises `UserError` for credentials and certificates that are not available."""
     headers: dict[str, str] = {}
     if settings.user is not None:
@@ -205,4 +205,4 @@ async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) ->
     timeout = ClientTimeout(total=settings.timeout_s)
     session = ClientSession(connector=connector, headers=headers, timeout=timeout, response_class=BoundedResponse)
     async with session:
-        yield Registry(settings, session, where)
+        yield RegistryClient(settings, session, where)

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from millstream.exact_json import parse, parse_all, text_of
 from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
-from millstream_connectors.shared.kept import Converted
+from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.tables.settings import DeleteWhen, TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame
 
@@ -54,7 +54,7 @@ class RowFormat(ABC, Generic[T]):
             settings.delete_when is not None and settings.delete_when.field is not None
         )
 
-    def convert(self, item: SinkFrame) -> Converted[T]:
+    def convert(self, item: SinkFrame) -> ConvertedRecords[T]:
         """The rows of a frame's records, and the failures of records that cannot become one."""
         parsed, failures = self._parsed(item)
         rows = range(item.frame.records) if not failures else list(parsed)
@@ -82,7 +82,7 @@ class RowFormat(ABC, Generic[T]):
             deletes = [deletes[place] for place in places]
             absent = [absent[place] for place in places] if absent else ()
         kept, made, refused = self.made(rows, columns, deletes, absent)
-        return Converted(kept, made, sorted([*failures, *refused], key=lambda failure: failure.index))
+        return ConvertedRecords(kept, made, sorted([*failures, *refused], key=lambda failure: failure.index))
 
     def _columns_of(
         self, item: SinkFrame, rows: Sequence[int], objects: Sequence[dict[str, Any]]

@@ -32,8 +32,8 @@ from millstream.errors import UserError
 from millstream.limits import SQL_LOCK_TIMEOUT_S
 from millstream.record import Position
 from millstream_connectors.shared.first_try import first_try
-from millstream_connectors.shared.kept import Converted, Kept, check_kept, fenced, unknown
-from millstream_connectors.shared.refusable import Part, RefusableLane, Refusal
+from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced, unknown
+from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
 from millstream_connectors.shared.tables.by_hand import inserted, moved
 from millstream_connectors.sql.client import (
     FAILURES,
@@ -46,41 +46,41 @@ from millstream_connectors.sql.client import (
     said,
 )
 from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
-from millstream_connectors.sql.sink.rows import Change, SqlFormat
-from millstream_connectors.sql.sink.target import Fault, Target
+from millstream_connectors.sql.sink.rows import RowChange, SqlFormat
+from millstream_connectors.sql.sink.target import Fault, SqlStatements
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 
 _log = logging.getLogger(__name__)
 
 
-class SqlSinkLane(RefusableLane[Change]):
+class SqlSinkLane(RefusableLane[RowChange]):
     """The lane's connection, which is opened when it is needed, and reopened when it is lost."""
 
     def __init__(self, settings: SqlSink, owner: SinkOwner, way: SqlThread) -> None:
         super().__init__(owner)
         self._settings = settings
         self._way = way
-        self._target = Target(settings)
+        self._target = SqlStatements(settings)
         self._format = SqlFormat(settings)
         self._token = ""
 
-    def _convert(self, item: SinkFrame) -> Converted[Change]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[RowChange]:
         return self._format.convert(item)
 
     def _refusal(self, error: Exception) -> Refusal | None:
         return Refusal(reason_of(error), said(error)) if is_of_a_record(error) else None
 
     @asynccontextmanager
-    async def _trying(self) -> AsyncIterator[Callable[[Sequence[Change]], Awaitable[None]]]:
-        async def attempt(changes: Sequence[Change]) -> None:
+    async def _trying(self) -> AsyncIterator[Callable[[Sequence[RowChange]], Awaitable[None]]]:
+        async def attempt(changes: Sequence[RowChange]) -> None:
             await self._way.run(lambda connection: self._attempt(connection, changes))
 
         await self._way.run(lambda connection: connection.begin())
         yield attempt
         await self._way.run(lambda connection: connection.rollback())
 
-    def _attempt(self, connection: Connection, changes: Sequence[Change]) -> None:
+    def _attempt(self, connection: Connection, changes: Sequence[RowChange]) -> None:
         """In the thread: all of these changes or none of them, in the transaction that was begun."""
         savepoint = connection.begin_nested()
         try:
@@ -100,12 +100,12 @@ class SqlSinkLane(RefusableLane[Change]):
             raise
         savepoint.commit()
 
-    async def _transact(self, part: Part[Change]) -> None:
+    async def _transact(self, part: TransactionPart[RowChange]) -> None:
         changes = part.records()
         if not await self._way.run(lambda connection: self._write(connection, part, changes)):
             raise fenced(self._owner, self._settings.table)
 
-    def _write(self, connection: Connection, part: Part[Change], changes: Sequence[Change]) -> bool:
+    def _write(self, connection: Connection, part: TransactionPart[RowChange], changes: Sequence[RowChange]) -> bool:
         """Runs in the thread. Whether the lane still belongs to this owner; otherwise nothing is written."""
         owner, target = self._owner, self._target
         try:
@@ -159,7 +159,7 @@ class SqlSinkLane(RefusableLane[Change]):
         owner, target, way = self._owner, self._target, self._way
         token = f"{owner.identity}.{uuid4().hex}"
         await way.run(lambda c: self._show_alive(c, token))
-        fresh = None if owner.must_be_known else Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
+        fresh = None if owner.must_be_known else TargetPosition(owner.ledger_id, owner.epoch, token, owner.start, "")
         while True:
             try:
                 kept = await way.run(lambda c: target.lock(c, owner.pipeline, owner.name, fresh))
@@ -255,7 +255,7 @@ async def look(settings: SqlSink, base_dir: Path) -> list[Fault]:
     async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
         await way.open()
         try:
-            target = Target(settings)
+            target = SqlStatements(settings)
             faults = await way.run(target.faults)
             if not faults and settings.backend != SQLITE:
                 faults = await way.run(lambda connection: target.rights(connection, where))

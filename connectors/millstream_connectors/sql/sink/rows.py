@@ -31,7 +31,7 @@ Number = Callable[[Any], Any]
 """The parameter for an int or a Decimal. Raises `ValueError` if the column cannot hold it."""
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """The change of one row."""
 
     deletes: bool
@@ -41,7 +41,7 @@ class Change(NamedTuple):
     """Indexes of the columns that keep the value that the row has."""
 
 
-class SqlFormat(RowFormat[Change]):
+class SqlFormat(RowFormat[RowChange]):
     """Converts records to changes."""
 
     def __init__(self, settings: SqlSink) -> None:
@@ -74,11 +74,11 @@ class SqlFormat(RowFormat[Change]):
 
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
-    ) -> tuple[Sequence[int], Sequence[Change], Sequence[SinkFailure]]:
+    ) -> tuple[Sequence[int], Sequence[RowChange], Sequence[SinkFailure]]:
         bad: dict[int, SinkFailure] = {}
         cells = [self._column(index, column, rows, bad) for index, column in enumerate(columns)]
         keeps = absent or [()] * len(rows)
-        made = [Change(*change) for change in zip(deletes, zip(*cells, strict=True), keeps, strict=True)]
+        made = [RowChange(*change) for change in zip(deletes, zip(*cells, strict=True), keeps, strict=True)]
         if not bad:
             return rows, made, ()
         good = [place for place, row in enumerate(rows) if row not in bad]

@@ -22,12 +22,12 @@ from sqlalchemy.types import TypeEngine, UserDefinedType
 from millstream import codes
 from millstream.durable import step
 from millstream.record import Position
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.shared.tables.settings import TableColumn
 from millstream_connectors.sql.client import error_of, said
 from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
-from millstream_connectors.sql.sink.rows import Change
+from millstream_connectors.sql.sink.rows import RowChange
 
 _NAME = sa.String(190).with_variant(mysql.VARCHAR(190, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
 """The type of names of pipelines and lanes, which is case-sensitive in MySQL, too."""
@@ -58,7 +58,7 @@ class _Written(UserDefinedType[Any]):
         return self.name
 
 
-class Target:
+class SqlStatements:
     """The statements for one sink."""
 
     def __init__(self, settings: SqlSink) -> None:
@@ -250,7 +250,9 @@ class Target:
 
     # The lane's row
 
-    def lock(self, connection: Connection, pipeline: str, lane: str, fresh: Kept | None) -> Kept | None:
+    def lock(
+        self, connection: Connection, pipeline: str, lane: str, fresh: TargetPosition | None
+    ) -> TargetPosition | None:
         """The lane's stored state, or `fresh`, which is inserted. Its row stays locked until the transaction ends."""
         table, ours = self._positions, self._ours(pipeline, lane)
         # A statement for which every database locks the row.
@@ -268,7 +270,7 @@ class Target:
                 *ours
             )
         ).one()
-        return Kept(row.run, row.epoch, row.owner, Position(row.sequence, row.record), row.frame or "")
+        return TargetPosition(row.run, row.epoch, row.owner, Position(row.sequence, row.record), row.frame or "")
 
     def owner(self, connection: Connection, pipeline: str, lane: str) -> str:
         """The lane's owner, without waiting for its row."""
@@ -323,7 +325,7 @@ class Target:
 
     # The records
 
-    def put(self, connection: Connection, changes: Sequence[Change]) -> None:
+    def put(self, connection: Connection, changes: Sequence[RowChange]) -> None:
         """Write rows in order: the last record of each key counts."""
         keys = [self._columns.index(key) for key in self._settings.keys]
         for (deletes, absent), run in groupby(changes, key=lambda change: (change.deletes, change.absent)):

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from millstream.limits import RECORD_BYTES_MAX, SQL_PAGE_ROWS
-from millstream_connectors.shared.query_rows import Row
+from millstream_connectors.shared.query_rows import QueryRow
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.sql.settings import SqlSource
 from millstream_connectors.sql.source.values import Cursor, json_of
@@ -45,7 +45,7 @@ class RepeatedError(Exception):
 class Page(NamedTuple):
     """Consecutive rows."""
 
-    rows: list[Row[Cursor]]
+    rows: list[QueryRow[Cursor]]
     is_all: bool
     """Whether no more rows follow up to the requested end."""
 
@@ -112,7 +112,7 @@ class Query:
             .order_by(*columns)
             .limit(SQL_PAGE_ROWS)
         )
-        rows: list[Row[Cursor]] = []
+        rows: list[QueryRow[Cursor]] = []
         size = 0
         with connection.begin():
             found = connection.execute(statement)
@@ -134,7 +134,7 @@ class Query:
                 self._check_identity(connection, after, rows)
         return Page(rows, is_all)
 
-    def _check_identity(self, connection: Connection, after: Cursor | None, rows: list[Row[Cursor]]) -> None:
+    def _check_identity(self, connection: Connection, after: Cursor | None, rows: list[QueryRow[Cursor]]) -> None:
         """A position could not separate rows with the same cursor. The database decides which texts are equal: `a` and
         `A` may be."""
         before: Cursor | None = None
@@ -185,8 +185,8 @@ class Query:
         return terms
 
 
-def _row(cursor: Cursor, value: bytes) -> Row[Cursor]:
-    return Row(cursor, len(value), value if len(value) <= RECORD_BYTES_MAX else value[:_SHOWN])
+def _row(cursor: Cursor, value: bytes) -> QueryRow[Cursor]:
+    return QueryRow(cursor, len(value), value if len(value) <= RECORD_BYTES_MAX else value[:_SHOWN])
 
 
 def _beyond(columns: list[sa.ColumnElement[Any]], bound: Cursor, *, is_after: bool) -> sa.ColumnElement[bool]:

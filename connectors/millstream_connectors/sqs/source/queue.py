@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.extract import EPOCH_MS
-from millstream_connectors.shared.acknowledged import Message
+from millstream_connectors.shared.acknowledged import AcknowledgedMessage
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
 from millstream_connectors.shared.messages import event_time
 from millstream_connectors.sqs.client import BATCH, SqsLink, open_link
@@ -33,7 +33,7 @@ class SqsMessages:
         self._link = link
         self._there = there
 
-    async def take(self, room: int) -> Sequence[Message]:
+    async def take(self, room: int) -> Sequence[AcknowledgedMessage]:
         # Each request costs money, so it asks for as many as the service gives, whatever the room.
         answer = await self._link.ask(
             "receive_message",
@@ -48,11 +48,11 @@ class SqsMessages:
         self._there = max(0, self._there - len(found))
         return found
 
-    async def delete(self, messages: Sequence[Message]) -> None:
+    async def delete(self, messages: Sequence[AcknowledgedMessage]) -> None:
         # A message that cannot be deleted (its handle is too old) is redelivered, and recognized by its id.
         await self._about("delete_message_batch", messages, {})
 
-    async def hide(self, messages: Sequence[Message], lease_s: int) -> None:
+    async def hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:
         # A message that cannot be hidden for longer (after 12 hours) is redelivered, and recognized by its id.
         await self._about("change_message_visibility_batch", messages, {"VisibilityTimeout": lease_s})
 
@@ -62,7 +62,7 @@ class SqsMessages:
     def waiting(self) -> int | None:
         return self._there
 
-    async def _about(self, request: str, messages: Sequence[Message], more: Mapping[str, Any]) -> None:
+    async def _about(self, request: str, messages: Sequence[AcknowledgedMessage], more: Mapping[str, Any]) -> None:
         entries = [{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(messages)]
         await self._link.ask(request, Entries=entries)
 
@@ -83,7 +83,7 @@ def subscription(spec: SqsSource, owner: SourceOwner) -> LeasedSubscription:
     return LeasedSubscription(open_queue, pace)
 
 
-def message_of(found: Mapping[str, Any]) -> Message:
+def message_of(found: Mapping[str, Any]) -> AcknowledgedMessage:
     """A delivered message, converted for the inbox. Pure."""
     system = found.get("Attributes", {})
     headers: dict[str, bytes] = {}
@@ -94,7 +94,7 @@ def message_of(found: Mapping[str, Any]) -> Message:
         if key in system:
             headers[name] = str(system[key]).encode()
     time_us, fault = event_time(EPOCH_MS, system.get("SentTimestamp", 0))
-    return Message(
+    return AcknowledgedMessage(
         value=str(found.get("Body", "")).encode(),
         tag=found["ReceiptHandle"],
         time_us=time_us,

@@ -22,7 +22,7 @@ from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import DamageError
 from millstream.limits import SSE_ID_BYTES_MAX
-from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
+from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_connectors.sse.settings import SseSource
@@ -119,7 +119,7 @@ class SseStream:
                 "events between them were removed before they were read",
             )
 
-    def _received(self, event: Event, before: str, *, first: bool) -> Received | None:
+    def _received(self, event: Event, before: str, *, first: bool) -> ReceivedMessage | None:
         """The message for an event; None if it is not new."""
         place = ""
         if self.replayable:
@@ -150,7 +150,7 @@ class SseStream:
         if event.event_id:
             headers[ID_HEADER] = event.event_id.encode()
         whole = event.whole_size if wanted else 0
-        return Received(event.data if wanted else None, self._clock.now_us(), headers, place, whole_size=whole)
+        return ReceivedMessage(event.data if wanted else None, self._clock.now_us(), headers, place, whole_size=whole)
 
 
 _NO_REPLAY = "Make the server give each event a unique id, or set `replay: false` for at-most-once delivery"

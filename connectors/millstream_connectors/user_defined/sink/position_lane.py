@@ -34,14 +34,14 @@ from millstream.errors import DamageError, FencedError, RetryLaterError, UdfErro
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses, pause
 from millstream.record import Position
-from millstream.retry import Waiting
+from millstream.retry import RepeatedAsking
 from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
 from millstream.udf.protocol import UdfClient
 from millstream.udf.streams import PositionSinkStream, SinkFencedError, SinkFunctionError, StreamLostError
 from millstream.udf.suspects import DEATHS_MAX, Suspects, outcome_of
 from millstream_connectors.shared.first_try import opened
-from millstream_connectors.shared.kept import Converted, Kept, KeptLane, check_kept, fenced, unknown
+from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced, unknown
 from millstream_connectors.user_defined.sink.outcomes import failure_of
 from millstream_connectors.user_defined.sink.positions import StoredPosition, position_of, text_of
 from millstream_writer.connector import SinkOwner
@@ -190,7 +190,7 @@ class UdfPositionLane(KeptLane[_Row]):
     async def _over_breaks(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat `call` after the function has died, or when it has returned Retry. Neither counts as an attempt to
         write the records."""
-        pauses, waiting = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S), Waiting()
+        pauses, waiting = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S), RepeatedAsking()
         while True:
             try:
                 return await call()
@@ -282,7 +282,7 @@ class UdfPositionLane(KeptLane[_Row]):
         if owner.known is None or owner.must_be_known:
             return
         if is_new:
-            kept = Kept(owner.ledger_id, owner.epoch, owner.identity, self._durable, "")
+            kept = TargetPosition(owner.ledger_id, owner.epoch, owner.identity, self._durable, "")
             with step("udsink.begin", owner.lane.vertex):
                 await stream.flush(text_of(StoredPosition(kept, {})))
             self._stored = True
@@ -320,7 +320,7 @@ class UdfPositionLane(KeptLane[_Row]):
         owner = self._owner
         if not owner.must_be_known:
             return f"remove what the function stores of lane {self._name}"
-        position = text_of(StoredPosition(Kept(owner.ledger_id, 0, "", owner.mark, ""), {})).decode()
+        position = text_of(StoredPosition(TargetPosition(owner.ledger_id, 0, "", owner.mark, ""), {})).decode()
         return f"store this position of lane {self._name} where the function keeps it: `{position}`"
 
     def _stored_in(self, data: bytes) -> StoredPosition | None:
@@ -347,11 +347,11 @@ class UdfPositionLane(KeptLane[_Row]):
             "flush stores the position and commits before it returns, and that open returns the stored position",
         )
 
-    def _convert(self, item: SinkFrame) -> Converted[_Row]:
+    def _convert(self, item: SinkFrame) -> ConvertedRecords[_Row]:
         rows = range(item.frame.records)
-        return Converted(rows, [_Row(item, row) for row in rows], ())
+        return ConvertedRecords(rows, [_Row(item, row) for row in rows], ())
 
-    async def _made_of(self, item: SinkFrame) -> Converted[_Row]:
+    async def _made_of(self, item: SinkFrame) -> ConvertedRecords[_Row]:
         """The function checks the records after the position. Its decisions about earlier records are final."""
         ends = [exact_position(item, index + 1) for index in item.indexes()]
         failures: list[SinkFailure] = []
@@ -371,7 +371,7 @@ class UdfPositionLane(KeptLane[_Row]):
             return self._convert(item)
         refused = {failure.index for failure in failures}
         rows = [row for row in range(len(ends)) if row not in refused]
-        return Converted(rows, [_Row(item, row) for row in rows], failures)
+        return ConvertedRecords(rows, [_Row(item, row) for row in rows], failures)
 
     async def _check_records(self, item: SinkFrame, rows: Sequence[int], ends: Sequence[Position]) -> list[SinkFailure]:
         stream = self._stream
@@ -523,7 +523,7 @@ class UdfPositionLane(KeptLane[_Row]):
 
     async def _flush(self, stream: PositionSinkStream, end: Position, frame: str) -> None:
         owner = self._owner
-        kept = Kept(owner.ledger_id, owner.epoch, self._owner.identity, end, frame)
+        kept = TargetPosition(owner.ledger_id, owner.epoch, self._owner.identity, end, frame)
         with step("udsink.flush", owner.lane.vertex):
             await stream.flush(text_of(StoredPosition(kept, self._passed(end))))
         self._stored = True

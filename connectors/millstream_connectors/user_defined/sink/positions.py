@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from millstream import codes
 from millstream.json_parser import parse_json
 from millstream.record import Position
-from millstream_connectors.shared.kept import Kept
+from millstream_connectors.shared.kept import TargetPosition
 from millstream_writer.sink import SinkFailure
 
 _FORM = 1
@@ -28,7 +28,7 @@ _DETAIL_CHARACTERS = 300
 class StoredPosition(NamedTuple):
     """The position that the target stores for a lane."""
 
-    kept: Kept
+    kept: TargetPosition
     refused: Mapping[Position, SinkFailure]
     """The refused records, by the position after each. Their `index` has no meaning here."""
 
@@ -65,7 +65,7 @@ def position_of(data: bytes) -> StoredPosition | None:
         raise ValueError(f'JSON without "millstream": {_FORM}')
     try:
         run, owner, frame = (_text(members[name]) for name in ("run", "owner", "frame"))
-        kept = Kept(run, _number(members["epoch"]), owner, _position(members["at"]), frame)
+        kept = TargetPosition(run, _number(members["epoch"]), owner, _position(members["at"]), frame)
         return StoredPosition(kept, dict(map(_refused, members["refused"])))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"JSON in another form: {error!r}") from error

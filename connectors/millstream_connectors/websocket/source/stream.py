@@ -21,7 +21,7 @@ from aiohttp import ClientWebSocketResponse, ClientWSTimeout, WSMsgType, WSServe
 from millstream.clock import Clock, SystemClock
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.references import resolve
-from millstream_connectors.shared.receiving import Arrivals, Received, open_receiving
+from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import WEBSOCKET as SCHEMES
 from millstream_connectors.websocket.settings import WebSocketSource
@@ -95,10 +95,10 @@ class WebSocketStream:
                     await socket.pong(message.data)
                 elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     value = message.data.encode() if isinstance(message.data, str) else bytes(message.data)
-                    inbox.put(Received(value, self._clock.now_us()))
+                    inbox.put(ReceivedMessage(value, self._clock.now_us()))
                 elif message.type is not WSMsgType.PONG:
                     if socket.close_code == _TOO_BIG and message.type is WSMsgType.ERROR:
-                        inbox.put(Received(b"", self._clock.now_us(), whole_size=RECORD_BYTES_MAX + 1))
+                        inbox.put(ReceivedMessage(b"", self._clock.now_us(), whole_size=RECORD_BYTES_MAX + 1))
                     raise link.away(f"has closed the connection (code {socket.close_code})")
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ AHEAD_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class InputFrame:
     """A frame on its way into the queue."""
 
     edge: str
@@ -64,7 +64,7 @@ class ReduceInputs:
 
     def __init__(self, inputs: Sequence[ReduceInput]) -> None:
         self.inputs = tuple(inputs)
-        self._taken: deque[Taken] = deque()
+        self._taken: deque[InputFrame] = deque()
         self._bytes = 0
         self.left_other_form = False
         """Whether frames of another form were left when frames were taken last."""
@@ -150,11 +150,11 @@ class ReduceInputs:
             except TimeoutError:
                 return
 
-    def take(self, bytes_max: int) -> list[Taken]:
+    def take(self, bytes_max: int) -> list[InputFrame]:
         """Take what has been read: at most this many bytes but at least one frame, all of one form; empty if there is
         none. Frames of each edge are in order."""
-        frames: list[Taken] = []
-        left: deque[Taken] = deque()
+        frames: list[InputFrame] = []
+        left: deque[InputFrame] = deque()
         passed_over: set[str] = set()
         size = 0
         while self._taken and (not frames or size + self._taken[0].read.frame.size <= bytes_max):
@@ -188,7 +188,7 @@ class ReduceInputs:
                 break
             self._bytes += read.frame.size
             item.read_sequence = read.sequence
-            self._taken.append(Taken(item.buffer.edge, read))
+            self._taken.append(InputFrame(item.buffer.edge, read))
             self._news.set()
         self._reading -= 1
         self._news.set()

@@ -18,7 +18,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.inputs import ReduceInputs
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.lane.progress import LaneProgress, check_whole
-from millstream_reduce.queue import Appended, Queue, QueuedFrame
+from millstream_reduce.queue import AppendResult, Queue, QueuedFrame
 from millstream_writer.committer import Unit
 
 TAKE_BYTES = 4 * MIB
@@ -34,10 +34,10 @@ IsDue = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogBatch:
     """What has been written to the log together and is not known to be durable yet."""
 
-    appended: Appended | None
+    appended: AppendResult | None
     hand_overs: Sequence[wal_pb2.HandOver]
     closed_us: int
     """Windows that ended up to this time are closed for whatever is appended next."""
@@ -60,7 +60,7 @@ class Intake:
         self._queue = queue
         self._progress = progress
         self._milestones = milestones
-        self._logged: deque[Logged] = deque()
+        self._logged: deque[LogBatch] = deque()
         self._sync_wanted = asyncio.Event()
         self._checked_at_s = 0.0
         """When the inputs were last checked, by the monotonic clock."""
@@ -79,7 +79,7 @@ class Intake:
         follow them."""
         return END_OF_TIME_US if self.inputs.ended else self.inputs.watermark_us()
 
-    async def take_in(self, pause_s: float | None, when_due: Callable[[], IsDue]) -> Appended | None:
+    async def take_in(self, pause_s: float | None, when_due: Callable[[], IsDue]) -> AppendResult | None:
         """The next records, which are in the log then; None when a watermark has moved instead, or nothing has
         happened for `pause_s`, or the log is full, or the lane stops.
 
@@ -117,7 +117,7 @@ class Intake:
         self.inputs.pass_over({done.edge: done.sequence for done in self._progress.stands.inputs})
         self.inputs.hold_at(None)
 
-    async def _append(self) -> Appended | None:
+    async def _append(self) -> AppendResult | None:
         # Windows are closed even while the queue is full, because that may free space.
         has_room = await self._queue.room(ROOM_WAIT_S)
         if self.has_stopped() or not has_room:
@@ -132,9 +132,9 @@ class Intake:
         ]
         return self._queue.append(frames, watermark_us)
 
-    def make_durable(self, appended: Appended | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
+    def make_durable(self, appended: AppendResult | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
         """Make what is in the log now durable, so that it can take effect."""
-        self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
+        self._logged.append(LogBatch(appended, hand_overs, self._queue.closed_us))
         self._sync_wanted.set()
 
     async def sync_all(self, begin: Callable[[wal_pb2.HandOver], None]) -> None:

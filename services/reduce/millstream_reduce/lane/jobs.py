@@ -41,7 +41,7 @@ _ORDERED_BYTES = 1024 * MIB
 
 
 @dataclass(slots=True)
-class Computed:
+class WindowResults:
     """The results for the windows of one hand-over."""
 
     rows: pa.Table
@@ -64,7 +64,7 @@ class Computed:
         return bytes(sink.getvalue())
 
     @classmethod
-    def decode(cls, data: bytes) -> Computed:
+    def decode(cls, data: bytes) -> WindowResults:
         """Inverse of `encode`. Raises `DamageError` for bytes that are not such a file."""
         try:
             table = pa.ipc.open_stream(data).read_all()
@@ -110,11 +110,11 @@ class HandOverJobs:
         if answer.faults:
             raise UserError(codes.QUERY, "\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
-    async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Computed:
+    async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> WindowResults:
         """The results of every window; those that fail are tried again alone. Raises `UdfError` when one has
         failed at its last attempt and the policy says stop."""
         tables: list[pa.Table] = []
-        results = Computed(pa.table({}))
+        results = WindowResults(pa.table({}))
         windows = WindowTable.of_hand_over(hand_over)
         waiting, attempt, failing = list(range(len(windows))), 0, RepeatedFailure()
         while waiting:

@@ -18,7 +18,7 @@ from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.plan.lanes import inputs_of, upstream_lanes
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
 from millstream.udf.protocol import StreamName
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class ReduceOpening:
     """What the assembly provides for a reduce lane."""
 
-    resolved: Resolved
+    resolved: ResolvedPipeline
     core: LaneCore
     router: Router
     policy: RetryPolicy

@@ -18,14 +18,14 @@ from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import UnitMaker
-from millstream_reduce.queue import Appended, Queue
+from millstream_reduce.queue import AppendResult, Queue
 from millstream_reduce.window_table import WindowTable
 from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Uncommitted:
+class UncommittedHandOver:
     """A hand-over whose results are not committed."""
 
     first_end_us: int
@@ -53,9 +53,9 @@ class LaneProgress:
         """What the mark says once everything that was sent is committed."""
         self.closed_us = queue.closed_us
         """Up to which time windows were closed for all records that are not durable in the log, now and later."""
-        self.uncommitted: dict[int, Uncommitted] = {}
+        self.uncommitted: dict[int, UncommittedHandOver] = {}
         """By number."""
-        self._held: deque[Appended] = deque()
+        self._held: deque[AppendResult] = deque()
         """Records that are durable in the log after uncommitted hand-overs, if the input is kept."""
 
     @property
@@ -72,9 +72,9 @@ class LaneProgress:
         """They are in the log, and from now on their windows hold the watermark back."""
         for hand_over in hand_overs:
             first_end_us = int(WindowTable.of_hand_over(hand_over).ends.min())
-            self.uncommitted[hand_over.number] = Uncommitted(first_end_us, closed_at_s)
+            self.uncommitted[hand_over.number] = UncommittedHandOver(first_end_us, closed_at_s)
 
-    def add_records(self, appended: Appended, closed_us: int) -> None:
+    def add_records(self, appended: AppendResult, closed_us: int) -> None:
         """They are durable in the log: the mark may count them, at once or after the hand-overs before them."""
         if self._maker.milestones is not None:
             self._held.append(appended)
@@ -115,7 +115,7 @@ class LaneProgress:
             appended = self._held.popleft()
             self._send_records(appended, appended.closed_us)
 
-    def _send_records(self, appended: Appended, closed_us: int) -> None:
+    def _send_records(self, appended: AppendResult, closed_us: int) -> None:
         unit = self._maker.of_records(appended, self.core.clock.now_us())
         note_inputs(self.stands, appended.inputs)
         self.stands.closed_us = max(self.stands.closed_us, closed_us)

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from millstream.durable import step
 from millstream.statistics import ReduceStatistics
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.lane.jobs import Computed, HandOverJobs
+from millstream_reduce.lane.jobs import HandOverJobs, WindowResults
 from millstream_reduce.lane.progress import LaneProgress
 from millstream_reduce.lane.units import UnitMaker
-from millstream_reduce.origins import Origin
+from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import Queue
 from millstream_reduce.window_table import WindowTable
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingResults:
     """Results that wait for those of an earlier hand-over."""
 
     hand_over: wal_pb2.HandOver
-    computed: Computed
+    computed: WindowResults
     committed_rows: int
     """How many of them were committed before the lane's last restart."""
-    origin: Origin
+    origin: HandOverOrigin
     """Origin of the records in them; the first trace is the one that the results belong to."""
 
 
@@ -65,7 +65,7 @@ class Results:
         self._maker = maker
         self._progress = progress
         self._wake = wake
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, WaitingResults] = {}
         """By number of the hand-over."""
         self._totals = Totals()
 
@@ -82,7 +82,7 @@ class Results:
         if data is None:
             return False
         origin = self._queue.origin_of(hand_over, self._progress.core.clock.now_us())
-        self._waiting[hand_over.number] = Waiting(hand_over, Computed.decode(data), rows, origin)
+        self._waiting[hand_over.number] = WaitingResults(hand_over, WindowResults.decode(data), rows, origin)
         return True
 
     async def compute(self, hand_over: wal_pb2.HandOver) -> None:
@@ -109,7 +109,7 @@ class Results:
         self._totals.add(len(windows), rows, computed.job_s)
         core.counters.retries += computed.retries
         core.counters.udf_errors += computed.errors
-        self._waiting[hand_over.number] = Waiting(hand_over, computed, 0, origin.within(span.traceparent))
+        self._waiting[hand_over.number] = WaitingResults(hand_over, computed, 0, origin.within(span.traceparent))
         await self.release()
 
     async def release(self) -> None:

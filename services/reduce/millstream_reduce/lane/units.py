@@ -6,7 +6,6 @@ Above it: the reduce lane. Below it: the router. It does not know their order, w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +21,10 @@ from millstream.record import Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
-from millstream_reduce.lane.jobs import Computed, describe, time_text
+from millstream_reduce.lane.jobs import WindowResults, describe, time_text
 from millstream_reduce.lane.milestones import StoredMilestones
-from millstream_reduce.origins import Origin
-from millstream_reduce.queue import Appended
+from millstream_reduce.origins import HandOverOrigin
+from millstream_reduce.queue import AppendResult
 from millstream_reduce.values import Window
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Rows
@@ -65,7 +64,7 @@ class UnitMaker:
         self._late_to_edge = late_to_edge
         self.milestones = milestones
 
-    def of_records(self, appended: Appended, now_us: int) -> Unit:
+    def of_records(self, appended: AppendResult, now_us: int) -> Unit:
         """Records that are durable in the log, with the late ones."""
         account = Account(
             inputs=appended.records,
@@ -86,7 +85,7 @@ class UnitMaker:
         return unit
 
     def of_results(
-        self, hand_over: wal_pb2.HandOver, results: Computed, skip: int, origin: Origin, now_us: int
+        self, hand_over: wal_pb2.HandOver, results: WindowResults, skip: int, origin: HandOverOrigin, now_us: int
     ) -> list[Unit]:
         """The results after the first `skip` rows, in pieces that each fit into a commit; at least one.
 
@@ -133,7 +132,7 @@ class UnitMaker:
                 return unit, rows
             rows //= 2
 
-    def _settle(self, windows: WindowTable, results: Computed, unit: Unit, ingest_time_us: int) -> None:
+    def _settle(self, windows: WindowTable, results: WindowResults, unit: Unit, ingest_time_us: int) -> None:
         account = unit.account
         released = int(windows.released.sum())
         account.open -= released

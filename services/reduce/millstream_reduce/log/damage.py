@@ -23,7 +23,7 @@ WINDOWS_NAMED_MAX = 5
 
 
 @dataclass(slots=True)
-class Affected:
+class DamagedPart:
     """What the entries of a log say about a part of it."""
 
     before: dict[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Affected:
 
 def affected(directory: Path, number: int, start: int, end: int) -> str:
     """What bytes `start` to `end` of segment `number` contained, as far as the rest of the log says."""
-    found = Affected()
+    found = DamagedPart()
     for segment in segment_numbers(directory):
         # A path that is not a file is reported by the code that opens it.
         with contextlib.suppress(DamageError), mapped(segment_path(directory, segment)) as data:
@@ -75,14 +75,14 @@ def _lies_in(window: WindowContents, number: int, start: int, end: int) -> bool:
     )
 
 
-def _inputs_text(found: Affected) -> str:
+def _inputs_text(found: DamagedPart) -> str:
     edges = sorted({*found.before, *found.after})
     if not edges:
         return "records of unknown position"
     return ", ".join(f"records of edge {edge} {_range_text(found, edge)}" for edge in edges)
 
 
-def _range_text(found: Affected, edge: str) -> str:
+def _range_text(found: DamagedPart, edge: str) -> str:
     before, after = found.before.get(edge, 0), found.after.get(edge)
     return f"after stream sequence {before}" + (f" up to {after} at most" if after is not None else "")
 

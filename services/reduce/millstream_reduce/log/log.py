@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class LogSummary:
     """The result of the entries so far."""
 
     needed: frozenset[int]
@@ -73,7 +73,7 @@ class Contents(Reader, Protocol):
     def recovered(self, end: LogEnd) -> None:
         """The whole log has been read. May raise, when it is not what it should be."""
 
-    def summary(self) -> Summary:
+    def summary(self) -> LogSummary:
         """As of the last entry appended."""
 
     def checkpoint(self) -> wal_pb2.Checkpoint:
@@ -308,7 +308,7 @@ class Log:
         self._unsynced_bytes += length
         return BeginSegment(number, entry_buffers(self._sequence, meta, b""), removed)
 
-    def _unneeded_bytes(self, plan: retention.Retention, summary: Summary) -> int:
+    def _unneeded_bytes(self, plan: retention.Retention, summary: LogSummary) -> int:
         """Of segments that stay only because a restart has to read them."""
         return sum(self._lengths[n] for n in plan.kept if n not in summary.needed)
 
@@ -317,7 +317,7 @@ class Log:
         return more >= max(least, self._checkpoint_from)
 
     def _worthwhile_checkpoint(
-        self, plan: retention.Retention, summary: Summary, pressed: bool
+        self, plan: retention.Retention, summary: LogSummary, pressed: bool
     ) -> wal_pb2.Checkpoint | None:
         more = self._unneeded_bytes(plan, summary)
         if not self._is_worth_a_checkpoint(more, pressed):

@@ -202,7 +202,7 @@ class Relation:
 
 
 @dataclass(slots=True)
-class Source:
+class FromSource:
     """Something in a FROM clause."""
 
     name: str
@@ -307,7 +307,7 @@ class _Scope:
         self._rewriting = rewriting
         self._select = select
         self._known = known
-        self._sources: list[Source] = []
+        self._sources: list[FromSource] = []
         self._index: exp.Expr | None = None
         """The window's index as this scope sees it; None until a source has it."""
         self._merged = False
@@ -333,7 +333,7 @@ class _Scope:
             alias = lateral.args.get("alias")
             if alias is None or alias.this is None:
                 raise OneByOneError("LATERAL VIEW without a name")
-            self._sources.append(Source(alias.name, Relation(carries=False, never_empty=False)))
+            self._sources.append(FromSource(alias.name, Relation(carries=False, never_empty=False)))
         never_empty = self._never_empty()
         self._partition_window_functions()
         grouped = self._group(never_empty=never_empty)
@@ -342,7 +342,7 @@ class _Scope:
         filtered = select.args.get("where") is not None or select.args.get("having") is not None
         return Relation(carries=True, never_empty=not filtered and (never_empty or grouped))
 
-    def _source(self, node: exp.Expr) -> Source:
+    def _source(self, node: exp.Expr) -> FromSource:
         if isinstance(node, exp.Table):
             _allow(node, frozenset({"this", "db", "catalog", "alias"}), "a table")
             alias = node.args.get("alias")
@@ -354,7 +354,7 @@ class _Scope:
                 elif alias.args.get("columns"):
                     name_index(alias)
                 changed(node)
-            return Source(name, relation)
+            return FromSource(name, relation)
         if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
             relation = self._rewriting.query(node, self._known)
             alias = node.args.get("alias")
@@ -364,10 +364,10 @@ class _Scope:
                     node.set("alias", alias)
                 name_index(alias)
                 changed(node)
-            return Source(node.alias, relation)
+            return FromSource(node.alias, relation)
         if _reads(node, self._known):
             raise OneByOneError(f"{type(node).__name__.upper()} in FROM")
-        return Source(node.alias_or_name, Relation(carries=False, never_empty=False))
+        return FromSource(node.alias_or_name, Relation(carries=False, never_empty=False))
 
     def _join(self, join: exp.Join) -> None:
         _allow(join, frozenset({"this", "on", "using", "side", "kind", "method"}), "JOIN")
@@ -533,7 +533,7 @@ class _Scope:
             if not (isinstance(parent, exp.Anonymous) and _function_name(parent) == "count") and self._is_own(star):
                 raise OneByOneError("* inside a function")
 
-    def _carrying(self) -> Iterator[Source]:
+    def _carrying(self) -> Iterator[FromSource]:
         return (source for source in self._sources if source.relation.carries)
 
     def _aggregates(self) -> Iterator[exp.Expr]:

@@ -31,7 +31,7 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.manifest import JobWindows, Origin
+from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.window_table import WindowTable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ RunJob = Callable[["SparkSession", engine_pb2.Program, JobWindows], "JobResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """The answer to a request."""
 
     rows: pa.Table
@@ -77,12 +77,14 @@ class _Request:
     """A request that has not been answered yet."""
 
     message: engine_pb2.RunRequest
-    outcome: asyncio.Future[Outcome]
+    outcome: asyncio.Future[JobOutcome]
 
-    def windows(self) -> tuple[str, WindowTable, Origin]:
+    def windows(self) -> tuple[str, WindowTable, WindowsOrigin]:
         """With where their log lies, and who asks."""
         message = self.message
-        origin = Origin(message.lane, message.replica, message.attempt, message.watermark_us, message.traceparent)
+        origin = WindowsOrigin(
+            message.lane, message.replica, message.attempt, message.watermark_us, message.traceparent
+        )
         return message.directory, WindowTable.from_message(message.windows), origin
 
 
@@ -103,8 +105,8 @@ class Executor:
         self._session = session
         self._stop_after_s = stop_after_s
         self._run_job = run_job
-        self._waiting: Waiting[_Request] = Waiting()
-        self._running: dict[Lane, _Job] = {}
+        self._waiting: RequestQueue[_Request] = RequestQueue()
+        self._running: dict[JobLane, _Job] = {}
         self._changed = asyncio.Event()
         self._tags = itertools.count(1)
         self.jobs = 0
@@ -120,7 +122,7 @@ class Executor:
         """Jobs that run now."""
         return len(self._running)
 
-    async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
+    async def submit(self, message: engine_pb2.RunRequest) -> JobOutcome:
         """Wait for the result of a request. Cancelling takes it back; a job without a waiting request stops in a
         while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
@@ -153,7 +155,7 @@ class Executor:
                 if len(job.abandoned) == len(job.requests) and job.task is not None:
                     asyncio.get_running_loop().call_later(self._stop_after_s, job.task.cancel)
 
-    async def _run(self, batch: Batch[_Request], job: _Job) -> None:
+    async def _run(self, batch: JobBatch[_Request], job: _Job) -> None:
         try:
             await self._compute(job.requests)
         finally:
@@ -194,7 +196,7 @@ class Executor:
                     job_tag=tag,
                 )
                 if not request.outcome.done():
-                    request.outcome.set_result(Outcome(rows, summary))
+                    request.outcome.set_result(JobOutcome(rows, summary))
 
 
 def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
@@ -243,7 +245,7 @@ LARGE_BYTES = 32 * MIB
 Item = TypeVar("Item")
 
 
-class Lane(NamedTuple):
+class JobLane(NamedTuple):
     """Jobs of one lane run one after another."""
 
     program: bytes
@@ -261,19 +263,19 @@ class Waiter(Generic[Item]):
     """Bytes."""
 
     @property
-    def lane(self) -> Lane:
-        return Lane(self.program, self.size > LARGE_BYTES)
+    def lane(self) -> JobLane:
+        return JobLane(self.program, self.size > LARGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[Item]):
+class JobBatch(Generic[Item]):
     """The requests of one job."""
 
-    lane: Lane
+    lane: JobLane
     items: Sequence[Item]
 
 
-class Waiting(Generic[Item]):
+class RequestQueue(Generic[Item]):
     """The requests, oldest first."""
 
     def __init__(self) -> None:
@@ -292,7 +294,7 @@ class Waiting(Generic[Item]):
         self._waiters = kept
         return removed
 
-    def take(self, running: Set[Lane]) -> Batch[Item] | None:
+    def take(self, running: Set[JobLane]) -> JobBatch[Item] | None:
         """The next job, while those of `running` run; None if no job may start."""
         if len(running) >= JOBS_MAX:
             return None
@@ -300,10 +302,10 @@ class Waiting(Generic[Item]):
         for waiter in self._waiters:
             lane = waiter.lane
             if lane not in running and not (lane.large and large_runs):
-                return Batch(lane, self._take_lane(lane))
+                return JobBatch(lane, self._take_lane(lane))
         return None
 
-    def _take_lane(self, lane: Lane) -> list[Item]:
+    def _take_lane(self, lane: JobLane) -> list[Item]:
         taken: list[Item] = []
         kept: list[Waiter[Item]] = []
         windows = size = 0

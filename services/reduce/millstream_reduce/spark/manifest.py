@@ -27,7 +27,7 @@ WINDOW = "__window"
 Indexes = npt.NDArray[np.int64]
 
 
-class Origin(NamedTuple):
+class WindowsOrigin(NamedTuple):
     """The origin of windows, as far as a function sees it."""
 
     lane: str = ""
@@ -42,7 +42,7 @@ class JobWindow(NamedTuple):
 
     directory: str
     contents: WindowContents
-    origin: Origin = Origin()
+    origin: WindowsOrigin = WindowsOrigin()
 
 
 class JobWindows(Sequence[JobWindow]):
@@ -53,7 +53,7 @@ class JobWindows(Sequence[JobWindow]):
         table: WindowTable,
         directories: Sequence[str],
         of_directories: Indexes,
-        origins: Sequence[Origin],
+        origins: Sequence[WindowsOrigin],
         of_origins: Indexes,
     ) -> None:
         """`of_directories`, `of_origins`: for each window, the index of its own."""
@@ -64,11 +64,11 @@ class JobWindows(Sequence[JobWindow]):
         self.of_origins = of_origins
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[str, WindowTable, Origin]]) -> JobWindows:
+    def of(cls, parts: Iterable[tuple[str, WindowTable, WindowsOrigin]]) -> JobWindows:
         """The windows of all parts, in order."""
         listed = list(parts)
         directories = sorted({directory for directory, _, _ in listed})
-        origins = list(dict.fromkeys(origin for _, _, origin in listed)) or [Origin()]
+        origins = list(dict.fromkeys(origin for _, _, origin in listed)) or [WindowsOrigin()]
         sizes = [len(table) for _, table, _ in listed]
         return cls(
             WindowTable.joined([table for _, table, _ in listed]),
@@ -99,7 +99,7 @@ class JobWindows(Sequence[JobWindow]):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RowRuns:
     """Runs of rows of one entry, by columns: rows `first_rows[i]` on, `rows[i]` of them, belong to `windows[i]`."""
 
     directory: str
@@ -114,7 +114,7 @@ class Runs:
 class WindowRuns(NamedTuple):
     """The runs of some whole windows, entry by entry."""
 
-    entries: list[Runs]
+    entries: list[RowRuns]
     size: int
     """Bytes of their rows, about."""
 
@@ -147,7 +147,7 @@ class Manifest:
         spans: Spans,
         pieces: Indexes,
         ends: Sequence[int],
-        origins: Sequence[Origin] = (Origin(),),
+        origins: Sequence[WindowsOrigin] = (WindowsOrigin(),),
     ) -> None:
         """`pieces`: one row per piece, those of one task together; `ends`: where those of each task end."""
         self._directories = list(directories)
@@ -164,7 +164,7 @@ class Manifest:
     def rows(self) -> int:
         return int(self._pieces[:, -1].sum())
 
-    def by_entry(self, task: int) -> Iterator[Runs]:
+    def by_entry(self, task: int) -> Iterator[RowRuns]:
         """What a task reads: each entry once, in the order of each log; a window's rows in the order of arrival."""
         pieces = self._of_task(task)
         if len(pieces):
@@ -189,13 +189,13 @@ class Manifest:
     def _of_task(self, task: int) -> Indexes:
         return self._pieces[self._ends[task - 1] if task else 0 : self._ends[task]]
 
-    def _runs(self, pieces: Indexes) -> Iterator[Runs]:
-        """Neighbouring pieces of the same entry become one `Runs`."""
+    def _runs(self, pieces: Indexes) -> Iterator[RowRuns]:
+        """Neighbouring pieces of the same entry become one `RowRuns`."""
         changes = np.flatnonzero((np.diff(pieces[:, 1:4], axis=0) != 0).any(axis=1)) + 1
         for start, stop in pairwise([0, *changes.tolist(), len(pieces)]):
             _, directory, segment, offset, length, _, _ = pieces[start].tolist()
             of_entry = pieces[start:stop]
-            yield Runs(
+            yield RowRuns(
                 self._directories[directory], segment, offset, length, of_entry[:, 0], of_entry[:, 5], of_entry[:, 6]
             )
 

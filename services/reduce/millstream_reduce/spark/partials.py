@@ -31,7 +31,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PartialColumn:
     """A column of partial results."""
 
     name: str
@@ -49,7 +49,7 @@ class Partials:
 
     by: tuple[str, ...]
     """Columns whose values make a group, the window's index first."""
-    kept: tuple[Kept, ...]
+    kept: tuple[PartialColumn, ...]
     spans: tuple[str, ...]
     """Those of `SPAN_COLUMNS` that are needed, too."""
 
@@ -100,7 +100,7 @@ class Partials:
     def _named(self, columns: Sequence[Any]) -> pa.Table:
         return pa.table(dict(zip((*self.by, *(kept.name for kept in self.kept)), columns, strict=True)))
 
-    def _does_as_spark(self, table: pa.Table, kept: Kept) -> bool:
+    def _does_as_spark(self, table: pa.Table, kept: PartialColumn) -> bool:
         if kept.function == "sum" and pa.types.is_integer(kept.kind):
             extremes = _compute.min_max(table.column(kept.of)).as_py()
             largest = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
@@ -135,6 +135,6 @@ def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def _cast(column: Any, kept: Kept) -> Any:
+def _cast(column: Any, kept: PartialColumn) -> Any:
     # A BIGINT that is not a DOUBLE becomes the nearest one, as in Spark.
     return column.cast(kept.kind, safe=not pa.types.is_floating(kept.kind))

@@ -44,7 +44,7 @@ _FORBIDDEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ColumnPlace:
     """A column of the table `window`, or a field of its values."""
 
     name: str
@@ -58,7 +58,7 @@ class Partial:
 
     function: str
     """rows: their number. count: those that are not null. sum, min, max: of those. sum_double: of those as DOUBLE."""
-    of: Place | None
+    of: ColumnPlace | None
     """None for rows."""
 
 
@@ -67,10 +67,10 @@ class Preaggregation:
     """A rewritten query, and its input."""
 
     query: str
-    groups: tuple[Place, ...]
+    groups: tuple[ColumnPlace, ...]
     partials: tuple[Partial, ...]
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ColumnPlace, ...]:
         """All columns and fields that have to be read."""
         of_partials = (partial.of for partial in self.partials if partial.of is not None)
         return tuple(dict.fromkeys((*self.groups, *of_partials)))
@@ -135,7 +135,7 @@ class _Rewriting:
         parts = {name for name, value in table.args.items() if value}
         _require(parts == {"this"} and table.name.lower() == TABLE)
 
-    def _groups(self) -> Iterator[Place]:
+    def _groups(self) -> Iterator[ColumnPlace]:
         group = self._select.args.get("group")
         if group is None:
             return
@@ -187,16 +187,16 @@ class _Rewriting:
             self._partials.append(partial)
         return _call(function, exp.column(partial_name(self._partials.index(partial))))
 
-    def _place(self, node: exp.Expr) -> Place:
+    def _place(self, node: exp.Expr) -> ColumnPlace:
         if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
             raise _NotRewrittenError
         names = [part.name.lower() for part in node.parts]
         if len(names) > 1 and names[0] == TABLE:
             del names[0]
         if len(names) == 2 and names[0] == "value" and names[1] in self._fields:
-            return Place(names[1], is_field=True)
+            return ColumnPlace(names[1], is_field=True)
         _require(len(names) == 1 and names[0] in (*_GROUPED_BY, *_KINDS))
-        return Place(names[0], is_field=False)
+        return ColumnPlace(names[0], is_field=False)
 
 
 def _call(name: str, *arguments: exp.Expr) -> exp.Anonymous:

@@ -27,7 +27,7 @@ from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
-from millstream_reduce.spark.manifest import JobWindows, Origin
+from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
 from millstream_reduce.values import Piece, Window, WindowContents
@@ -42,7 +42,7 @@ _TIMED_JOBS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class AotCache:
     """The cache."""
 
     path: Path
@@ -71,7 +71,7 @@ class SparkReport:
     """Median of small jobs, warmed up."""
 
 
-async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> Prepared:
+async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> AotCache:
     """Create the cache for the installed Spark and Java, unless it exists. Takes about a minute.
 
     `on_progress` is called with each step in words, but not if the cache exists. Raises `InfrastructureError`.
@@ -80,7 +80,7 @@ async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = l
     java = find_java()
     found = aot.find_cache(java)
     if found is not None and not again:
-        return Prepared(found, made=False, seconds=time.monotonic() - begun_s)
+        return AotCache(found, made=False, seconds=time.monotonic() - begun_s)
     async with aot.open_recording(java) as path:
         on_progress("starting Spark, to record what it loads")
         with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
@@ -93,7 +93,7 @@ async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = l
                 on_progress("writing the cache, which takes most of the time")
     made = aot.find_cache(java)
     assert made is not None, "it was put where it is looked for"
-    return Prepared(made, made=True, seconds=time.monotonic() - begun_s)
+    return AotCache(made, made=True, seconds=time.monotonic() - begun_s)
 
 
 async def report(settings: SparkSettings) -> SparkReport:
@@ -161,7 +161,7 @@ def write_windows(directory: Path) -> JobWindows:
     with append_private(directory / segment_name(_SEGMENT)) as segment:
         segment.write(b"".join(buffers))
     contents = WindowContents(Window(0, _ROWS), (Piece(_SEGMENT, 0, total_length(buffers), 0, _ROWS),))
-    return JobWindows.of([(str(directory), WindowTable.of([contents]), Origin())])
+    return JobWindows.of([(str(directory), WindowTable.of([contents]), WindowsOrigin())])
 
 
 def warm_up(spark: SparkSession, windows: JobWindows) -> None:

@@ -40,9 +40,9 @@ from millstream_reduce.batches import joined_keys
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.group_keys import join_key, key_parts
 from millstream_reduce.spark.errors import meaning
-from millstream_reduce.spark.manifest import JobWindows, Manifest, Runs, manifest_of
+from millstream_reduce.spark.manifest import JobWindows, Manifest, RowRuns, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
-from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
+from millstream_reduce.spark.rows import Chunk, LogEntries, chunks_of, join
 from millstream_udf.context import Context
 from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Group, Part
@@ -84,7 +84,7 @@ class GroupReader:
         self._pass_bytes = pass_bytes
         self._names = ("value", "event_time", "headers") if keyed else ("value", "event_time", "headers", "keys")
 
-    def parts(self, log: Log, task: int) -> Iterator[GroupsPart]:
+    def parts(self, log: LogEntries, task: int) -> Iterator[GroupsPart]:
         """Every group once, window by window."""
         for some in self._manifest.by_window(task, self._pass_bytes):
             if some.size <= self._pass_bytes:
@@ -96,7 +96,7 @@ class GroupReader:
                 window = int(some.entries[0].windows[0])
                 yield from self._stream(chunks_of(log, some.entries, self._names), window, None)
 
-    def _in_passes(self, log: Log, entries: Sequence[Runs]) -> Iterator[GroupsPart]:
+    def _in_passes(self, log: LogEntries, entries: Sequence[RowRuns]) -> Iterator[GroupsPart]:
         """Of a large window: as many of its keys at a time as fit."""
         window = int(entries[0].windows[0])
         sizes: dict[bytes | None, int] = {}
@@ -222,7 +222,7 @@ class GroupReducer:
         self._program = program
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        log = Log()
+        log = LogEntries()
         rows = _Rows()
         program = engine_pb2.Program.FromString(self._program)
         within = context_of(program.python)

@@ -29,7 +29,7 @@ from millstream.errors import DamageError
 from millstream_reduce.batches import as_bytes, decoded
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
-from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Spans, span_column
+from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, RowRuns, Spans, span_column
 from millstream_reduce.spark.partials import Partials
 from millstream_reduce.spark.prepared import manifest_of_run
 
@@ -76,7 +76,7 @@ class Chunk:
         return values.type if values is not None else None
 
 
-class Log:
+class LogEntries:
     """The entries that a task reads. Each is checked once."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Log:
         segments."""
         self._checked: set[tuple[str, int, int]] = set()
 
-    def body(self, runs: Runs) -> pa.RecordBatch:
+    def body(self, runs: RowRuns) -> pa.RecordBatch:
         """All rows of an entry; they share the mapped file's memory. Raises `DamageError`."""
         place = (runs.directory, runs.segment, runs.offset)
         if (batch := self._bodies.get(place)) is None:
@@ -102,7 +102,7 @@ class Log:
             )
         return batch
 
-    def _read(self, runs: Runs, *, check: bool) -> pa.RecordBatch:
+    def _read(self, runs: RowRuns, *, check: bool) -> pa.RecordBatch:
         try:
             entry = read_entry(self._segment(runs), runs.offset, check=check)
             append = entry.message().append
@@ -112,7 +112,7 @@ class Log:
         except (DamageError, OSError, ValueError) as error:
             raise DamageError(codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {error}") from error
 
-    def _segment(self, runs: Runs) -> memoryview:
+    def _segment(self, runs: RowRuns) -> memoryview:
         if (mapped := self._segments.get((runs.directory, runs.segment))) is None:
             with _path_of(runs).open("rb") as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -120,15 +120,17 @@ class Log:
         return mapped
 
 
-def _path_of(runs: Runs) -> Path:
+def _path_of(runs: RowRuns) -> Path:
     return Path(runs.directory, segment_name(runs.segment))
 
 
-def _place_of(runs: Runs) -> str:
+def _place_of(runs: RowRuns) -> str:
     return f"{_path_of(runs)}, offset {runs.offset}"
 
 
-def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str], *, takes_arrow: bool = False) -> Iterator[Chunk]:
+def chunks_of(
+    log: LogEntries, entries: Iterable[RowRuns], names: Sequence[str], *, takes_arrow: bool = False
+) -> Iterator[Chunk]:
     """The rows of `entries`, log columns `names` of them, run by run, at most `BATCH_ROWS_MAX` at a time.
     `takes_arrow`: values may be columns."""
     for runs in entries:
@@ -149,7 +151,7 @@ def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str], *, takes_
             yield Chunk(of_rows, chosen)
 
 
-def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+def _cut(runs: RowRuns) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Windows, first rows and rows of runs that have at most `BATCH_ROWS_MAX` rows together."""
     windows, first_rows, rows = runs.windows, runs.first_rows, runs.rows
     if len(rows) == 1 and rows[0] <= BATCH_ROWS_MAX:
@@ -245,7 +247,7 @@ class RowReader:
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         manifest = self._manifest or manifest_of_run()
-        log = Log()
+        log = LogEntries()
         needed: list[str] = [name for name in ("event_time", "keys", "headers") if name in self._columns.names]
         if "key" in self._columns.names and "keys" not in needed:
             needed.append("keys")

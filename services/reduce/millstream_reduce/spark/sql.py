@@ -40,8 +40,8 @@ from millstream_reduce.spark.columns import (
 )
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
 from millstream_reduce.spark.manifest import SPAN_COLUMNS, WINDOW, JobWindows, Manifest, manifest_of
-from millstream_reduce.spark.partials import Kept, Partials
-from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
+from millstream_reduce.spark.partials import PartialColumn, Partials
+from millstream_reduce.spark.preaggregation import ColumnPlace, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
 
@@ -401,7 +401,7 @@ def _partial_table(
 ) -> tuple[_Table, Partials]:
     """The table `window` that a rewritten query reads, and how it is filled."""
     places = of.places()
-    of_fields = {Place(field.name.lower(), is_field=True): field for field in declared}
+    of_fields = {ColumnPlace(field.name.lower(), is_field=True): field for field in declared}
     needed = {place: field for place, field in of_fields.items() if place in places}
     column_of = {place: field_column(index) for index, place in enumerate(needed)}
     kind_of = {place: field.dataType for place, field in needed.items()}
@@ -420,7 +420,7 @@ def _partial_table(
             column, kind = column_of[partial.of], kind or kind_of[partial.of]
         assert kind is not None
         rows = rows.add(partial_name(index), kind)
-        kept.append(Kept(partial_name(index), partial.function, column, arrow_type(kind)))
+        kept.append(PartialColumn(partial_name(index), partial.function, column, arrow_type(kind)))
     for name in spans:
         rows = rows.add(name, _TYPES[name])
     names = [column for column in rows.names if column not in column_of.values() or column in COLUMNS]

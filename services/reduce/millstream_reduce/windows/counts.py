@@ -18,7 +18,7 @@ from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Triple
 from millstream_reduce.windows.history import History
-from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, Runs
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, KeyRuns
 from millstream_reduce.windows.slots import Key
 
 _NEVER = 2**62
@@ -53,7 +53,7 @@ class CountWindows(KeyedWindows):
     def _parts(self, times: Times, groups: Rows) -> Rows:
         return groups
 
-    def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
+    def _take_in(self, times: Times, runs: KeyRuns, entry: int) -> None:
         slots, names = self._slots, runs.names
         start = np.minimum.reduceat(times, runs.firsts)
         end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
@@ -220,7 +220,7 @@ class CountWindows(KeyedWindows):
     def _kept(self, slots: Rows) -> Rows:
         return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)
 
-    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+    def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         self._named = dict(columns.named)
         for key, slot, kept in zip(columns.keys, slots.tolist(), columns.kept.tolist(), strict=True):
             if kept:

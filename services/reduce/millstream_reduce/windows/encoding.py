@@ -41,7 +41,7 @@ class Panes:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SlotTable:
     """Sessions and global windows: columns, one row for each open window."""
 
     starts: Rows
@@ -93,7 +93,7 @@ def decode_panes(checkpoint: bytes, settings: str) -> tuple[int, list[Location],
     return message.closed_us, locations, panes
 
 
-def encode_slots(settings: str, closed_us: int, locations: Sequence[Location], slots: Slots) -> bytes:
+def encode_slots(settings: str, closed_us: int, locations: Sequence[Location], slots: SlotTable) -> bytes:
     message = _message(settings, closed_us, locations, slots.triples)
     open_ = message.slots
     open_.starts, open_.ends = _packed(slots.starts, "<i8"), _packed(slots.ends, "<i8")
@@ -109,7 +109,7 @@ def encode_slots(settings: str, closed_us: int, locations: Sequence[Location], s
     return message.SerializeToString()
 
 
-def decode_slots(checkpoint: bytes, settings: str) -> tuple[int, list[Location], Slots]:
+def decode_slots(checkpoint: bytes, settings: str) -> tuple[int, list[Location], SlotTable]:
     """Inverse of `encode_slots`: `closed_us`, entries, windows.
 
     Raises:
@@ -119,7 +119,7 @@ def decode_slots(checkpoint: bytes, settings: str) -> tuple[int, list[Location],
     message, locations, triples = _parsed(checkpoint, settings, "slots")
     open_ = message.slots
     starts = _column(open_.starts, "<i8")
-    slots = Slots(
+    slots = SlotTable(
         starts=starts,
         ends=_column(open_.ends, "<i8"),
         early=_column(open_.early, "<u4"),

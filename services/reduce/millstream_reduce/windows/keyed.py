@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream_reduce.values import Location, WindowContents
-from millstream_reduce.windowing import Keys, Rows, Sorted, Times
+from millstream_reduce.windowing import Admission, Keys, Rows, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import NO_ROWS, rises, run_lengths, run_numbers, run_starts, stable_order
@@ -38,7 +38,7 @@ def closed_before(location: Location) -> DamageError:
     )
 
 
-class Runs:
+class KeyRuns:
     """Rows of one entry by (key, part): what goes into one window. Columns, in the order of the rows."""
 
     __slots__ = ("begins", "counts", "firsts", "names")
@@ -97,9 +97,9 @@ class KeyedWindows(ABC):
         # Windows that end by the limit are closed: later rows belong to none of them.
         return len(times) > 0 and int(times.min()) < self._limit_us()
 
-    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         if not len(times):
-            return Sorted(None, NO_ROWS)
+            return Admission(None, NO_ROWS)
         kept: Rows | None = None
         late = NO_ROWS
         until = self._late_until()
@@ -112,7 +112,7 @@ class KeyedWindows(ABC):
         else:
             joined = NO_ROWS
         if not len(times):
-            return Sorted(kept, late)
+            return Admission(kept, late)
         groups = self._groups(keys, len(late) + len(times))
         if kept is not None:
             groups = groups[kept]
@@ -125,15 +125,15 @@ class KeyedWindows(ABC):
             again = stable_order(labels)
             order = again if order is None else order[again]
         if kept is None or order is None:
-            return Sorted(order if kept is None else kept, late, joined=joined)
-        return Sorted(kept[order], late, joined=joined)
+            return Admission(order if kept is None else kept, late, joined=joined)
+        return Admission(kept[order], late, joined=joined)
 
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         if not len(times):
             return
         self._check_open(times, location)
         groups = run_numbers(self._groups(keys, len(times)))
-        runs = Runs(times, keys if self.needs_keys else None, self._parts(times, groups))
+        runs = KeyRuns(times, keys if self.needs_keys else None, self._parts(times, groups))
         entry = self._slots.entries.add(location, len(runs.firsts))
         self._take_in(times, runs, entry)
 
@@ -244,7 +244,7 @@ class KeyedWindows(ABC):
         `groups` rises, and is one number for one key."""
 
     @abstractmethod
-    def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
+    def _take_in(self, times: Times, runs: KeyRuns, entry: int) -> None:
         """Add the runs of an entry to the slots."""
 
     @abstractmethod
@@ -264,7 +264,7 @@ class KeyedWindows(ABC):
         numbers = slots.entries.numbers()
         # Entries are counted from the first one that is still needed.
         triples[:, 0] = np.searchsorted(np.array(numbers, np.int64), triples[:, 0])
-        columns = encoding.Slots(
+        columns = encoding.SlotTable(
             starts=slots.start[alive],
             ends=slots.end[alive],
             early=slots.early[alive].astype(np.int64),
@@ -291,7 +291,7 @@ class KeyedWindows(ABC):
         self._recall(slots, columns)
         self._settle()
 
-    def _attach_all(self, slots: Rows, columns: encoding.Slots) -> None:
+    def _attach_all(self, slots: Rows, columns: encoding.SlotTable) -> None:
         """Attaches the pieces of the slots, by the place that they have in their slot."""
         triples = columns.triples
         begins = np.cumsum(columns.pieces) - columns.pieces
@@ -314,5 +314,5 @@ class KeyedWindows(ABC):
         return {}
 
     @abstractmethod
-    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+    def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         """Find the slots of a checkpoint again by their keys."""

@@ -26,7 +26,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream_reduce.values import Location, Piece, Window, WindowContents
-from millstream_reduce.windowing import Keys, Rows, Sorted, Times
+from millstream_reduce.windowing import Admission, Keys, Rows, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Entries, Triple
@@ -98,13 +98,13 @@ class PanedWindows:
         # A row is in the windows of its time, or late for them.
         return False
 
-    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         if not len(times):
-            return Sorted(None, NO_ROWS)
+            return Admission(None, NO_ROWS)
         low, high = self._pane_of(int(times.min())), self._pane_of(int(times.max()))
         closed = self._last_closed()
         if low == high and self._is_admitted(low, closed):
-            return Sorted(None, NO_ROWS)
+            return Admission(None, NO_ROWS)
         panes = self._panes_of(times)
         late = outside = NO_ROWS
         kept: Rows | None = None
@@ -118,7 +118,7 @@ class PanedWindows:
         if len(panes) and not rises(panes):
             order = stable_order(panes)
             kept = order if kept is None else kept[order]
-        return Sorted(kept, late, outside)
+        return Admission(kept, late, outside)
 
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         if not len(times):

@@ -88,7 +88,7 @@ class PeriodWindows(SpanWindows):
     def _kept(self, slots: Rows) -> Rows:
         return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)
 
-    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+    def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         super()._recall(slots, columns)
         for place in np.flatnonzero(columns.kept).tolist():
             self._history.of_key[columns.keys[place]] = int(slots[place])

@@ -19,7 +19,7 @@ from millstream_reduce.windowing import Rows, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import run_lengths, run_numbers, run_starts
-from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, Runs, closed_before
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, KeyRuns, closed_before
 from millstream_reduce.windows.slots import Key
 
 _ABSENT = -1
@@ -49,7 +49,7 @@ class SpanWindows(KeyedWindows):
     def _spans(self, times: Times, firsts: Rows) -> tuple[Rows, Rows, Rows]:
         """Of each run: begin and end of the span that decides which open window it joins, and its first time."""
 
-    def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
+    def _take_in(self, times: Times, runs: KeyRuns, entry: int) -> None:
         low, high, start = self._spans(times, runs.firsts)
         self._first_end = min(self._first_end, int(high.min()))
         slots, names, begins = self._slots, runs.names, runs.begins
@@ -204,7 +204,7 @@ class SpanWindows(KeyedWindows):
         self._unlist(np.array(still_open, np.int64))
         columns.free(np.array(due + still_open, np.int64))
 
-    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+    def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         taking = np.flatnonzero(columns.kept == 0)
         taking = taking[np.argsort(columns.starts[taking], kind="stable")]
         self._append([columns.keys[place] for place in taking.tolist()], slots[taking].tolist())

@@ -30,12 +30,12 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.spark import jobs
-from millstream_reduce.spark.manifest import Origin
+from millstream_reduce.spark.manifest import WindowsOrigin
 from millstream_reduce.spark.session import open_session
 from millstream_reduce.spark.settings import SparkSettings
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
-from millstream_runner.bench.running import Load, Measured, Pipeline, measure
+from millstream_runner.bench.running import BenchPipeline, Load, Measurement, measure
 
 _FRAMES_PER_S = 100
 """Frames that an unhurried generator makes."""
@@ -175,7 +175,7 @@ def _fill_file(path: Path, size: int, syncs: int) -> float:
 
 async def measure_windows(
     directory: Path, load: WindowLoad, durability: DurabilityLevel, workers: int | None = None
-) -> Measured:
+) -> Measurement:
     """Run the pipeline; `latency` is the time from the watermark that closes windows to the commit of their results."""
     closed_at_start = START_S * load.rate // load.records_per_window
     warm_up = max(_WARM_UP_HAND_OVERS_MIN, WARM_UP_S * load.rate // load.records_per_window)
@@ -188,7 +188,7 @@ async def measure_windows(
         length_us=load.length_us,
         query=json.dumps(load.query),
     )
-    pipeline = Pipeline(text, ("in-0", "sum-0", "out-0"), "sum-0", CLOSE_TIME, passes_on=False)
+    pipeline = BenchPipeline(text, ("in-0", "sum-0", "out-0"), "sum-0", CLOSE_TIME, passes_on=False)
     load_of_run = Load(records, load.record_bytes, load.rate, warm_up_count=warm_up)
     return await measure(directory, pipeline, load_of_run, durability, workers)
 
@@ -226,4 +226,4 @@ async def _window_in_log(directory: Path, load: WindowLoad) -> jobs.JobWindows:
         hand_overs = queue.close(END_OF_TIME_US)
         await queue.sync()
         tables = [WindowTable.of_hand_over(hand_over) for hand_over in hand_overs]
-        return jobs.JobWindows.of([(str(queue.directory), table, Origin()) for table in tables])
+        return jobs.JobWindows.of([(str(queue.directory), table, WindowsOrigin()) for table in tables])

@@ -24,7 +24,7 @@ from millstream.errors import InfrastructureError, MillstreamError, RetryLaterEr
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
-from millstream.spec.loading import Loaded, load_text
+from millstream.spec.loading import LoadedPipeline, load_text
 from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.store import OtStore, OtStores
 from millstream.wire.certificates import make_certificate
@@ -73,7 +73,7 @@ _FUNCTION = "def process(value):\n    return value\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class BenchPipeline:
     """What to run, and where its latency is reported."""
 
     text: str
@@ -131,7 +131,7 @@ class ProcessUse:
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurement:
     """The result of a measurement."""
 
     records: int = 0
@@ -153,7 +153,7 @@ async def measure_map(
     *,
     tls: bool = False,
     workers: int | None = None,
-) -> Measured:
+) -> Measurement:
     """Measure a generator, Python functions that return their input, and a blackhole. `tls`: connections to the broker
     are encrypted. `workers`: as in `RunOptions`."""
     if tls:
@@ -177,10 +177,10 @@ async def measure_map(
         compression=load.compression.value,
     )
     if load.unbuffered:
-        pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, observed_edge=f"{maps[-1]}-out")
+        pipeline = BenchPipeline(text, ("in-0",), "in-0", LATENCY, observed_edge=f"{maps[-1]}-out")
     else:
         maps_apart = () if load.from_source else ("map-0",)
-        pipeline = Pipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
+        pipeline = BenchPipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)
     arrived = measured.records
     if arrived != load.records:
@@ -197,13 +197,13 @@ async def measure_map(
 
 
 async def measure(
-    directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel, workers: int | None = None
-) -> Measured:
+    directory: Path, pipeline: BenchPipeline, load: Load, durability: DurabilityLevel, workers: int | None = None
+) -> Measurement:
     """Run the pipeline below `directory` to its end. Raises the error if it did not succeed."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
     base = free_ports(len(pipeline.processes))
     options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base, workers=workers)
-    measured = Measured()
+    measured = Measurement()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(
             _watch(options, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
@@ -216,7 +216,7 @@ async def measure(
     return measured
 
 
-async def _run(loaded: Loaded, options: RunOptions) -> RunResult:
+async def _run(loaded: LoadedPipeline, options: RunOptions) -> RunResult:
     notes = io.StringIO()
     result = await run(loaded, options, NoScreen(notes))
     if result.failure is not None:
@@ -241,7 +241,9 @@ def _check(result: RunResult, load: Load) -> None:
             )
 
 
-async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load: Load, measured: Measured) -> None:
+async def _watch(
+    options: RunOptions, pipeline: BenchPipeline, used: Technology, load: Load, measured: Measurement
+) -> None:
     """Observe the run until cancelled."""
     assert options.data_dir is not None, "a benchmark has its own directory"
     directory = DataDirectory(options.data_dir)
@@ -286,7 +288,7 @@ class _Clock:
     of the processes nor what piled up during it counts. It ends with the sink's last commit.
     """
 
-    def __init__(self, load: Load, measured: Measured) -> None:
+    def __init__(self, load: Load, measured: Measurement) -> None:
         self.begun = asyncio.Event()
         self._load = load
         self._measured = measured
@@ -333,9 +335,9 @@ class _Clock:
 async def _sample(
     directory: DataDirectory,
     begun: asyncio.Event,
-    pipeline: Pipeline,
+    pipeline: BenchPipeline,
     load: Load,
-    measured: Measured,
+    measured: Measurement,
 ) -> None:
     """Sample CPU and memory of all processes, and the latencies that one of them reports, repeatedly.
 
@@ -377,7 +379,7 @@ def _port_of(directory: DataDirectory, replica: str) -> int | None:
     return None
 
 
-def _sample_use(directory: DataDirectory, measured: Measured) -> None:
+def _sample_use(directory: DataDirectory, measured: Measurement) -> None:
     runtime = directory.read_runtime()
     if runtime is None:
         return

@@ -37,7 +37,7 @@ _MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class CaseInput:
     """A record that a source returns."""
 
     value: bytes
@@ -53,7 +53,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRecord:
     """An expected record. Fields that are None are not checked."""
 
     line: int
@@ -83,9 +83,9 @@ class Case:
     path: Path
     pipeline: Path | None
     """The pipeline file that it names."""
-    inputs: Mapping[str, Sequence[Input]]
+    inputs: Mapping[str, Sequence[CaseInput]]
     """Input records by source vertex."""
-    outputs: Mapping[str, Sequence[Expected] | None]
+    outputs: Mapping[str, Sequence[ExpectedRecord] | None]
     """Expected records by sink vertex; None: the sink is not checked."""
     in_order: bool
     timeout_s: float
@@ -170,7 +170,7 @@ class _Reader:
                 either = ", or `any` if it does not matter" if or_any else ""
                 self._refuse((member, name), "it is not a list of records", f"a list{either}")
 
-    def _input(self, place: Place, item: Any) -> Input:
+    def _input(self, place: Place, item: Any) -> CaseInput:
         members = self._record(place, item, _INPUT)
         given = self._one_of(place, members, _VALUES)
         value = b""
@@ -178,7 +178,7 @@ class _Reader:
             value = json.dumps(members["value"], ensure_ascii=False).encode()
         elif given is not None:
             value = self._raw((*place, given), given, members[given])
-        return Input(
+        return CaseInput(
             value,
             self._time(place, members),
             self._keys(place, members),
@@ -186,13 +186,13 @@ class _Reader:
             str(members["id"]) if "id" in members else None,
         )
 
-    def _expected(self, place: Place, item: Any) -> Expected:
+    def _expected(self, place: Place, item: Any) -> ExpectedRecord:
         members = self._record(place, item, _EXPECTED)
         given = self._one_of(place, members, (*_VALUES, "contains"))
         contains = None
         if given == "contains":
             contains = self._mapping((*place, "contains"), members["contains"])
-        return Expected(
+        return ExpectedRecord(
             line=self._document.place_of(place).line,
             json=members["value"] if given == "value" else _MISSING,
             contains=contains,

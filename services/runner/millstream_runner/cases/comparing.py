@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream.dead_letter import Envelope, time_text
 from millstream.json_parser import parse_json
-from millstream_runner.cases.case import Expected
+from millstream_runner.cases.case import ExpectedRecord
 
 _SHOWN_MAX = 10
 """The most records of each kind that are shown of a sink."""
@@ -19,7 +19,7 @@ _TEXT_MAX = 300
 """The most characters of a value that are shown."""
 
 
-def differences(expected: Sequence[Expected], came: Sequence[Envelope], *, in_order: bool) -> list[str]:
+def differences(expected: Sequence[ExpectedRecord], came: Sequence[Envelope], *, in_order: bool) -> list[str]:
     """Lines for people; none if all records are as expected. Each actual record matches at most one expectation."""
     pairs = _pairs_in_order(expected, came) if in_order else _pairs(expected, came)
     missing = [one for index, one in enumerate(expected) if index not in pairs]
@@ -46,7 +46,7 @@ def _and_others(count: int) -> str:
     return f", and {count} {'others' if count > 1 else 'other'}" if count else ""
 
 
-def _pairs_in_order(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
+def _pairs_in_order(expected: Sequence[ExpectedRecord], came: Sequence[Envelope]) -> dict[int, int]:
     """Pairs in order. Records that came after a missing one may still be the ones expected there."""
     pairs: dict[int, int] = {}
     begin = 0
@@ -57,7 +57,7 @@ def _pairs_in_order(expected: Sequence[Expected], came: Sequence[Envelope]) -> d
     return pairs
 
 
-def _pairs(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
+def _pairs(expected: Sequence[ExpectedRecord], came: Sequence[Envelope]) -> dict[int, int]:
     """As many matches as possible at once, each expectation with the index of its record."""
     fitting = [[at for at, record in enumerate(came) if _fits(one, record)] for one in expected]
     owner: dict[int, int] = {}
@@ -95,11 +95,11 @@ def _move_on(start: int, free: int, asked_by: Mapping[int, int], owner: dict[int
         free = has[index]
 
 
-def _fits(one: Expected, record: Envelope) -> bool:
+def _fits(one: ExpectedRecord, record: Envelope) -> bool:
     return next(_mismatches(one, record), None) is None
 
 
-def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
+def _mismatches(one: ExpectedRecord, record: Envelope) -> Iterator[str]:
     """How a record differs from what was expected."""
     if one.raw is not None and one.raw != record.value:
         yield f"value: expected {_text(one.raw)}"
@@ -137,7 +137,7 @@ def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> It
         yield f"{path}: expected {_line(wanted)}, got {_line(value)}"
 
 
-def _nearest(missing: Sequence[Expected], surplus: Sequence[Envelope]) -> dict[int, Envelope]:
+def _nearest(missing: Sequence[ExpectedRecord], surplus: Sequence[Envelope]) -> dict[int, Envelope]:
     """For each missing record, the most similar one of the others; each is shown once."""
     near: dict[int, Envelope] = {}
     left = list(surplus[: 5 * _SHOWN_MAX])
@@ -148,7 +148,7 @@ def _nearest(missing: Sequence[Expected], surplus: Sequence[Envelope]) -> dict[i
     return near
 
 
-def _wanted(one: Expected) -> str:
+def _wanted(one: ExpectedRecord) -> str:
     parts = []
     if one.has_json:
         parts.append(_line(one.json))

@@ -14,13 +14,13 @@ import millstream_udf as udf
 from millstream.json_parser import parse_json
 
 if TYPE_CHECKING:
-    from millstream_runner.cases.case import Input
+    from millstream_runner.cases.case import CaseInput
 
 FILE_VARIABLE = "MILLSTREAM_CASE_INPUTS"
 """Environment variable that names the file with the records."""
 
 
-def input_line(record: Input) -> str:
+def input_line(record: CaseInput) -> str:
     """A record as a line of that file."""
     return json.dumps(
         {
@@ -34,7 +34,7 @@ def input_line(record: Input) -> str:
 
 
 @udf.source
-class Inputs:
+class CaseInputs:
     """Returns the records of a file, all in partition 0. Its position is the number of the next record."""
 
     async def open(self, position: bytes, partition: int, partitions: int) -> None:

@@ -23,13 +23,13 @@ from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories, write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.checks import local_problems
-from millstream.spec.loading import Loaded, load, load_text
+from millstream.spec.loading import LoadedPipeline, load, load_text
 from millstream.spec.models import Vertex
 from millstream.spec.problems import Problem, SpecError
 from millstream.spec.sinks import Sink
 from millstream.spec.sources import Source
-from millstream_runner.cases.case import Case, Input
-from millstream_runner.cases.inputs import FILE_VARIABLE, Inputs, input_line
+from millstream_runner.cases.case import Case, CaseInput
+from millstream_runner.cases.inputs import FILE_VARIABLE, CaseInputs, input_line
 from millstream_runner.local.run import RunOptions, RunResult, run
 from millstream_runner.local.scene import Scene
 
@@ -66,7 +66,7 @@ class Came:
     """Why it did not run to its end; empty if it did."""
 
 
-def load_case_pipeline(case: Case, path: Path) -> Loaded:
+def load_case_pipeline(case: Case, path: Path) -> LoadedPipeline:
     """The pipeline of a case. Raises `SpecError` if it is wrong, or does not fit the case."""
     loaded = load(path)
     problems = [*_unknown(case, loaded), *_not_given(case, loaded)]
@@ -75,7 +75,7 @@ def load_case_pipeline(case: Case, path: Path) -> Loaded:
     return loaded
 
 
-def run_case(case: Case, loaded: Loaded, directory: Path) -> Came:
+def run_case(case: Case, loaded: LoadedPipeline, directory: Path) -> Came:
     """Run it, with all its data in `directory`. Raises `SpecError` if the pipeline cannot run here."""
     replaced = _replaced(case, loaded, directory)
     problems = local_problems(replaced)
@@ -106,15 +106,15 @@ def run_case(case: Case, loaded: Loaded, directory: Path) -> Came:
     return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _sinks(loaded)}, "")
 
 
-def _sources(loaded: Loaded) -> list[Vertex]:
+def _sources(loaded: LoadedPipeline) -> list[Vertex]:
     return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Source)]
 
 
-def _sinks(loaded: Loaded) -> list[Vertex]:
+def _sinks(loaded: LoadedPipeline) -> list[Vertex]:
     return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Sink)]
 
 
-def _unknown(case: Case, loaded: Loaded) -> Iterator[Problem]:
+def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
     named = (("inputs", case.inputs, _sources(loaded)), ("outputs", case.outputs, _sinks(loaded)))
     for member, given, vertices in named:
         names = [vertex.name for vertex in vertices]
@@ -124,7 +124,7 @@ def _unknown(case: Case, loaded: Loaded) -> Iterator[Problem]:
                 yield case.problem((member, name), what, f"one of {', '.join(names)}")
 
 
-def _not_given(case: Case, loaded: Loaded) -> Iterator[Problem]:
+def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
     """Times and keys that the source takes from the value would override those of the case."""
     for vertex in _sources(loaded):
         source = vertex.settings
@@ -144,7 +144,7 @@ def _not_given(case: Case, loaded: Loaded) -> Iterator[Problem]:
                     )
 
 
-def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:
+def _replaced(case: Case, loaded: LoadedPipeline, directory: Path) -> LoadedPipeline:
     """The pipeline with its sources and sinks replaced."""
     document = deepcopy(loaded.document.value)
     for written in document["spec"]["vertices"]:
@@ -158,7 +158,9 @@ def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:
     return replace(load_text(json.dumps(document), loaded.path), document=loaded.document)
 
 
-def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input], directory: Path) -> dict[str, Any]:
+def _source(
+    written: Mapping[str, Any], vertex: Vertex, records: Sequence[CaseInput], directory: Path
+) -> dict[str, Any]:
     source = vertex.settings
     assert isinstance(source, Source)
     rest = {name: value for name, value in written.items() if name != source.kind}
@@ -174,7 +176,7 @@ def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input]
         write_private(path, "".join(f"{input_line(record)}\n" for record in records))
     except OSError as error:
         raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {path}: {error.strerror}") from error
-    function = f"{Inputs.__module__}:{Inputs.__name__}"
+    function = f"{CaseInputs.__module__}:{CaseInputs.__name__}"
     env = [{"name": FILE_VARIABLE, "value": str(path)}]
     return {**rest, "udsource": {"python": function, "env": env}}
 

@@ -154,7 +154,7 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class BuiltinPipeline:
     """A built-in pipeline."""
 
     name: str
@@ -168,13 +168,15 @@ class Shipped:
 
 
 SHIPPED = {
-    "mesh": Shipped("mesh", _MESH, 2.0),
-    "windows": Shipped("windows", _WINDOWS, 6.0, records=8_000),
-    "push": Shipped("push", _PUSH, 2.0),
+    "mesh": BuiltinPipeline("mesh", _MESH, 2.0),
+    "windows": BuiltinPipeline("windows", _WINDOWS, 6.0, records=8_000),
+    "push": BuiltinPipeline("push", _PUSH, 2.0),
 }
 
 
-def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Ports, *, sandboxed: bool = False) -> Path:
+def write(
+    shipped: BuiltinPipeline, directory: Path, records: int, rate: int, ports: Ports, *, sandboxed: bool = False
+) -> Path:
     """Write the pipeline and its functions, in a strict sandbox or not, into `directory`; returns the pipeline file."""
     make_private_directories(directory)
     file = directory / f"{shipped.name}.yaml"

@@ -35,7 +35,7 @@ from millstream.spec.buffers import DEFAULT, TECHNOLOGIES
 from millstream.spec.checks import local_problems
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 from millstream.wire.certificates import make_certificate
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, Ports, write
@@ -44,7 +44,7 @@ from millstream_runner.chaos.lossy_path import open_lossy_path
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream_runner.chaos.plan import ALWAYS_THERE, FaultKind
 from millstream_runner.chaos.running import RunnerProcess
-from millstream_runner.chaos.session import Assignment, Outcome, Session, Struck
+from millstream_runner.chaos.session import Assignment, ExperimentOutcome, ExperimentSession, Struck
 from millstream_runner.local.directory import DataDirectory
 
 ORACLE_TIMEOUT_S = 600.0
@@ -89,7 +89,7 @@ class Options:
 class Experiment:
     """The outcome of an experiment."""
 
-    outcome: Outcome
+    outcome: ExperimentOutcome
     verdict: Mapping[str, Any]
     """The verdict of the oracle."""
     planned: int | None = None
@@ -188,7 +188,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         if options.pipeline in SHIPPED and finish is None:
             # The records must last as long as the faults do, however slow the machine is.
             settle = partial(_settle, options, directory, records, rate, ports)
-        outcome = await Session(loaded.plan, runner, injector, assignment, on_struck, finish, settle).run()
+        outcome = await ExperimentSession(loaded.plan, runner, injector, assignment, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # No fault was injected, so there is nothing for the oracle to judge.
         raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))
@@ -207,7 +207,7 @@ def _ended_early(exit_code: int, log: str) -> MillstreamError:
     return MillstreamError(codes.EXPERIMENT_FAILED, text)
 
 
-def _refuse_unknown_ledger(options: Options, loaded: Loaded) -> None:
+def _refuse_unknown_ledger(options: Options, loaded: LoadedPipeline) -> None:
     """The oracle reads marks with code of its own; faults of the network, and encryption, work with only one
     protocol."""
     used = loaded.pipeline.spec.buffer_technology

@@ -22,7 +22,7 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 
 @dataclass(slots=True)
-class Waiting:
+class OpenFault:
     """One fault from which the run has not recovered yet."""
 
     struck_us: int
@@ -57,7 +57,7 @@ class Board:
 
     def __init__(self) -> None:
         self._entries: dict[LaneId, OtEntry] = {}
-        self._waiting: list[Waiting] = []
+        self._waiting: list[OpenFault] = []
 
     def observe(self, lane: LaneId, update: OtUpdate) -> None:
         """Record what a lane has published."""
@@ -81,10 +81,10 @@ class Board:
         since_us: int | None,
         newer_epochs: bool = False,
         results: bool = False,
-    ) -> Waiting:
+    ) -> OpenFault:
         """A fault has struck the process that serves these lanes. Those that have ended are left out."""
         open_lanes = [lane for lane in lanes if not (lane in self._entries and self._entries[lane].ended)]
-        waiting = Waiting(
+        waiting = OpenFault(
             struck_us,
             results,
             {lane: [] for lane in open_lanes},
@@ -95,7 +95,7 @@ class Board:
         self._waiting.append(waiting)
         return waiting
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, waiting: OpenFault) -> None:
         """Stop waiting for it."""
         self._waiting.remove(waiting)
 

@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.plan.plan import plan_of
 from millstream.printable import printable_output
 from millstream.spec.graph import Graph
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.models import Pipeline
 from millstream_connectors.file.settings import FileSink
 from millstream_runner.local.causes import first_cause
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def redirected(loaded: Loaded, directory: Path) -> Loaded:
+def redirected(loaded: LoadedPipeline, directory: Path) -> LoadedPipeline:
     """The same pipeline, with file sinks that write below `directory`, each under the name of its vertex."""
     contents: dict[str, Any] = loaded.pipeline.as_written(given_only=True)
     for vertex, written in zip(loaded.pipeline.spec.vertices, contents["spec"]["vertices"], strict=True):

@@ -27,7 +27,7 @@ from millstream.spec.graph import Graph
 from millstream_runner.chaos.faults import Injector
 from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
 from millstream_runner.chaos.processes import RunProcess, processes_of
-from millstream_runner.chaos.resume import Board, Waiting
+from millstream_runner.chaos.resume import Board, OpenFault
 from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.watching import watch
 
@@ -82,7 +82,7 @@ class Struck:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExperimentOutcome:
     """The outcome of the experiment, as far as the processes show it."""
 
     struck: list[Struck] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Outcome:
     runner_log: Path = Path()
 
 
-class Session:
+class ExperimentSession:
     """One experiment. `run` is all of it."""
 
     def __init__(
@@ -127,12 +127,12 @@ class Session:
         self._on_struck = on_struck
         self._board = Board()
         self._clock = SystemClock()
-        self._outcome = Outcome()
+        self._outcome = ExperimentOutcome()
         self._begun_s = time.monotonic()
         self._until_s = math.inf
-        self._pending: tuple[Struck, Waiting] | None = None
+        self._pending: tuple[Struck, OpenFault] | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ExperimentOutcome:
         """Run the pipeline, and inject the planned faults."""
         async with asyncio.TaskGroup() as tasks, self._runner.running():
             watching = tasks.create_task(watch(self._plan, self._runner, self._board), name="watch")

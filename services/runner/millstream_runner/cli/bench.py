@@ -16,7 +16,7 @@ from millstream.buffers.registry import technology
 from millstream.compression import Compression
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream_runner.bench.running import Load, Measured, measure_map
+from millstream_runner.bench.running import Load, Measurement, measure_map
 from millstream_runner.local.formatting import aligned
 
 _MIB = 1024 * 1024
@@ -113,7 +113,7 @@ async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -
     return {**result, "tls": _result(arguments.bench, load, encrypted, arguments.ledger, raw_per_s)}
 
 
-def _result(bench: str, load: Load, measured: Measured, ledger: str, raw_per_s: float) -> dict[str, Any]:
+def _result(bench: str, load: Load, measured: Measurement, ledger: str, raw_per_s: float) -> dict[str, Any]:
     return {
         "bench": bench,
         "ledger": ledger,
@@ -148,7 +148,7 @@ def _memory(use: dict[str, Any]) -> tuple[str, str]:
     return f"{use['rss_mib_max']:.0f}", f"{use['pss_mib_max']:.0f}"
 
 
-def _milliseconds(measured: Measured, share: float) -> float | None:
+def _milliseconds(measured: Measurement, share: float) -> float | None:
     seconds = measured.latency.quantile_s(share)
     return None if seconds is None else round(seconds * 1000, 2)
 

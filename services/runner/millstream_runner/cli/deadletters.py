@@ -33,14 +33,14 @@ from millstream.record import BufferId, Record
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
 from millstream_connectors.file.settings import FileSink
-from millstream_runner.cli.envelopes import Found, read_buffers, read_files
+from millstream_runner.cli.envelopes import FoundEnvelope, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.cli.records import check_buffered
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.stored import open_run, open_stored
-from millstream_vertex.replay import Replay, Replayed, Returned
+from millstream_vertex.replay import Replay, ReplayRecord, ReplayResult
 
 _REASON_CHARACTERS_MAX = 100
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     pipeline = resolved.load(directory.read_pipeline())
     if arguments.stored:
-        read: Iterable[Found] = asyncio.run(_waiting(directory, pipeline.plan))
+        read: Iterable[FoundEnvelope] = asyncio.run(_waiting(directory, pipeline.plan))
     else:
         read = read_files(arguments.files or stored_files(pipeline.graph, pipeline.base_dir))
     found = _wanted(arguments, read)
@@ -87,13 +87,13 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     return sorted({path for path in directories if path.exists()})
 
 
-async def _waiting(directory: DataDirectory, plan: Plan) -> list[Found]:
+async def _waiting(directory: DataDirectory, plan: Plan) -> list[FoundEnvelope]:
     audit.note(directory, "peek", edge="every dead-letter edge")
     async with open_run(directory, plan) as view:
         return [found async for found in read_buffers(view, plan)]
 
 
-def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[Found]:
+def _wanted(arguments: argparse.Namespace, found: Iterable[FoundEnvelope]) -> Iterator[FoundEnvelope]:
     """The dead letters that pass the filters."""
     for item in found:
         envelope = item.envelope
@@ -114,7 +114,7 @@ def _replayed(directory: DataDirectory) -> frozenset[str]:
         return frozenset()
 
 
-def _list(arguments: argparse.Namespace, found: Iterator[Found], replayed: Collection[str]) -> int:
+def _list(arguments: argparse.Namespace, found: Iterator[FoundEnvelope], replayed: Collection[str]) -> int:
     if arguments.json:
         for item in found:
             told = {"place": item.place, "replayed": identity_of(item) in replayed}
@@ -133,7 +133,7 @@ def _list(arguments: argparse.Namespace, found: Iterator[Found], replayed: Colle
     return 0
 
 
-def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan, found: Sequence[Found]) -> int:
+def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan, found: Sequence[FoundEnvelope]) -> int:
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
         raise UserError(
@@ -141,7 +141,7 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
             f"pipeline {plan.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, "
             "replay, and run it again",
         )
-    returned: list[Returned] = []
+    returned: list[ReplayRecord] = []
     refused: Counter[str] = Counter()
     for item in found:
         try:
@@ -149,9 +149,9 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
         except ValueError as error:
             refused[str(error)] += 1
             continue
-        returned.append(Returned(identity_of(item), buffer, _record_of(item)))
+        returned.append(ReplayRecord(identity_of(item), buffer, _record_of(item)))
     audit.note(directory, "replay", records=len(returned), to=arguments.to)
-    done = asyncio.run(_put_back(directory, plan, returned)) if returned else Replayed()
+    done = asyncio.run(_put_back(directory, plan, returned)) if returned else ReplayResult()
     if returned:
         with append_private(directory.replayed) as file:
             file.write("".join(f"{one.identity}\n" for one in returned).encode())
@@ -173,7 +173,7 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
     return UserError.exit_code if refused else 0
 
 
-async def _put_back(directory: DataDirectory, plan: Plan, returned: Sequence[Returned]) -> Replayed:
+async def _put_back(directory: DataDirectory, plan: Plan, returned: Sequence[ReplayRecord]) -> ReplayResult:
     async with (
         open_stored(directory, plan) as server,
         technology_of(plan.pipeline).open(server.access, plan.pipeline.name, name="replay") as buffer,
@@ -216,7 +216,7 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
     return BufferId(rest[0], int(rest[1]))
 
 
-def identity_of(item: Found) -> str:
+def identity_of(item: FoundEnvelope) -> str:
     """An id that only this failure has: runs have ids, and a run uses a position once."""
     envelope = item.envelope
     if envelope.run and envelope.position:
@@ -225,7 +225,7 @@ def identity_of(item: Found) -> str:
     return f"replay/{hashlib.sha256(item.line).hexdigest()}"
 
 
-def _record_of(item: Found) -> Record:
+def _record_of(item: FoundEnvelope) -> Record:
     envelope = item.envelope
     record_id = envelope.id or identity_of(item)
     return Record(envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, record_id)

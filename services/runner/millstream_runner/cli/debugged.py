@@ -11,13 +11,13 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.ports import why_not
 from millstream.spec.kinds import PlacedProgram
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream.spec.models import Vertex
 
 HOST = "127.0.0.1"
 
 
-def debugged_functions(loaded: Loaded, names: Sequence[str], first_port: int) -> dict[str, int]:
+def debugged_functions(loaded: LoadedPipeline, names: Sequence[str], first_port: int) -> dict[str, int]:
     """The port of replica 0 of each named vertex. Raises `UserError`, with what to do instead, if no debugger can be
     attached.
     """
@@ -38,7 +38,7 @@ def debugged_functions(loaded: Loaded, names: Sequence[str], first_port: int) ->
     return ports
 
 
-def _vertex(loaded: Loaded, name: str) -> Vertex:
+def _vertex(loaded: LoadedPipeline, name: str) -> Vertex:
     vertices = {vertex.name: vertex for vertex in loaded.graph.vertices}
     if name in vertices:
         return vertices[name]

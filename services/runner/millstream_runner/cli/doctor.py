@@ -11,7 +11,7 @@ from millstream.errors import InfrastructureError
 from millstream.printable import in_line
 from millstream_runner.colours import Part, Style, show
 from millstream_runner.doctor import machine, parts
-from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_runner.local.directory import HOME
 from millstream_runner.local.formatting import folded
 from millstream_runner.local.screen import width_of
@@ -31,7 +31,12 @@ CHECKS: Sequence[Callable[[Needs], Iterator[Finding]]] = (
     parts.sandbox,
     machine.terminal,
 )
-_STYLES = {State.OK: Style.GOOD, State.WARNING: Style.WARNING, State.MISSING: Style.ERROR, State.OPTIONAL: Style.NOTE}
+_STYLES = {
+    CheckState.OK: Style.GOOD,
+    CheckState.WARNING: Style.WARNING,
+    CheckState.MISSING: Style.ERROR,
+    CheckState.OPTIONAL: Style.NOTE,
+}
 _INDENT = " " * 11
 
 
@@ -50,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 # Printed one by one, because some take a second.
                 _show(finding)
-    missing = [finding.name for finding in found if finding.state is State.MISSING]
+    missing = [finding.name for finding in found if finding.state is CheckState.MISSING]
     if arguments.json:
         print(json.dumps({"ready": not missing, "checks": [finding.as_json() for finding in found]}))
     else:
@@ -77,7 +82,7 @@ def _show_folded(head: Sequence[Part], text: str) -> None:
 
 
 def _show_result(found: Sequence[Finding], missing: Sequence[str], of: str) -> None:
-    warnings = [finding.name for finding in found if finding.state is State.WARNING]
+    warnings = [finding.name for finding in found if finding.state is CheckState.WARNING]
     show(file=sys.stdout)
     if missing:
         _show_folded([(Style.ERROR, "not ready")], f"{of}: {', '.join(missing)} (see above)")

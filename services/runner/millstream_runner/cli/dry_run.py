@@ -10,7 +10,7 @@ from millstream.errors import UserError
 from millstream.plan import resolved
 from millstream.plan.diff import Difference, Effect, diff, settings_changed
 from millstream.plan.shape import as_stored, shape_of
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 
 _MEANINGS = {
@@ -20,7 +20,7 @@ _MEANINGS = {
 }
 
 
-def dry_run(loaded: Loaded, arguments: argparse.Namespace) -> int:
+def dry_run(loaded: LoadedPipeline, arguments: argparse.Namespace) -> int:
     """Prints the differences. Returns the exit code of `run` if it would refuse one of them, and 0 otherwise."""
     directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
     differences = None if arguments.fresh else _differences(directory, loaded, arguments.forget)
@@ -44,7 +44,9 @@ def dry_run(loaded: Loaded, arguments: argparse.Namespace) -> int:
     return UserError.exit_code if refused else 0
 
 
-def _differences(directory: DataDirectory, loaded: Loaded, forget: Sequence[str]) -> Sequence[Difference] | None:
+def _differences(
+    directory: DataDirectory, loaded: LoadedPipeline, forget: Sequence[str]
+) -> Sequence[Difference] | None:
     """None if nothing is stored. Raises `DamageError` if what is stored cannot be read."""
     before = read_json(directory.shape)
     if before is None:

@@ -11,11 +11,11 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
 from millstream.plan.plan import Plan
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream_runner.local.view import PipelineView, open_view
 
 
-def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
+def pipeline_elsewhere(arguments: argparse.Namespace) -> LoadedPipeline | None:
     """The pipeline that `--broker` and `--file` name; None for a run on this machine."""
     if arguments.broker is None and arguments.broker_access is not None:
         raise UserError(

@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEnvelope:
     """One envelope."""
 
     place: str
@@ -39,7 +39,7 @@ class Found:
     envelope: Envelope
 
 
-def read_files(paths: Sequence[Path]) -> Iterator[Found]:
+def read_files(paths: Sequence[Path]) -> Iterator[FoundEnvelope]:
     """The dead letters in these files and directories. Raises `UserError` for a path without any."""
     for path in paths:
         if not path.exists():
@@ -51,12 +51,12 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
             try:
                 for number, row in _rows_of(file):
                     line = row if isinstance(row, bytes) else _line_of(row)
-                    yield Found(f"{file}:{number}", line, read_envelope(line))
+                    yield FoundEnvelope(f"{file}:{number}", line, read_envelope(line))
             except (ValueError, TypeError, csv.Error) as error:
                 raise UserError(codes.DEAD_LETTER_UNREADABLE, f"{file}:{number}: {error}") from None
 
 
-async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[Found]:
+async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[FoundEnvelope]:
     """The dead letters in the buffers of dead-letter edges, which no sink has stored yet."""
     for edge in plan.edges:
         if edge.kind != "deadLetter":
@@ -69,7 +69,7 @@ async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[Found]:
                 rows = zip(frame.values(), frame.event_times_us(), frame.keys(), frame.headers(), ids, strict=True)
                 for index, row in enumerate(rows):
                     line = envelope_line(envelope_of(*row)).encode()
-                    yield Found(f"{buffer}:{stored.sequence}[{index}]", line, read_envelope(line))
+                    yield FoundEnvelope(f"{buffer}:{stored.sequence}[{index}]", line, read_envelope(line))
 
 
 def _rows_of(file: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:

@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream_connectors.file.settings import FileSink
 from millstream_runner.local.formatting import folded
 
 _SHOWN_MAX = 3
 
 
-def next_step(loaded: Loaded, *, ended: bool, width: int | None = None) -> list[str]:
+def next_step(loaded: LoadedPipeline, *, ended: bool, width: int | None = None) -> list[str]:
     """Lines that say where the results are and which file to change. `ended`: another run on the same data has nothing
     left to do. `width`: columns of the terminal. Empty if there is neither a file with results nor one to change.
     """
@@ -35,7 +35,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _results(loaded: Loaded) -> Iterator[str]:
+def _results(loaded: LoadedPipeline) -> Iterator[str]:
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:
             settings = placed.end.settings
@@ -45,7 +45,7 @@ def _results(loaded: Loaded) -> Iterator[str]:
                     yield os.path.relpath(directory)
 
 
-def _changes(loaded: Loaded) -> Iterator[tuple[str, bool]]:
+def _changes(loaded: LoadedPipeline) -> Iterator[tuple[str, bool]]:
     """What to change of each function whose file is in this directory, and whether `--watch` applies the change. A
     window keeps the function with which it began.
     """

@@ -21,7 +21,7 @@ import psutil
 from millstream import codes
 from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.processors import processors
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream_runner.cli.deadletters import stored_files
 from millstream_runner.cli.envelopes import read_files
 from millstream_runner.cli.version import versions
@@ -61,7 +61,7 @@ class Reporting:
 
 
 @contextmanager
-def reporting(path: Path | None, loaded: Loaded, options: RunOptions) -> Iterator[Reporting]:
+def reporting(path: Path | None, loaded: LoadedPipeline, options: RunOptions) -> Iterator[Reporting]:
     """At the end of the block, write the report of what ran in it, if one was requested and anything ran."""
     report = Reporting()
     began = datetime.now(UTC)
@@ -96,7 +96,7 @@ def _write(path: Path, report: Report) -> bool:
     return True
 
 
-def _report(loaded: Loaded, options: RunOptions, report: Reporting, began: datetime, error: str) -> Report:
+def _report(loaded: LoadedPipeline, options: RunOptions, report: Reporting, began: datetime, error: str) -> Report:
     report.recording.finish()
     result = report.result
     failure = result.failure if result is not None else None
@@ -137,7 +137,7 @@ def _environment(recording: Recording) -> dict[str, str]:
     }
 
 
-def _dead_letters(loaded: Loaded) -> tuple[list[DeadLetters], str]:
+def _dead_letters(loaded: LoadedPipeline) -> tuple[list[DeadLetters], str]:
     """The dead letters that file sinks have stored, by vertex and reason, and a note on which files were read."""
     if not any(edge.kind == "deadLetter" for edge in loaded.graph.edges):
         return [], ""

@@ -16,7 +16,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import MIB
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream.spec.values import parse_quantity
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     return result.exit_code or (0 if report.is_written else InfrastructureError.exit_code)
 
 
-def _print_result(loaded: Loaded, result: RunResult, out: TextIO, *, as_json: bool, quiet: bool) -> None:
+def _print_result(loaded: LoadedPipeline, result: RunResult, out: TextIO, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}), file=out)
     elif not quiet or (result.summary is not None and not result.summary.balanced):

@@ -23,7 +23,7 @@ from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.formatting import aligned, duration_text, watermark_text
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.progress import LaneProgress, PipelineProgress, VertexProgress
+from millstream_runner.local.progress import PipelineProgress, PublishedProgress, VertexProgress
 from millstream_runner.local.scene import STALE_S, Scene, scene_from_json, table
 from millstream_runner.local.screen import Screen, choose_screen
 from millstream_runner.local.states import State
@@ -200,7 +200,7 @@ def _port_text(port: int | None) -> str:
     return "" if port is None else f"port {port}"
 
 
-def _lane_state(lane: LaneProgress) -> str:
+def _lane_state(lane: PublishedProgress) -> str:
     if lane.ended:
         return State.DONE.value
     return "idle" if lane.idle else "open"

@@ -28,7 +28,7 @@ from millstream_runner.cli.records import check_buffer, record_line, seconds_of
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.tapping import Passed, Tap, open_tap
+from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
 from millstream_runner.local.view import PipelineView, open_view
 
 POLL_S = 0.05
@@ -159,7 +159,7 @@ def _print_held(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
         _print(tap, passed, arguments, shown)
 
 
-def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, shown: _Shown) -> None:
+def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespace, shown: _Shown) -> None:
     if tap.missed_frames > shown.reported_frames:
         missed = tap.missed_frames - shown.reported_frames
         shown.reported_frames = tap.missed_frames
@@ -176,11 +176,11 @@ def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, sh
     sys.stdout.flush()
 
 
-def _is_wanted(passed: Passed, keys: list[str] | None) -> bool:
+def _is_wanted(passed: TappedRecord, keys: list[str] | None) -> bool:
     return not keys or any(key in passed.record.keys for key in keys)
 
 
-def _line(passed: Passed, *, as_json: bool) -> str:
+def _line(passed: TappedRecord, *, as_json: bool) -> str:
     return record_line(passed.sequence, passed.index, passed.record, partition=passed.partition, as_json=as_json)
 
 

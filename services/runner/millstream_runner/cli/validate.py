@@ -13,13 +13,13 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
 from millstream.spec.guarantees import guarantees_of, promises
-from millstream.spec.loading import FileError, Loaded, Partial, load
+from millstream.spec.loading import FileError, LoadedPipeline, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
@@ -28,7 +28,7 @@ from millstream_runner.local.storage import reservation_text, reserved_bytes
 
 
 def run(arguments: argparse.Namespace) -> int:
-    loaded: Loaded | None = None
+    loaded: LoadedPipeline | None = None
     partial: Partial | None = None
     problems: list[Problem] = []
     notes: list[Note] = []
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     return UserError.exit_code if problems else 0
 
 
-def _notes_of_stored(loaded: Loaded) -> list[Note]:
+def _notes_of_stored(loaded: LoadedPipeline) -> list[Note]:
     """What follows from the data that earlier runs have stored in the default data directory."""
     try:
         shape = read_json(DataDirectory(HOME / loaded.pipeline.name).shape)
@@ -94,7 +94,7 @@ def _notes_of_stored(loaded: Loaded) -> list[Note]:
     ]
 
 
-def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[Note]) -> None:
+def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes: list[Note]) -> None:
     """Add what Spark finds in the queries that can be parsed. A Spark that does not start is a problem, too."""
     queries = sum(vertex.sql is not None for vertex in loaded.sound.values())
     if not queries or _has_no_spark():
@@ -103,7 +103,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     from millstream_reduce.spark.aot import advice as cache_advice
     from millstream_runner.local.queries import check_queries
 
-    spark = loaded.pipeline.spec.spark if isinstance(loaded, Loaded) else None
+    spark = loaded.pipeline.spec.spark if isinstance(loaded, LoadedPipeline) else None
     what = "a query" if queries == 1 else f"{queries} queries"
     print(f"asking Spark about {what}; this takes some seconds", file=sys.stderr)
     if missing := cache_advice():
@@ -119,7 +119,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     notes += [loaded.note(path, text) for path, text in verdict.notes]
 
 
-def _ask_outside(loaded: Loaded | Partial | None, problems: list[Problem]) -> None:
+def _ask_outside(loaded: LoadedPipeline | Partial | None, problems: list[Problem]) -> None:
     """Add what sources and sinks find when they contact their servers."""
     if loaded is None:
         return
@@ -134,7 +134,9 @@ def _ask_outside(loaded: Loaded | Partial | None, problems: list[Problem]) -> No
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
 
 
-def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: list[Note]) -> Sequence[Mapping[str, str]]:
+def _import_functions(
+    loaded: LoadedPipeline | None, problems: list[Problem], notes: list[Note]
+) -> Sequence[Mapping[str, str]]:
     """Add what starting the functions shows, but for those that have a problem already."""
     if loaded is None:
         print("no function was imported: the file has to be valid first", file=sys.stderr)
@@ -143,7 +145,7 @@ def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: lis
     from millstream_runner.local.function_checks import check_functions
 
     known = {problem.path for problem in problems}
-    verdict = asyncio.run(check_functions(Resolved(loaded.plan, loaded.base_dir), known))
+    verdict = asyncio.run(check_functions(ResolvedPipeline(loaded.plan, loaded.base_dir), known))
     problems += [loaded.problem(finding) for finding in verdict.problems]
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
@@ -175,7 +177,10 @@ def _as_json(
 
 
 def _show(
-    loaded: Loaded | None, problems: Sequence[Problem], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
+    loaded: LoadedPipeline | None,
+    problems: Sequence[Problem],
+    notes: Sequence[Note],
+    guarantees: Mapping[str, Guarantee],
 ) -> None:
     for line in problem_lines(problems):
         print(line, file=sys.stderr)

@@ -23,7 +23,7 @@ from millstream.plurals import counted
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
-from millstream_runner.local.setting_back import LaneTime, Target, Watermarks
+from millstream_runner.local.setting_back import LaneTime, SetBackPoint, Watermarks
 from millstream_runner.local.stored import open_stored
 
 
@@ -96,7 +96,7 @@ def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:
         yield f"{one.lane}: watermark {reached}{closed}{', ended' if one.ended else ''}"
 
 
-def _costs(plan: Plan, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:
+def _costs(plan: Plan, time_us: int, targets: Mapping[str, SetBackPoint], beyond: Sequence[LaneTime]) -> Iterator[str]:
     yield f"{counted(len(beyond), 'lane')} would be set back to {time_text(time_us)}. What it costs:"
     yield f"- records before {time_text(time_us)} are late, as they are now; those after it are in time again"
     for vertex in plan.reduces:

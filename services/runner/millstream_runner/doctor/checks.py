@@ -13,7 +13,7 @@ from typing import Any
 from millstream.spec.buffers import DEFAULT
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """The state of one thing."""
 
     OK = "ok"
@@ -31,7 +31,7 @@ class Finding:
 
     name: str
     """What was checked."""
-    state: State
+    state: CheckState
     found: str
     """What was found."""
     needed_for: str
@@ -68,6 +68,6 @@ class Needs:
         """Whether to check something that not every pipeline needs."""
         return needed or not self.pipeline
 
-    def lacking(self, needed: bool) -> State:
+    def lacking(self, needed: bool) -> CheckState:
         """The state of something that is missing."""
-        return State.MISSING if needed else State.OPTIONAL
+        return CheckState.MISSING if needed else CheckState.OPTIONAL

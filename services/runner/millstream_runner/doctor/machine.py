@@ -23,7 +23,7 @@ from millstream.memory import usable_memory
 from millstream.ports import free_ports, why_not
 from millstream.processors import processors
 from millstream.udf.socket_directory import open_socket_directory
-from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_runner.local.storage import BROKER_SHARE
 
 _EVERYTHING = "everything"
@@ -53,15 +53,15 @@ def python(_: Needs) -> Iterator[Finding]:
     wanted = ".".join(map(str, _PYTHON_MIN))
     if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
         remedy = f"install CPython {wanted} or later, and Millstream into its own environment"
-        yield Finding("Python", State.MISSING, found, _EVERYTHING, remedy)
+        yield Finding("Python", CheckState.MISSING, found, _EVERYTHING, remedy)
     else:
-        yield Finding("Python", State.OK, found, _EVERYTHING)
+        yield Finding("Python", CheckState.OK, found, _EVERYTHING)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
     if platform.system() not in ("Linux", "Darwin"):
         remedy = "run it on Linux (on Windows: in WSL 2 or a container)"
-        yield Finding("System", State.MISSING, system, _EVERYTHING, remedy)
+        yield Finding("System", CheckState.MISSING, system, _EVERYTHING, remedy)
     else:
-        yield Finding("System", State.OK, system, _EVERYTHING)
+        yield Finding("System", CheckState.OK, system, _EVERYTHING)
 
 
 def disk(needs: Needs) -> Iterator[Finding]:
@@ -76,18 +76,18 @@ def disk(needs: Needs) -> Iterator[Finding]:
         sync_ms = _sync_ms(place)
     except OSError as error:
         found = f"{place} cannot be written to: {error.strerror}"
-        yield Finding("Data disk", State.MISSING, found, what, f"make it writable, or {elsewhere}")
+        yield Finding("Data disk", CheckState.MISSING, found, what, f"make it writable, or {elsewhere}")
         return
     found = f"{kind} at {place}, fsync takes {sync_ms:.1f} ms"
     if kind in _NETWORK:
-        yield Finding("Data disk", State.WARNING, f"{found}; a network file system", what, elsewhere)
+        yield Finding("Data disk", CheckState.WARNING, f"{found}; a network file system", what, elsewhere)
     elif kind in _GONE_AT_RESTART:
-        yield Finding("Data disk", State.WARNING, f"{found}; gone when the machine restarts", what, elsewhere)
+        yield Finding("Data disk", CheckState.WARNING, f"{found}; gone when the machine restarts", what, elsewhere)
     elif sync_ms > _SYNC_SLOW_MS:
         remedy = f"{elsewhere} that is faster, or `--durability process` if power loss does not matter"
-        yield Finding("Data disk", State.WARNING, found, what, remedy)
+        yield Finding("Data disk", CheckState.WARNING, found, what, remedy)
     else:
-        yield Finding("Data disk", State.OK, found, what)
+        yield Finding("Data disk", CheckState.OK, found, what)
     yield _room(place, needs)
 
 
@@ -98,8 +98,8 @@ def _room(place: Path, needs: Needs) -> Finding:
     if needs.pipeline:
         found += f"; the pipeline reserves {_mib(needs.storage_bytes)}, and may reserve three quarters of it"
     if free >= wanted:
-        return Finding("Disk space", State.OK, found, "buffers between the steps, logs")
-    state = State.MISSING if needs.pipeline else State.WARNING
+        return Finding("Disk space", CheckState.OK, found, "buffers between the steps, logs")
+    state = CheckState.MISSING if needs.pipeline else CheckState.WARNING
     remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
     return Finding("Disk space", state, found, "buffers between the steps, logs", remedy)
 
@@ -130,9 +130,9 @@ def temporary(_: Needs) -> Iterator[Finding]:
     what = "the sockets of functions and of Spark"
     try:
         with open_socket_directory() as directory:
-            yield Finding("Temporary files", State.OK, str(directory.parent), what)
+            yield Finding("Temporary files", CheckState.OK, str(directory.parent), what)
     except InfrastructureError as error:
-        yield Finding("Temporary files", State.MISSING, str(error), what, "set TMPDIR as the message says")
+        yield Finding("Temporary files", CheckState.MISSING, str(error), what, "set TMPDIR as the message says")
 
 
 def memory(needs: Needs) -> Iterator[Finding]:
@@ -144,10 +144,10 @@ def memory(needs: Needs) -> Iterator[Finding]:
     found = f"{_mib(available)} available{limited}"
     what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
     if available >= wanted:
-        yield Finding("Memory", State.OK, found, what)
+        yield Finding("Memory", CheckState.OK, found, what)
         return
     remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
-    yield Finding("Memory", State.WARNING, found, what, remedy)
+    yield Finding("Memory", CheckState.WARNING, found, what, remedy)
 
 
 def limits(_: Needs) -> Iterator[Finding]:
@@ -158,16 +158,16 @@ def limits(_: Needs) -> Iterator[Finding]:
         remedy = f"`ulimit -n {_FILES_MIN}` in the shell that starts Millstream"
         if hard != resource.RLIM_INFINITY and hard < _FILES_MIN:
             remedy = f"ask for a hard limit of {_FILES_MIN} (limits.conf, systemd's LimitNOFILE)"
-        yield Finding("Open files", State.WARNING, f"at most {soft:,}", what, remedy)
+        yield Finding("Open files", CheckState.WARNING, f"at most {soft:,}", what, remedy)
     else:
-        yield Finding("Open files", State.OK, f"at most {_limit(soft)}", what)
+        yield Finding("Open files", CheckState.OK, f"at most {_limit(soft)}", what)
     soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
     what = "workers, functions and their threads"
     if soft != resource.RLIM_INFINITY and soft < _PROCESSES_MIN:
         remedy = f"`ulimit -u {_PROCESSES_MIN}`, or more, in the shell that starts Millstream"
-        yield Finding("Processes", State.WARNING, f"at most {soft:,}", what, remedy)
+        yield Finding("Processes", CheckState.WARNING, f"at most {soft:,}", what, remedy)
     else:
-        yield Finding("Processes", State.OK, f"at most {_limit(soft)}", what)
+        yield Finding("Processes", CheckState.OK, f"at most {_limit(soft)}", what)
 
 
 def ports(needs: Needs) -> Iterator[Finding]:
@@ -175,17 +175,19 @@ def ports(needs: Needs) -> Iterator[Finding]:
     what = "the broker, which listens on a free port of 127.0.0.1"
     try:
         free_ports()
-        yield Finding("Ports", State.OK, "free ones on 127.0.0.1", what)
+        yield Finding("Ports", CheckState.OK, "free ones on 127.0.0.1", what)
     except InfrastructureError as error:
-        yield Finding("Ports", State.MISSING, str(error), what, "allow listening on 127.0.0.1 in the system's settings")
+        yield Finding(
+            "Ports", CheckState.MISSING, str(error), what, "allow listening on 127.0.0.1 in the system's settings"
+        )
     for vertex, host, port in needs.ports:
         what = f"vertex {vertex}"
         why = why_not(port, host)
         if why is None:
-            yield Finding(f"Port {port}", State.OK, f"free on {host}", what)
+            yield Finding(f"Port {port}", CheckState.OK, f"free on {host}", what)
         else:
             remedy = "stop the program that uses it, or choose another `port` in the pipeline file (0 takes a free one)"
-            yield Finding(f"Port {port}", State.MISSING, f"{host}: {why}", what, remedy)
+            yield Finding(f"Port {port}", CheckState.MISSING, f"{host}: {why}", what, remedy)
 
 
 def terminal(_: Needs) -> Iterator[Finding]:
@@ -197,13 +199,13 @@ def terminal(_: Needs) -> Iterator[Finding]:
     what = "tables, progress, names in other scripts"
     if encoding.replace("-", "") != "utf8":
         remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1), so that all characters can be shown"
-        yield Finding("Terminal", State.WARNING, found, what, remedy)
+        yield Finding("Terminal", CheckState.WARNING, found, what, remedy)
     elif sys.stdout.isatty() and columns < _COLUMNS_MIN:
         yield Finding(
-            "Terminal", State.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut off"
+            "Terminal", CheckState.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut off"
         )
     else:
-        yield Finding("Terminal", State.OK, found, what)
+        yield Finding("Terminal", CheckState.OK, found, what)
 
 
 def _limit(value: int) -> str:

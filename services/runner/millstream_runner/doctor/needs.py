@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from millstream.spec.buffers import EXTRAS
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream.spec.models import Program, Source
 from millstream.spec.needs import needed_by
 from millstream_runner.doctor.checks import Needs
@@ -14,7 +14,7 @@ from millstream_runner.local.directory import HOME
 from millstream_runner.local.storage import reserved_bytes
 
 
-def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
+def needs_of(loaded: LoadedPipeline, data_dir: Path | None) -> Needs:
     """Everything that the checks need to know."""
     graph = loaded.graph
     spark = loaded.pipeline.spec.spark
@@ -32,7 +32,7 @@ def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
     )
 
 
-def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
+def _extras(loaded: LoadedPipeline, programs: Sequence[Program]) -> Iterator[str]:
     if any(_uses_arrow(program, loaded.base_dir) for program in programs):
         yield "millstream[arrow]"
     if extra := EXTRAS.get(loaded.pipeline.spec.buffer_technology):
@@ -43,7 +43,7 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
             yield from (one.package for one in needed_by(placed.end))
 
 
-def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:
+def _ports(loaded: LoadedPipeline) -> Iterator[tuple[str, str, int]]:
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:
             if not isinstance(placed.end, Source):

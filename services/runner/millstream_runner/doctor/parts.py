@@ -16,7 +16,7 @@ from millstream.buffers.registry import technology
 from millstream.errors import MillstreamError
 from millstream.sandbox import refusal
 from millstream.spec.connectors import SINKS, SOURCES
-from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_udf.columns import is_compiled
 
 _TIMEOUT_S = 20.0
@@ -52,10 +52,10 @@ def packages(_: Needs) -> Iterator[Finding]:
     if missing or len(set(ours.values())) > 1:
         found += f"; not installed: {', '.join(missing)}" if missing else ""
         remedy = "install both wheels of one release with pip, which installs their dependencies"
-        yield Finding("Millstream", State.MISSING, found, what, remedy)
+        yield Finding("Millstream", CheckState.MISSING, found, what, remedy)
     else:
         columns = "C" if is_compiled() else "Python, because there was no C compiler when the SDK was installed"
-        yield Finding("Millstream", State.OK, f"{found}; columns in {columns}", what)
+        yield Finding("Millstream", CheckState.OK, f"{found}; columns in {columns}", what)
 
 
 def broker(needs: Needs) -> Iterator[Finding]:
@@ -72,15 +72,17 @@ def broker(needs: Needs) -> Iterator[Finding]:
             asyncio.run(asyncio.wait_for(measuring, _TIMEOUT_S))
     except MillstreamError as error:
         remedy = f"`millstream explain {error.code}` says more"
-        yield Finding("Broker", State.MISSING, str(error), what, remedy)
+        yield Finding("Broker", CheckState.MISSING, str(error), what, remedy)
     except OSError as error:
         found = f"cannot be tested in {place}: {error.strerror}"
-        yield Finding("Broker", State.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)")
+        yield Finding(
+            "Broker", CheckState.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)"
+        )
     except TimeoutError:
         found = f"{program} did not store {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
-        yield Finding("Broker", State.MISSING, found, what, "check whether the disk responds, and try again")
+        yield Finding("Broker", CheckState.MISSING, found, what, "check whether the disk responds, and try again")
     else:
-        yield Finding("Broker", State.OK, program, what)
+        yield Finding("Broker", CheckState.OK, program, what)
 
 
 def _program(key: str) -> str:
@@ -115,7 +117,7 @@ def extras(needs: Needs) -> Iterator[Finding]:
             yield Finding(extra, needs.lacking(needed), found, what, f"`pip install '{extra}'`")
         else:
             found = ", ".join(" ".join(filter(None, (module, _version_of(module)))) for module in modules)
-            yield Finding(extra, State.OK, found, what)
+            yield Finding(extra, CheckState.OK, found, what)
 
 
 def _add_once(items: list[str], item: str) -> None:
@@ -134,7 +136,7 @@ def spark(needs: Needs) -> Iterator[Finding]:
         remedy = "`pip install 'millstream[reduce]'` installs Spark and a Java (about 1 GB)"
         yield Finding("millstream[reduce]", needs.lacking(needs.spark), found, what, remedy)
         return
-    yield Finding("millstream[reduce]", State.OK, f"Spark {_version('pyspark')}", what)
+    yield Finding("millstream[reduce]", CheckState.OK, f"Spark {_version('pyspark')}", what)
     from millstream_reduce.spark import aot
     from millstream_reduce.spark.java import find_java
 
@@ -145,14 +147,14 @@ def spark(needs: Needs) -> Iterator[Finding]:
             "Java", needs.lacking(needs.spark), str(error), what, "set or unset JAVA_HOME as the message says"
         )
         return
-    yield Finding("Java", State.OK, f"{java.version}, {java.origin}", what)
+    yield Finding("Java", CheckState.OK, f"{java.version}, {java.origin}", what)
     cache = aot.find_cache(java)
     sooner = "starting Spark in half the time"
     if cache is not None:
-        yield Finding("Spark's cache", State.OK, str(cache), sooner)
+        yield Finding("Spark's cache", CheckState.OK, str(cache), sooner)
     elif java.major >= aot.JAVA_MIN:
         remedy = "`millstream spark prepare` creates it, once, in about a minute (180 MiB)"
-        yield Finding("Spark's cache", State.WARNING, "not created yet", sooner, remedy)
+        yield Finding("Spark's cache", CheckState.WARNING, "not created yet", sooner, remedy)
 
 
 def go(needs: Needs) -> Iterator[Finding]:
@@ -171,7 +173,7 @@ def go(needs: Needs) -> Iterator[Finding]:
         remedy = f"install Go {wanted} or later (go.dev/dl)"
         yield Finding("Go", needs.lacking(needs.go), line, what, remedy)
     else:
-        yield Finding("Go", State.OK, line, what)
+        yield Finding("Go", CheckState.OK, line, what)
 
 
 def sandbox(needs: Needs) -> Iterator[Finding]:
@@ -181,7 +183,7 @@ def sandbox(needs: Needs) -> Iterator[Finding]:
     what = "functions with `sandbox: strict`"
     why = refusal(strict=True, network=False, limits=frozenset())
     if why is None:
-        yield Finding("Sandbox", State.OK, "functions can be run in one", what)
+        yield Finding("Sandbox", CheckState.OK, "functions can be run in one", what)
     else:
         remedy = "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
         yield Finding("Sandbox", needs.lacking(needs.sandbox), why, what, remedy)

@@ -19,7 +19,7 @@ from millstream.audit import own_file, read_entries, spec_digest, write_entry
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.json_parser import parse_json
 from millstream.plan import resolved
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream_runner.local.directory import DataDirectory
 
 __all__ = ["entries", "note", "note_elsewhere", "note_going", "pipeline_of", "spec_digest", "until_end"]
@@ -30,7 +30,7 @@ def note(directory: DataDirectory, action: str, **more: Any) -> None:
     write_entry(directory.audit, action, **{**_pipeline(directory), **more})
 
 
-def note_elsewhere(loaded: Loaded, action: str, **more: Any) -> None:
+def note_elsewhere(loaded: LoadedPipeline, action: str, **more: Any) -> None:
     """Like `note`, for a pipeline that runs over another broker: in a file in the user's home directory."""
     write_entry(own_file(), action, **pipeline_of(loaded), **more)
 
@@ -58,7 +58,7 @@ def until_end(directory: DataDirectory, message: Callable[[str], None]) -> Itera
         note_going(directory, message, "end", **outcome)
 
 
-def pipeline_of(loaded: Loaded) -> dict[str, str]:
+def pipeline_of(loaded: LoadedPipeline) -> dict[str, str]:
     """What an entry says about a pipeline that is not in the directory yet."""
     return {
         "pipeline": loaded.pipeline.name,

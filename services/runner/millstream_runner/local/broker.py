@@ -27,7 +27,7 @@ from millstream.plan.plan import Plan
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
 from millstream_runner.local.directory import ProcessIdentity, write_text
-from millstream_runner.local.policy import STEADY_S, Ending, restart_pauses
+from millstream_runner.local.policy import STEADY_S, ProcessEnding, restart_pauses
 from millstream_runner.local.processes import identity_of
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class EmbeddedBroker:
                         await self._until_over(child)
                     watching.cancel()
                 self.ready.clear()
-                ending = Ending(await child.wait() if not child.running else 0, health.hung)
+                ending = ProcessEnding(await child.wait() if not child.running else 0, health.hung)
             self._server.ended(child.pid)
             if self._stop.is_set():
                 return

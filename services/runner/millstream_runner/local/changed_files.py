@@ -16,13 +16,13 @@ from pathlib import Path
 
 from millstream.pauses import until_next
 from millstream.plurals import counted
-from millstream.spec.loading import Loaded, load
+from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 
 _LOOK_INTERVAL_S = 0.5
 
 
-async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
+async def watch_files(loaded: LoadedPipeline, message: Callable[[str], None]) -> None:
     """Report each change of one of the files once. Runs until cancelled."""
     functions_of = _functions_in_spark(loaded)
     functions = {path: _contents(path) for path in functions_of}
@@ -55,7 +55,7 @@ async def _judged(path: Path) -> str:
     return ""
 
 
-def _functions_in_spark(loaded: Loaded) -> dict[Path, list[str]]:
+def _functions_in_spark(loaded: LoadedPipeline) -> dict[Path, list[str]]:
     """The files, with the vertices whose functions they contain."""
     found: dict[Path, list[str]] = {}
     for vertex in loaded.graph.vertices:

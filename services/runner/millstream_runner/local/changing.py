@@ -31,7 +31,7 @@ from millstream.plan.plan import Plan
 from millstream.plan.shape import shape_of, successor
 from millstream.plurals import counted
 from millstream.record import LaneId
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json, write_json
@@ -50,11 +50,11 @@ own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PipelineChange:
     """The change from the pipeline that a data directory contains to the one that is about to run."""
 
     directory: DataDirectory
-    loaded: Loaded
+    loaded: LoadedPipeline
     before: Mapping[str, Any]
     changes: Diff
 
@@ -161,7 +161,7 @@ class Change:
             raise InfrastructureError(codes.CANNOT_WRITE, f"cannot remove {path}: {error.strerror}") from error
 
 
-def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str]) -> Change | None:
+def plan_change(directory: DataDirectory, loaded: LoadedPipeline, forget: Collection[str]) -> PipelineChange | None:
     """What has to be done before the pipeline can run; None if it is unchanged, or has never run.
 
     Raises `UserError` for a change that does not fit the stored data.
@@ -177,7 +177,7 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
             f"{'; '.join(found.refused)}. Otherwise run with --fresh to remove that data and start over, or with "
             "--data-dir to use another directory",
         )
-    return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
+    return PipelineChange(directory, loaded, before, found) if found.any or _LEAVING in before else None
 
 
 async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:

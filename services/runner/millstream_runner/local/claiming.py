@@ -11,7 +11,7 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.plan import resolved
 from millstream.plan.shape import shape_of, successor
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream_runner.local.directory import DataDirectory, Runtime, read_json, write_json
 from millstream_runner.local.processes import is_alive
 
@@ -27,7 +27,7 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
         )
 
 
-def claim(directory: DataDirectory, loaded: Loaded) -> None:
+def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
     """Record that the directory belongs to this pipeline."""
     before = read_json(directory.shape)
     now = shape_of(loaded.plan)

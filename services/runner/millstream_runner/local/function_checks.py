@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.json_parser import parse_json
 from millstream.limits import FUNCTION_IMPORT_TIMEOUT_S
 from millstream.lines import LastLines, text_of
-from millstream.plan.resolved import Resolved
+from millstream.plan.resolved import ResolvedPipeline
 from millstream.processes import open_process
 from millstream.processors import processors
 from millstream.sandbox import confined
@@ -65,7 +65,7 @@ class _Place:
     """Where the pipeline file has a `guarantee` that needs a function that keeps positions."""
 
 
-async def check_functions(resolved: Resolved, known: Collection[str] = ()) -> Verdict:
+async def check_functions(resolved: ResolvedPipeline, known: Collection[str] = ()) -> Verdict:
     """Check the functions. `known`: places in the pipeline that already have a problem."""
     verdict = Verdict()
     places = list(_places(resolved, known, verdict))
@@ -86,7 +86,7 @@ async def check_functions(resolved: Resolved, known: Collection[str] = ()) -> Ve
     return verdict
 
 
-def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Iterator[_Place]:
+def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict) -> Iterator[_Place]:
     for index, vertex in enumerate(resolved.pipeline.spec.vertices):
         for placed in vertex.programs:
             program = placed.program
@@ -122,7 +122,7 @@ def _demand(settings: object, program: Any, path: Path) -> Path | None:
     return (*path[:-1], "guarantee") if settings.promise().id is GuaranteeId.BY_FUNCTION else None
 
 
-def _in_spark(resolved: Resolved, vertex: str, role: str, program: Any) -> SidecarSpec | None:
+def _in_spark(resolved: ResolvedPipeline, vertex: str, role: str, program: Any) -> SidecarSpec | None:
     """The function as Spark's Python workers import it."""
     if program.python is None:
         return None

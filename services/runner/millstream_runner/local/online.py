@@ -20,7 +20,7 @@ from millstream.limits import ONLINE_CHECK_TIMEOUT_S
 from millstream.missing_packages import naming_missing_packages
 from millstream.spec.connectors import Place
 from millstream.spec.formats import Format, SinkFormat
-from millstream.spec.loading import Loaded, Partial
+from millstream.spec.loading import LoadedPipeline, Partial
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path
 from millstream.spec.sinks import FallbackSink
@@ -29,7 +29,7 @@ from millstream.spec.sources import Source
 _Asking: TypeAlias = Coroutine[Any, Any, Sequence[Finding]]
 
 
-async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]:
+async def online_findings(loaded: LoadedPipeline | Partial) -> tuple[int, list[Finding]]:
     """How many sources and sinks were checked, and what they found. Those that lack a package are omitted."""
     taken: dict[Hashable, Path] = {}
     asked: list[_Check] = []

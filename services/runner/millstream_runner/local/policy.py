@@ -39,7 +39,7 @@ def restart_pauses() -> Pauses:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessEnding:
     """How a process ended that the runner had not asked to end."""
 
     exit_code: int
@@ -76,7 +76,7 @@ class Ending:
             return HANGS_MAX
         return KILLS_MAX if self.from_outside else FAILURES_MAX
 
-    def is_like(self, other: Ending) -> bool:
+    def is_like(self, other: ProcessEnding) -> bool:
         """Whether both mean the same about the process."""
         return self._kind == other._kind
 
@@ -105,7 +105,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Completion:
     """It has done all its work."""
 
 
@@ -124,24 +124,24 @@ class StopRun:
     reason: str
     """Why, in words that follow the name of the process."""
     code: Code | None
-    """As `Ending.code`."""
+    """As `ProcessEnding.code`."""
     advice: str = ""
     """What to do, if the process could not say anything about its end."""
 
 
-Verdict = Finished | Restart | StopRun
+Verdict = Completion | Restart | StopRun
 
 
 @dataclass(slots=True)
 class RestartPolicy:
     """Judges the ends of one process, one after another."""
 
-    failures: list[Ending] = field(default_factory=list)
+    failures: list[ProcessEnding] = field(default_factory=list)
     """The failures in a row, without progress between them."""
     pauses: Pauses = field(default_factory=restart_pauses)
     """The pauses after them."""
 
-    def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
+    def judge(self, ending: ProcessEnding, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
         """The process ended without being asked to by the runner.
 
         1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that another owner
@@ -154,7 +154,7 @@ class RestartPolicy:
            progress of another lane, while one reads the same data again.
         """
         if ending.exit_code == 0 and lanes_ended:
-            return Finished()
+            return Completion()
         if ending.exit_code in _FATAL:
             return StopRun(ending.exit_code, ending.text, None)
         if (progressed and not ending.oversize) or well_s >= STEADY_S:

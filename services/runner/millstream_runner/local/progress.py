@@ -27,7 +27,7 @@ _BUSY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class LaneProgress:
+class PublishedProgress:
     """One lane, as last published."""
 
     lane: str
@@ -62,7 +62,7 @@ class VertexProgress:
     watermark_lag_s: float | None
     """How far the watermark is behind the clock; None without a watermark and when all lanes have ended."""
     lanes_ended: int
-    lanes: tuple[LaneProgress, ...]
+    lanes: tuple[PublishedProgress, ...]
     has_input: bool = True
     """Whether it reads buffers, in which records may wait."""
     has_output: bool = True
@@ -230,7 +230,7 @@ class PipelineProgress:
             fill = max(fill, records / limits.buffer_max_length, size / limits.buffer_max_bytes)
             known = (name, lane.key) in self._moment and entry.watermark_us != START_OF_TIME_US
             lanes.append(
-                LaneProgress(
+                PublishedProgress(
                     lane.key,
                     _records(entry),
                     records,
@@ -334,7 +334,7 @@ def _records(entry: OtEntry) -> int:
     return sum(state.records for state in entry.inputs)
 
 
-def _lowest(lanes: Iterable[LaneProgress]) -> int | None:
+def _lowest(lanes: Iterable[PublishedProgress]) -> int | None:
     watermarks = [lane.watermark_us for lane in lanes]
     if not watermarks or None in watermarks:
         return None
@@ -343,5 +343,5 @@ def _lowest(lanes: Iterable[LaneProgress]) -> int | None:
 
 def vertex_from_json(data: Mapping[str, Any]) -> VertexProgress:
     """Inverse of `dataclasses.asdict`, for `status.json`."""
-    lanes = tuple(LaneProgress(**lane) for lane in data["lanes"])
+    lanes = tuple(PublishedProgress(**lane) for lane in data["lanes"])
     return VertexProgress(**{**data, "lanes": lanes})

@@ -30,7 +30,7 @@ from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import level_of, parse_line, process_label
 from millstream_runner.local.memory_watch import MemoryWatch, denied
-from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
+from millstream_runner.local.policy import Completion, ProcessEnding, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
 from millstream_runner.local.states import State
 
@@ -41,7 +41,7 @@ LINES_KEPT = 3
 """Lines that a process printed outside its log, kept for the message when it dies."""
 
 
-class Plan(Protocol):
+class ReplicaPlan(Protocol):
     """What to start."""
 
     @property
@@ -56,7 +56,7 @@ class Plan(Protocol):
         """The replicas of vertices that it runs."""
 
 
-PlanT = TypeVar("PlanT", bound=Plan)
+PlanT = TypeVar("PlanT", bound=ReplicaPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Supervisor(Generic[PlanT]):
                     progressed=self._has_progressed(before),
                     well_s=well_s,
                 )
-                if isinstance(verdict, Finished):
+                if isinstance(verdict, Completion):
                     self._set_state(State.DONE)
                     return
                 if isinstance(verdict, StopRun):
@@ -197,7 +197,7 @@ class Supervisor(Generic[PlanT]):
             self.over.set()
             self._reports.on_change()
 
-    async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
+    async def _run_once(self, command: Sequence[str]) -> tuple[ProcessEnding, float]:
         """How the process ended, and for how many seconds it ran well."""
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
@@ -227,7 +227,7 @@ class Supervisor(Generic[PlanT]):
             heartbeat.take()
         self._process = self._identity = None
         oversize = "" if watch is None or health.hung else watch.exceeded
-        ending = Ending(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
+        ending = ProcessEnding(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
         return ending, time.monotonic() - begun_s - health.silent_s
 
     def _open_process(
@@ -278,7 +278,7 @@ class Supervisor(Generic[PlanT]):
         )
         self._set_state(State.FAILED)
 
-    def _report_restart(self, ending: Ending, delay_s: float) -> None:
+    def _report_restart(self, ending: ProcessEnding, delay_s: float) -> None:
         message = str(self._last_error.get("message", ""))
         if message:
             # It has already been shown, once for all processes that end with it one after another.

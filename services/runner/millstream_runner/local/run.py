@@ -30,7 +30,7 @@ from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import LoadedPipeline
 from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
@@ -38,7 +38,7 @@ from millstream_runner.local.broker import NAME as BROKER
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
-from millstream_runner.local.changing import Change, plan_change
+from millstream_runner.local.changing import PipelineChange, plan_change
 from millstream_runner.local.claiming import claim, refuse_live_runner
 from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
 from millstream_runner.local.display import Display
@@ -147,7 +147,9 @@ class RunResult:
         return codes.STORED_CONTRADICTS if self.summary.damage else codes.UNBALANCED
 
 
-async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Recording | None = None) -> RunResult:
+async def run(
+    loaded: LoadedPipeline, options: RunOptions, screen: Screen, recording: Recording | None = None
+) -> RunResult:
     """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails. `recording` records its
     course.
 
@@ -211,11 +213,11 @@ class _Run:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedPipeline,
         options: RunOptions,
         screen: Screen,
         directory: DataDirectory,
-        change: Change | None,
+        change: PipelineChange | None,
         recording: Recording,
     ) -> None:
         self._loaded = loaded

@@ -33,7 +33,7 @@ OWNER = "watermark"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SetBackPoint:
     """The point to which a lane is set back."""
 
     end_us: int
@@ -55,7 +55,7 @@ class LaneTime:
     """Records in windows that are not committed."""
     ended: bool
 
-    def is_beyond(self, target: Target) -> bool:
+    def is_beyond(self, target: SetBackPoint) -> bool:
         """Whether it has to be set back."""
         if self.ended or END_OF_TIME_US in (self.watermark_us, self.closed_us):
             return False
@@ -89,7 +89,7 @@ class Watermarks:
             found.append(LaneTime(lane, watermark_us, closed_us, mark.account.open, mark.ended))
         return found
 
-    def targets(self, time_us: int) -> Mapping[str, Target]:
+    def targets(self, time_us: int) -> Mapping[str, SetBackPoint]:
         """The watermark that each vertex may have at most: the given time, or after a reduce the end of the windows
         that contain it.
 
@@ -103,7 +103,7 @@ class Watermarks:
                 f"the watermark of a pipeline cannot be set back if a reduce has `keepInput` ({', '.join(kept)}): a "
                 "log that is lost later could not be rebuilt from the input. Start the pipeline over with --fresh",
             )
-        targets: dict[str, Target] = {}
+        targets: dict[str, SetBackPoint] = {}
         for vertex in plan.vertices:
             before = [
                 targets[edge.from_].end_us
@@ -112,10 +112,10 @@ class Watermarks:
             ]
             at_us = max(before, default=time_us)
             group_by = vertex.group_by
-            targets[vertex.name] = Target(at_us, at_us) if group_by is None else _behind_windows(at_us, group_by)
+            targets[vertex.name] = SetBackPoint(at_us, at_us) if group_by is None else _behind_windows(at_us, group_by)
         return targets
 
-    async def set_back(self, lane: LaneId, target: Target) -> None:
+    async def set_back(self, lane: LaneId, target: SetBackPoint) -> None:
         """Make the lane continue as if it had come only that far."""
         ledger = await self._broker.existing_ledger(lane.vertex)
         assert ledger is not None, "it has a mark there"
@@ -131,7 +131,9 @@ class Watermarks:
         # What was published since then would still count as a watermark.
         await forget(await self._stores.store(lane.vertex), lane)
 
-    def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> Coroutine[Any, Any, None]:
+    def _reopen(
+        self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: SetBackPoint
+    ) -> Coroutine[Any, Any, None]:
         """Make the lane's log say up to which time windows are closed, and leave everything else unchanged."""
         # The code for windows takes a while to import, and a pipeline without windows does not need it.
         from millstream_reduce.config import window_config
@@ -146,8 +148,8 @@ class Watermarks:
         return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 
 
-def _behind_windows(time_us: int, group_by: GroupBy) -> Target:
+def _behind_windows(time_us: int, group_by: GroupBy) -> SetBackPoint:
     from millstream_reduce.config import window_config
     from millstream_reduce.setting_back import closed_by
 
-    return Target(*closed_by(time_us, window_config(group_by)))
+    return SetBackPoint(*closed_by(time_us, window_config(group_by)))

@@ -33,7 +33,7 @@ BYTES_HELD_MAX = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class TappedRecord:
     """A record that has passed."""
 
     partition: int
@@ -65,7 +65,7 @@ class WatchedBuffer:
     missed_frames: int = 0
 
 
-class Arrived:
+class TapQueue:
     """The queue of a tap: few frames, and few bytes unless one frame has more. For several tasks that put."""
 
     def __init__(self, frames_max: int = FRAMES_HELD_MAX, bytes_max: int = BYTES_HELD_MAX) -> None:
@@ -114,7 +114,7 @@ class Tap:
     buffers: list[WatchedBuffer]
     is_whole: bool
     """Whether it watches all partitions."""
-    _arrived: Arrived = field(default_factory=Arrived)
+    _arrived: TapQueue = field(default_factory=TapQueue)
 
     @property
     def seen(self) -> int:
@@ -131,7 +131,7 @@ class Tap:
         """Records that had passed when the tap began, in the partitions that it watches."""
         return sum(writer.records_before for buffer in self.buffers for writer in buffer.writers.values())
 
-    async def look(self, wait_s: float) -> Sequence[Passed]:
+    async def look(self, wait_s: float) -> Sequence[TappedRecord]:
         """Records of the next frame that passes, in the order of its partition; empty if none arrives within
         `wait_s`."""
         try:
@@ -141,7 +141,7 @@ class Tap:
             return []
         return self._taken(*arrived)
 
-    def held(self) -> Iterator[Sequence[Passed]]:
+    def held(self) -> Iterator[Sequence[TappedRecord]]:
         """Records that have arrived and were not taken yet, frame by frame."""
         for arrived in self._arrived.get_all():
             yield self._taken(*arrived)
@@ -159,7 +159,7 @@ class Tap:
         passed = sum(written.records for buffer in self.buffers for written in _written(marks, buffer.buffer).values())
         return max(0, passed - self.records_before - self.seen)
 
-    def _taken(self, buffer: WatchedBuffer, frame: StoredFrame | MillstreamError) -> Sequence[Passed]:
+    def _taken(self, buffer: WatchedBuffer, frame: StoredFrame | MillstreamError) -> Sequence[TappedRecord]:
         if isinstance(frame, MillstreamError):
             raise frame
         buffer.after = frame.sequence
@@ -167,7 +167,9 @@ class Tap:
             return []
         records = list(decoded(buffer.ledger.vertex, buffer.buffer, frame).to_records())
         buffer.seen += len(records)
-        return [Passed(buffer.buffer.partition, frame.sequence, index, record) for index, record in enumerate(records)]
+        return [
+            TappedRecord(buffer.buffer.partition, frame.sequence, index, record) for index, record in enumerate(records)
+        ]
 
     async def _behind(self, marks: Mapping[LaneId, mark_pb2.Mark]) -> bool:
         """Whether frames that these marks name have not been taken yet, and still can be."""

@@ -12,7 +12,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Edge, Vertex
 from millstream.spec.render import description, edge_labels
 from millstream_runner.local.formatting import shortened
-from millstream_runner.pictures.layout import Arc, Box, Layout, Placed, Route, lay_out
+from millstream_runner.pictures.layout import Arc, Box, Layout, NodePlacement, Route, lay_out
 from millstream_runner.pictures.page import in_both, page, table, text
 
 _NAME_PX, _SMALL_PX = 7.9, 6.7
@@ -115,7 +115,7 @@ def _role(vertex: Vertex) -> str:
     return "reduce" if kind.has_windows else "map"
 
 
-def _vertex(vertex: Vertex, placed: Placed) -> Iterator[str]:
+def _vertex(vertex: Vertex, placed: NodePlacement) -> Iterator[str]:
     role, box = _role(vertex), placed.box
     x, y = placed.x - box.width / 2, placed.y - box.height / 2
     size = f'width="{box.width:.1f}" height="{box.height:.1f}"'
@@ -176,7 +176,7 @@ def _curve(route: Route) -> str:
     return "".join(parts)
 
 
-def _loop(placed: Placed) -> Iterator[str]:
+def _loop(placed: NodePlacement) -> Iterator[str]:
     """From the right end of a vertex's upper side to the left one."""
     x, y = placed.x, placed.y - placed.box.height / 2
     yield f'<path d="M{x + 16:.1f} {y:.1f}C{x + 26:.1f} {y - 24:.1f} {x - 26:.1f} {y - 24:.1f} {x - 16:.1f} {y:.1f}"/>'

@@ -48,7 +48,7 @@ class Arc:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class NodePlacement:
     """The centre of an element."""
 
     x: float
@@ -62,7 +62,7 @@ class Route:
     only the label."""
 
     points: Sequence[tuple[float, float]]
-    label: Placed | None
+    label: NodePlacement | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Layout:
 
     width: float
     height: float
-    vertices: Mapping[str, Placed]
+    vertices: Mapping[str, NodePlacement]
     routes: Mapping[str, Route]
 
 
@@ -121,7 +121,7 @@ def lay_out(vertices: Mapping[str, Box], arcs: Sequence[Arc]) -> Layout:
     for name, place in places.items():
         own = [arc for arc in arcs if arc.start == arc.end == name]
         routes.update(_loop_routes(own, spans[place.layer].middle, place.y - place.box.height / 2))
-    placed = {name: Placed(spans[place.layer].middle, place.y, place.box) for name, place in places.items()}
+    placed = {name: NodePlacement(spans[place.layer].middle, place.y, place.box) for name, place in places.items()}
     return Layout(width, height, placed, routes)
 
 
@@ -268,7 +268,7 @@ def _loop_routes(arcs: Iterable[Arc], x: float, top: float) -> Iterator[tuple[st
         if arc.label is None:
             yield arc.name, Route((), None)
         else:
-            yield arc.name, Route((), Placed(x, y - arc.label.height / 2, arc.label))
+            yield arc.name, Route((), NodePlacement(x, y - arc.label.height / 2, arc.label))
             y -= arc.label.height
 
 
@@ -303,7 +303,7 @@ def _route(arc: Arc, chain: Sequence[_Place], places: Mapping[str, _Place], span
     for place in chain:
         points += [(spans[place.layer].left, place.y), (spans[place.layer].right, place.y)]
     points += [(spans[right.layer].left, end_y), (spans[right.layer].middle - right.box.width / 2, end_y)]
-    label = Placed(spans[chain[0].layer].middle, chain[0].y, arc.label) if arc.label is not None else None
+    label = NodePlacement(spans[chain[0].layer].middle, chain[0].y, arc.label) if arc.label is not None else None
     return Route(list(dict.fromkeys(points)), label)
 
 

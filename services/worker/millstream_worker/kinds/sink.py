@@ -21,7 +21,7 @@ from millstream_worker.kind import RunnableKind
 if TYPE_CHECKING:
     from millstream.wire.ledger.v1.mark_pb2 import Mark
     from millstream_vertex.core import LaneCore
-    from millstream_vertex.to_sink import Target
+    from millstream_vertex.to_sink import ChainSink
     from millstream_worker.opening import LaneOpening, StageOpening, VertexLane
     from millstream_writer.committer import Committer
     from millstream_writer.connector import HeldInstead, SinkOwner
@@ -100,7 +100,7 @@ class SinkVertex(RunnableKind[Sink]):
         from millstream_vertex.lane import Lane
         from millstream_vertex.sink_output import SinkOutput
         from millstream_vertex.stages import Stages
-        from millstream_vertex.to_sink import Target
+        from millstream_vertex.to_sink import ChainSink
         from millstream_writer.delivery import DeliveryLimits
 
         async def lane() -> VertexLane:
@@ -120,18 +120,18 @@ class SinkVertex(RunnableKind[Sink]):
                 known=_known(settings, opening, opening.core.committer),
             )
             _, delivery = await started(_opened, settings, opening, owner, half)
-            target = Target(opening.lane, delivery, None, opening.telemetry, opening.counters, opening.shared.clock)
+            target = ChainSink(opening.lane, delivery, None, opening.telemetry, opening.counters, opening.shared.clock)
             stages = Stages([], SinkOutput(opening.core, target), opening.shared.clock)
             return Lane(opening.core, lane_input, stages, paced=False, may_grow=False, leaves=True)
 
         return lane()
 
-    def open_target(self, settings: Sink, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, Target]:
-        from millstream_vertex.to_sink import Target, held_instead
+    def open_target(self, settings: Sink, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, ChainSink]:
+        from millstream_vertex.to_sink import ChainSink, held_instead
         from millstream_writer.delivery import DeliveryLimits
         from millstream_writer.sink import WholeLane
 
-        async def target() -> Target:
+        async def target() -> ChainSink:
             mark, ledger = core.committer.mark, await opening.shared.ledgers.of(core.lane.vertex)
             held = held_instead(core.committer)
             owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
@@ -143,7 +143,7 @@ class SinkVertex(RunnableKind[Sink]):
                     what = f"the sink {settings.kind} keeps a position and does not take whole deliveries"
                     raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
                 kept = primary
-            return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters, opening.shared.clock)
+            return ChainSink(opening.lane, delivery, kept, opening.telemetry, opening.counters, opening.shared.clock)
 
         return target()
 

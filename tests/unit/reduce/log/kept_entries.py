@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.files import Files
-from millstream_reduce.log.log import Log, LogSizes, Summary, open_log
+from millstream_reduce.log.log import Log, LogSizes, LogSummary, open_log
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.values import Location
@@ -63,10 +63,10 @@ class KeptEntries:
         self.locations[number] = location
         self.last = number
 
-    def summary(self) -> Summary:
+    def summary(self) -> LogSummary:
         needed = {location.segment for location in self.locations.values()} if self.needed is None else self.needed
         inputs = [wal_pb2.InputPosition(edge=EDGE, sequence=self.last)]
-        return Summary(needed=frozenset(needed), inputs=inputs, closed_us=0, last_hand_over=0)
+        return LogSummary(needed=frozenset(needed), inputs=inputs, closed_us=0, last_hand_over=0)
 
     def checkpoint(self) -> wal_pb2.Checkpoint:
         return wal_pb2.Checkpoint(open=b"%d" % self.last)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import encoded, schema
 from millstream_reduce.log.entries import entry_buffers, segment_name
-from millstream_reduce.spark.manifest import JobWindows, Origin
+from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.values import Piece, Window, WindowContents
 from millstream_reduce.window_table import WindowTable
 
@@ -78,7 +78,7 @@ class TestLog:
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / segment_name(self._segment)).write_bytes(self._data)
         windows = [self._window(number, keys or {}, early) for number in sorted(self._pieces)]
-        return JobWindows.of([(str(self._directory), WindowTable.of(windows), Origin())])
+        return JobWindows.of([(str(self._directory), WindowTable.of(windows), WindowsOrigin())])
 
     def _window(self, number: int, keys: Mapping[int, bytes], early: int) -> WindowContents:
         window = Window(number * MINUTE_US, (number + 1) * MINUTE_US, keys.get(number), early)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream_reduce.spark.manifest import JobWindows, Manifest, Origin, Runs, manifest_of
+from millstream_reduce.spark.manifest import JobWindows, Manifest, RowRuns, WindowsOrigin, manifest_of
 from millstream_reduce.values import Piece, Window, WindowContents
 from millstream_reduce.window_table import WindowTable
 
@@ -29,7 +29,7 @@ def job_windows(draw: st.DrawFn) -> JobWindows:
             first = draw(st.integers(0, ENTRY_ROWS - 1))
             pieces.append(Piece(segment, number * 640, 640, first, draw(st.integers(1, ENTRY_ROWS - first))))
         table = WindowTable.of([WindowContents(Window(0, 1), tuple(pieces))])
-        windows.append((draw(st.sampled_from(["a", "b"])), table, Origin()))
+        windows.append((draw(st.sampled_from(["a", "b"])), table, WindowsOrigin()))
     return JobWindows.of(windows)
 
 
@@ -41,7 +41,7 @@ def expected(windows: JobWindows) -> Counter[Cell]:
     return cells
 
 
-def cells_of(runs: Runs) -> list[Cell]:
+def cells_of(runs: RowRuns) -> list[Cell]:
     return [
         (runs.directory, runs.segment, runs.offset, window, row)
         for window, first, rows in zip(runs.windows.tolist(), runs.first_rows.tolist(), runs.rows.tolist(), strict=True)

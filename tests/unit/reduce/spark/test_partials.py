@@ -12,16 +12,16 @@ import pytest
 
 from millstream_reduce.spark import partials
 from millstream_reduce.spark.manifest import Spans
-from millstream_reduce.spark.partials import Kept, Partials
+from millstream_reduce.spark.partials import PartialColumn, Partials
 
 SPANS = Spans(np.array([10, 20]), np.array([20, 30]), np.array([0, 0]))
 KEPT = (
-    Kept("rows", "rows", "", pa.int64()),
-    Kept("count", "count", "n", pa.int64()),
-    Kept("sum", "sum", "n", pa.int64()),
-    Kept("mean", "sum_double", "n", pa.float64()),
-    Kept("least", "min", "x", pa.float64()),
-    Kept("most", "max", "n", pa.int32()),
+    PartialColumn("rows", "rows", "", pa.int64()),
+    PartialColumn("count", "count", "n", pa.int64()),
+    PartialColumn("sum", "sum", "n", pa.int64()),
+    PartialColumn("mean", "sum_double", "n", pa.float64()),
+    PartialColumn("least", "min", "x", pa.float64()),
+    PartialColumn("most", "max", "n", pa.int32()),
 )
 PARTIALS = Partials(("window", "key"), KEPT, ("window_start",))
 
@@ -78,7 +78,7 @@ def test_rows_go_on_as_they_are_where_arrow_does_not_do_as_spark_does() -> None:
     found = rows_of(PARTIALS.of([batch_of([(0, "a", 1, math.nan), (0, "a", 1, 1.0)])], SPANS))
     assert [row["rows"] for row in found] == [1, 1]
     assert math.isnan(found[0]["least"])
-    large = Partials(("window", "key"), (Kept("sum", "sum", "n", pa.int64()),), ())
+    large = Partials(("window", "key"), (PartialColumn("sum", "sum", "n", pa.int64()),), ())
     batch = pa.RecordBatch.from_arrays(
         [pa.array([0, 0, 0, 0], pa.int32()), pa.array(["a"] * 4), pa.array([2**61] * 4, pa.int64())],
         names=["window", "key", "n"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from millstream_reduce.spark.preaggregation import Partial, Place, preaggregated
+from millstream_reduce.spark.preaggregation import ColumnPlace, Partial, preaggregated
 
 FIELDS: dict[str, pa.DataType] = {
     "delay": pa.float64(),
@@ -14,12 +14,12 @@ FIELDS: dict[str, pa.DataType] = {
     "price": pa.decimal128(9, 2),
     "tags": pa.list_(pa.string()),
 }
-KEY, EVENT_TIME = Place("key", is_field=False), Place("event_time", is_field=False)
+KEY, EVENT_TIME = ColumnPlace("key", is_field=False), ColumnPlace("event_time", is_field=False)
 ROWS = Partial("rows", None)
 
 
-def field(name: str) -> Place:
-    return Place(name, is_field=True)
+def field(name: str) -> ColumnPlace:
+    return ColumnPlace(name, is_field=True)
 
 
 def test_aggregates_of_partial_results_take_the_place_of_aggregates() -> None:

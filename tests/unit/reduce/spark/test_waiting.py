@@ -11,9 +11,9 @@ from millstream_reduce.spark.executor import (
     JOB_WINDOWS_MAX,
     JOBS_MAX,
     LARGE_BYTES,
-    Lane,
+    JobLane,
+    RequestQueue,
     Waiter,
-    Waiting,
     bytes_of,
 )
 from millstream_reduce.values import Piece, Window, WindowContents
@@ -22,9 +22,9 @@ from millstream_reduce.window_table import WindowTable
 SMALL, LARGE = 1000, LARGE_BYTES + 1
 
 
-def waiting_of(*waiters: tuple[int, bytes, int]) -> Waiting[int]:
+def waiting_of(*waiters: tuple[int, bytes, int]) -> RequestQueue[int]:
     """(name, program, bytes) of each."""
-    waiting: Waiting[int] = Waiting()
+    waiting: RequestQueue[int] = RequestQueue()
     for name, program, size in waiters:
         waiting.add(Waiter(name, program, 1, size))
     return waiting
@@ -34,7 +34,7 @@ def test_all_that_wait_for_a_program_go_into_one_job() -> None:
     waiting = waiting_of((1, b"a", SMALL), (2, b"b", SMALL), (3, b"a", SMALL))
     first = waiting.take(set())
     assert first is not None
-    assert (first.lane, list(first.items)) == (Lane(b"a", large=False), [1, 3])
+    assert (first.lane, list(first.items)) == (JobLane(b"a", large=False), [1, 3])
     second = waiting.take({first.lane})
     assert second is not None
     assert list(second.items) == [2]
@@ -66,7 +66,7 @@ def test_a_large_job_runs_beside_small_ones_of_the_same_program_but_not_beside_a
 
 
 def test_a_request_that_is_taken_back_is_in_no_job() -> None:
-    waiting: Waiting[str] = Waiting()
+    waiting: RequestQueue[str] = RequestQueue()
     names = ["one", "two"]
     for name in names:
         waiting.add(Waiter(name, b"a", 1, SMALL))
@@ -91,11 +91,11 @@ requests = st.lists(
 def test_every_request_is_in_one_job_in_its_order_and_within_the_bounds(
     wanted: list[tuple[bytes, int, int]], ends: list[int]
 ) -> None:
-    waiting: Waiting[int] = Waiting()
+    waiting: RequestQueue[int] = RequestQueue()
     for index, (program, windows, size) in enumerate(wanted):
         waiting.add(Waiter(index, program, windows, size))
-    done: dict[Lane, list[int]] = {}
-    running: list[Lane] = []
+    done: dict[JobLane, list[int]] = {}
+    running: list[JobLane] = []
     pauses = iter(ends)
     while len(waiting):
         batch = waiting.take(set(running))

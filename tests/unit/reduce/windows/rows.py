@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from millstream_reduce.values import Location, WindowContents
-from millstream_reduce.windowing import Keys, Sorted, Windowing
+from millstream_reduce.windowing import Admission, Keys, Windowing
 from millstream_reduce.windows import WindowConfig, make_windowing
 
 Arrived = int | tuple[int, str]
@@ -22,7 +22,7 @@ class Table:
         self.windowing: Windowing = make_windowing(config)
         self.entries: list[list[Arrived]] = []
 
-    def sort(self, *arrived: Arrived) -> Sorted:
+    def sort(self, *arrived: Arrived) -> Admission:
         times, keys = _columns(arrived)
         return self.windowing.sort(times, keys)
 

@@ -19,7 +19,7 @@ from millstream_runner.chaos.oracle.expected import Series, mesh_checks, windows
 from millstream_runner.chaos.oracle.guarantees import sink_checks
 from millstream_runner.chaos.oracle.inputs import pushed_checks, read_inputs, received_rows, repeats_check
 from millstream_runner.chaos.oracle.marks import read_marks
-from millstream_runner.chaos.oracle.pipeline import Pipeline, read_pipeline
+from millstream_runner.chaos.oracle.pipeline import OraclePipeline, read_pipeline
 from millstream_runner.chaos.oracle.sinks import rows_of
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checks(
-    options: argparse.Namespace, pipeline: Pipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
+    options: argparse.Namespace, pipeline: OraclePipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
 ) -> list[Check]:
     ended = not options.drained
     guarantees = json.loads(options.guarantees.read_bytes()) if options.guarantees is not None else {}
@@ -54,7 +54,7 @@ def _checks(
 
 
 def _expected(
-    options: argparse.Namespace, pipeline: Pipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
+    options: argparse.Namespace, pipeline: OraclePipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
 ) -> list[Check]:
     generator = pipeline.vertices["numbers"]["source"]["generator"]
     taken = inputs(marks, "numbers")

@@ -13,18 +13,18 @@ from collections.abc import Mapping
 
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.oracle.checks import Check, Result, checked
-from millstream_runner.chaos.oracle.pipeline import Pipeline
+from millstream_runner.chaos.oracle.pipeline import OraclePipeline
 
 Marks = Mapping[tuple[str, str], mark_pb2.Mark]
 
 
-def account_checks(pipeline: Pipeline, marks: Marks, *, ended: bool) -> list[Check]:
+def account_checks(pipeline: OraclePipeline, marks: Marks, *, ended: bool) -> list[Check]:
     """`ended`: the pipeline ran to its end, so no record may wait or be in an open window."""
     checks = [_lanes(pipeline, marks, vertex, ended=ended) for vertex in pipeline.vertices]
     return checks + [_edge(pipeline, marks, edge.name, ended=ended) for edge in pipeline.edges]
 
 
-def by_vertex(pipeline: Pipeline, marks: Marks) -> dict[tuple[str, str], mark_pb2.Mark]:
+def by_vertex(pipeline: OraclePipeline, marks: Marks) -> dict[tuple[str, str], mark_pb2.Mark]:
     """The marks, with one of its own for each vertex that runs in the lane of another vertex: what the common mark says
     about it."""
     sources = {edge.name: edge.source for edge in pipeline.edges}
@@ -54,7 +54,7 @@ def inputs(marks: Marks, vertex: str) -> int:
     return sum(mark.account.inputs for (name, _), mark in marks.items() if name == vertex)
 
 
-def _lanes(pipeline: Pipeline, marks: Marks, vertex: str, *, ended: bool) -> Check:
+def _lanes(pipeline: OraclePipeline, marks: Marks, vertex: str, *, ended: bool) -> Check:
     faults: list[str] = []
     total = late = 0
     for lane in pipeline.lanes(vertex):
@@ -76,7 +76,7 @@ def _lanes(pipeline: Pipeline, marks: Marks, vertex: str, *, ended: bool) -> Che
     return checked(vertex, what, faults, f"{total:,} records" + (f", {late:,} of them late" if late else ""))
 
 
-def _edge(pipeline: Pipeline, marks: Marks, name: str, *, ended: bool) -> Check:
+def _edge(pipeline: OraclePipeline, marks: Marks, name: str, *, ended: bool) -> Check:
     edge = next(edge for edge in pipeline.edges if edge.name == name)
     faults: list[str] = []
     total = waiting = 0
@@ -98,7 +98,7 @@ def _edge(pipeline: Pipeline, marks: Marks, name: str, *, ended: bool) -> Check:
     return checked(name, what, faults, f"{total:,} records")
 
 
-def _read(pipeline: Pipeline, marks: Marks, vertex: str, edge: str, partition: int) -> int:
+def _read(pipeline: OraclePipeline, marks: Marks, vertex: str, edge: str, partition: int) -> int:
     if pipeline.kind(vertex) == "reduce":
         mark = marks.get((vertex, f"window.{partition}"))
         return 0 if mark is None else sum(one.records for one in mark.reduce.inputs if one.edge == edge)

@@ -31,7 +31,7 @@ _KEYS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRecord:
     """One record as it is sent."""
 
     source: str
@@ -68,14 +68,14 @@ class _Lane:
             await self._deliver(session, records)
             self._write(records, "acknowledged")
 
-    def _next(self) -> Sent:
+    def _next(self) -> SentRecord:
         number = self._split + self._made * self._splits
         self._made += 1
-        return Sent(
+        return SentRecord(
             self._source, self._split, number, f"key-{number % _KEYS}", time.time_ns() // 1000, str(uuid.uuid4())
         )
 
-    async def _deliver(self, session: aiohttp.ClientSession, records: Sequence[Sent]) -> None:
+    async def _deliver(self, session: aiohttp.ClientSession, records: Sequence[SentRecord]) -> None:
         """Send the records repeatedly until they are acknowledged."""
         body = "".join(json.dumps(asdict(record)) + "\n" for record in records).encode()
         headers = {"Content-Type": "application/x-ndjson", "x-millstream-id-field": "nonce"}
@@ -89,7 +89,7 @@ class _Lane:
                 pass
             await asyncio.sleep(_RETRY_S)
 
-    def _write(self, records: Sequence[Sent], state: str) -> None:
+    def _write(self, records: Sequence[SentRecord], state: str) -> None:
         for record in records:
             self._file.write(json.dumps({**asdict(record), "state": state}) + "\n")
         self._file.flush()

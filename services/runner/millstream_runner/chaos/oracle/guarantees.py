@@ -19,7 +19,7 @@ from pathlib import Path
 
 from millstream_runner.chaos.oracle.account import Marks, fallen_back, processed
 from millstream_runner.chaos.oracle.checks import Check, Result, checked
-from millstream_runner.chaos.oracle.pipeline import Pipeline
+from millstream_runner.chaos.oracle.pipeline import OraclePipeline
 from millstream_runner.chaos.oracle.sinks import Row, finished_files, rows_of, unfinished_files
 
 ONCE = "exactly-once-transactional"
@@ -32,7 +32,7 @@ _OUTSIDE = {
 
 
 def sink_checks(
-    pipeline: Pipeline,
+    pipeline: OraclePipeline,
     marks: Marks,
     directory: Path,
     guarantees: Mapping[str, str],
@@ -90,7 +90,7 @@ def _ids(name: str, directory: Path, field: str) -> Check:
     return checked(name, f"each {field} once", faults, f"{len(values):,} values", repeated=len(faults))
 
 
-def _agreements(pipeline: Pipeline, digests: Mapping[str, Counter[bytes]]) -> list[Check]:
+def _agreements(pipeline: OraclePipeline, digests: Mapping[str, Counter[bytes]]) -> list[Check]:
     """Sinks with the same format and the same input vertices, each without conditions, have the same records."""
     fed: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in digests:

@@ -23,7 +23,7 @@ import nats
 from nats.aio.client import Client
 
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.oracle.pipeline import Pipeline
+from millstream_runner.chaos.oracle.pipeline import OraclePipeline
 from millstream_runner.chaos.oracle.redis_marks import read_redis_marks
 
 START_TIMEOUT_S = 120.0
@@ -36,7 +36,7 @@ _NO_STREAM = 10059
 _PAYLOAD_BYTES_MAX = 8 << 20
 
 
-async def read_marks(store: Path, pipeline: Pipeline) -> dict[tuple[str, str], mark_pb2.Mark]:
+async def read_marks(store: Path, pipeline: OraclePipeline) -> dict[tuple[str, str], mark_pb2.Mark]:
     """The mark of every lane that has one, by vertex and lane."""
     if pipeline.ledger == "redis":
         return await read_redis_marks(store, pipeline)

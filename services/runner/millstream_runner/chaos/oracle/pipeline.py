@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class OracleEdge:
     """A connection, with the names of its buffers."""
 
     name: str
@@ -24,13 +24,13 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class OraclePipeline:
     """Vertices and edges."""
 
     name: str
     vertices: dict[str, dict[str, Any]]
     """As stored, by name."""
-    edges: tuple[Edge, ...]
+    edges: tuple[OracleEdge, ...]
     ledger: str
     """What stores the records."""
 
@@ -57,7 +57,7 @@ class Pipeline:
         return [name for name in self.vertices if self.kind(name) == "sink"]
 
 
-def read_pipeline(path: Path) -> Pipeline:
+def read_pipeline(path: Path) -> OraclePipeline:
     """What `pipeline.json` says. Raises `ValueError` for another format."""
     contents = json.loads(path.read_bytes())
     if contents["format"] != 1:
@@ -65,7 +65,7 @@ def read_pipeline(path: Path) -> Pipeline:
     body = contents["pipeline"]
     vertices = {vertex["name"]: vertex for vertex in body["spec"]["vertices"]}
     edges = tuple(
-        Edge(
+        OracleEdge(
             edge["name"],
             edge["from"],
             edge["to"],
@@ -77,4 +77,4 @@ def read_pipeline(path: Path) -> Pipeline:
         for edge in body["spec"].get("edges", ())
     )
     ledger = next(iter(body["spec"].get("interStepBuffer") or {"jetstream": {}}))
-    return Pipeline(body["metadata"]["name"], vertices, edges, ledger)
+    return OraclePipeline(body["metadata"]["name"], vertices, edges, ledger)

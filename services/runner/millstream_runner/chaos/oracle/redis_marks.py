@@ -20,13 +20,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as NotConnectedError
 
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.oracle.pipeline import Pipeline
+from millstream_runner.chaos.oracle.pipeline import OraclePipeline
 
 START_TIMEOUT_S = 120.0
 """Reading a large log after a crash takes a while."""
 
 
-async def read_redis_marks(store: Path, pipeline: Pipeline) -> dict[tuple[str, str], mark_pb2.Mark]:
+async def read_redis_marks(store: Path, pipeline: OraclePipeline) -> dict[tuple[str, str], mark_pb2.Mark]:
     """The mark of every lane that has one, by vertex and lane."""
     found: dict[tuple[str, str], mark_pb2.Mark] = {}
     with tempfile.TemporaryDirectory(prefix="millstream-oracle-") as name:

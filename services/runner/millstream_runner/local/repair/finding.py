@@ -12,7 +12,7 @@ RECORDS_SHOWN_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostStretch:
     """One stretch of affected data."""
 
     what: str
@@ -41,7 +41,7 @@ class Finding:
     affects: str
     accept: Callable[[], Awaitable[str]]
     """Gives up what is lost, and returns what it did. It may be interrupted anywhere, and repeated."""
-    lost: Sequence[Lost] = ()
+    lost: Sequence[LostStretch] = ()
     records: int | None = None
     """Records that are lost; negative: that may appear twice. None if unknown."""
 

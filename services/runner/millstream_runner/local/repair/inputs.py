@@ -24,9 +24,9 @@ from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.pages import stored_frames
-from millstream_runner.local.repair.finding import Finding, Lost, bare, records_text
+from millstream_runner.local.repair.finding import Finding, LostStretch, bare, records_text
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
-from millstream_runner.local.repair.stored import Stored
+from millstream_runner.local.repair.stored import StoredPipeline
 
 if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
@@ -36,10 +36,10 @@ _END = 2**63
 """After every sequence."""
 
 
-class Inputs:
+class StageInputs:
     """The stages for one pipeline."""
 
-    def __init__(self, stored: Stored, windows: Path) -> None:
+    def __init__(self, stored: StoredPipeline, windows: Path) -> None:
         self._stored = stored
         self._windows = windows
 
@@ -90,7 +90,7 @@ class Inputs:
             "it has lost entries that the lane's mark relies on, and so has the input that the lane keeps"
         ]
         what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
-        of_windows = [Lost(look.windows_text)] if look.windows else []
+        of_windows = [LostStretch(look.windows_text)] if look.windows else []
         return Finding(
             "log",
             what,

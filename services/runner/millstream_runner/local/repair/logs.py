@@ -32,7 +32,7 @@ from millstream_reduce.lane.progress import check_records_known, progress_of
 from millstream_reduce.log.damage import windows_text
 from millstream_reduce.log.files import SystemFiles
 from millstream_reduce.log.inspection import inspect_log
-from millstream_reduce.log.log import Summary, open_log
+from millstream_reduce.log.log import LogSummary, open_log
 from millstream_reduce.log.recovery import LogEnd, read_log
 from millstream_reduce.log.segments import LogIdentity, segment_numbers
 from millstream_reduce.queue_contents import QueueContents
@@ -181,8 +181,8 @@ class _NewLog:
     def recovered(self, end: LogEnd) -> None:
         pass
 
-    def summary(self) -> Summary:
-        return Summary(
+    def summary(self) -> LogSummary:
+        return LogSummary(
             needed=frozenset(),
             inputs=[
                 wal_pb2.InputPosition(edge=done.edge, sequence=done.sequence, read=done.read)

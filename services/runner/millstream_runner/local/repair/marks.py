@@ -17,15 +17,15 @@ from millstream.plan.lanes import all_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream_runner.local.ledgers import KnownLedgers
-from millstream_runner.local.repair.finding import Finding, Lost, bare
-from millstream_runner.local.repair.stored import Stored
+from millstream_runner.local.repair.finding import Finding, LostStretch, bare
+from millstream_runner.local.repair.stored import StoredPipeline
 from millstream_vertex.taking_over import check_not_older
 
 
 class Marks:
     """The stages for one pipeline."""
 
-    def __init__(self, stored: Stored, ledgers: KnownLedgers) -> None:
+    def __init__(self, stored: StoredPipeline, ledgers: KnownLedgers) -> None:
         self._stored = stored
         self._ledgers = ledgers
         self._unread: set[LaneId] = set()
@@ -67,7 +67,7 @@ class Marks:
                 "frames, marks, or remembered ids of records. Missing frames and marks are listed below; records "
                 "whose ids were lost are accepted again if their source repeats them",
                 accept,
-                [Lost(f"sequences {', '.join(map(str, sequences))} of {lost.what}")] if sequences else (),
+                [LostStretch(f"sequences {', '.join(map(str, sequences))} of {lost.what}")] if sequences else (),
             )
 
     async def torn(self) -> AsyncIterator[Finding]:
@@ -97,17 +97,17 @@ class Marks:
             frames,
         )
 
-    def _torn_frame(self, buffer: BufferId, stored: StoredFrame) -> Lost:
+    def _torn_frame(self, buffer: BufferId, stored: StoredFrame) -> LostStretch:
         """The contents of a frame, for people."""
         where = f"sequence {stored.sequence}, on its way to {buffer.edge}.{buffer.partition}"
         try:
             frame = readable(stored)
         except ValueError as error:
-            return Lost(f"{where}: {error}")
+            return LostStretch(f"{where}: {error}")
         reader = self._stored.plan.edge(buffer.edge).to
         origin = Origin(f"{reader}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
         records = [self._stored.naming.of(frame, index, origin) for index in range(frame.records)]
-        return Lost(f"{where}: {counted(frame.records, 'record')}", records=records)
+        return LostStretch(f"{where}: {counted(frame.records, 'record')}", records=records)
 
     async def unreadable_entries(self) -> AsyncIterator[Finding]:
         for lane in all_lanes(self._stored.plan):

@@ -19,7 +19,7 @@ from millstream.ledger.packs import frames_in
 from millstream.ledger.protocol import GivenUp, StoredFrame, Witness
 from millstream.naming import Naming, Origin
 from millstream.record import BufferId, LaneId
-from millstream_runner.local.repair.finding import Lost
+from millstream_runner.local.repair.finding import LostStretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Reading:
     faults: list[str] = field(default_factory=list)
     gaps: list[GivenUp] = field(default_factory=list)
     """The new gaps."""
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostStretch] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
     waiting_records: int = 0
     """Records in usable frames after the position."""
@@ -168,7 +168,7 @@ class Look:
         found.faults.append(what)
         behind = self._last.get(lane)
         found.lost.append(
-            Lost(
+            LostStretch(
                 what,
                 behind=self._record(behind, -1) if behind is not None else "",
                 before=self._record(before, 0) if before is not None else "",
@@ -208,7 +208,7 @@ class Look:
         if stored.sequence == self._up_to.in_part:
             self._found.last_is_there = False
         self._found.faults.append(f"{which} cannot be used: {why}")
-        self._found.lost.append(Lost(which, records=self._salvaged(stored)))
+        self._found.lost.append(LostStretch(which, records=self._salvaged(stored)))
 
     def _salvaged(self, stored: StoredFrame) -> list[str]:
         """What is known about the records of an unusable frame."""

@@ -19,18 +19,18 @@ from millstream.buffers.technology import InterStepBuffer
 from millstream.plan.plan import Plan
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
-from millstream_runner.local.repair.inputs import Inputs
+from millstream_runner.local.repair.inputs import StageInputs
 from millstream_runner.local.repair.marks import Marks
-from millstream_runner.local.repair.stored import Stored
+from millstream_runner.local.repair.stored import StoredPipeline
 
 
 class Repair:
     """The repair of one pipeline that is not running."""
 
     def __init__(self, plan: Plan, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
-        stored = Stored(plan, buffer)
+        stored = StoredPipeline(plan, buffer)
         self._marks = Marks(stored, ledgers)
-        self._inputs = Inputs(stored, windows)
+        self._inputs = StageInputs(stored, windows)
 
     async def findings(self) -> AsyncIterator[Finding]:
         """All cases of damage, in the order in which they are accepted. Accept each before asking for the next."""

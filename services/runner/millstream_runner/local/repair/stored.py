@@ -17,7 +17,7 @@ from millstream.watermark.store import OtUpdate, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
 
-class Stored:
+class StoredPipeline:
     """The stored data of one pipeline that is not running."""
 
     def __init__(self, plan: Plan, buffer: InterStepBuffer) -> None:

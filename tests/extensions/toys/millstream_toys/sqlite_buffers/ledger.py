@@ -43,7 +43,7 @@ from millstream.ledger.protocol import (
     Witness,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, name_of, witness_named
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of, witness_named
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_toys.sqlite_buffers.database import RETRY_S, Database, UnansweredError
@@ -239,11 +239,11 @@ class SqliteLedger:
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(self._frames(buffer, after, Unchecked())) as frames:
+        async with aclosing(self._frames(buffer, after, ObserverCheck())) as frames:
             yield frames
 
     async def _frames(
-        self, buffer: BufferId, after: int, check: ReadCheck | Unchecked
+        self, buffer: BufferId, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         news, begun = asyncio.Event(), False
         forget = self._database.on_change(news.set)
