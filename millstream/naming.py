@@ -106,5 +106,5 @@ def reason_and_detail(reason: str, detail: str = "") -> tuple[str, str]:
     if not lines[0].startswith(_TRACEBACK):
         return lines[0].strip(), whole
     last = max(number for number, line in enumerate(lines) if line.startswith(_TRACEBACK))
-    behind = (line for line in lines[last + 1 :] if not line[0].isspace())
-    return next(behind, lines[-1].strip()), whole
+    following = (line for line in lines[last + 1 :] if not line[0].isspace())
+    return next(following, lines[-1].strip()), whole

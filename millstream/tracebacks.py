@@ -49,8 +49,10 @@ def raised(text: str) -> str:
     begin = _begin(text)
     if begin < 0:
         return ""
-    behind = [line for line in text[begin:].splitlines() if line.strip() and not line[0].isspace() and line != _BEGIN]
-    return behind[0] if behind else ""
+    following = [
+        line for line in text[begin:].splitlines() if line.strip() and not line[0].isspace() and line != _BEGIN
+    ]
+    return following[0] if following else ""
 
 
 def shortened(text: str) -> list[str]:

@@ -184,12 +184,17 @@ class SourceKind(Connector[S]):
 
     has_headers = True
     """Whether its records may have headers."""
-    strangers = False
+    untrusted = False
     """Whether other systems set the event times: `watermark.maxFuture` then applies to times far ahead of the clock."""
     keys_are_bytes = False
     """Whether keys of its records may be any bytes, which `millstream.keys` converts to text."""
     ends: ClassVar[str] = "never"
     """When it ends by itself, for lists; `bounded` returns it for given settings."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Its name up to version 0.2. Without it, one time in the future would close all windows.
+        cls.untrusted = vars(cls).get("strangers", cls.untrusted)
 
     def guarantee(self, settings: S) -> Guarantee:
         """How often a record takes effect, whatever fails."""

@@ -171,7 +171,7 @@ class Graph(Network):
             return None
         if spec.max_future_s is not None or spec.disabled:
             return spec.max_future_s
-        return MAX_FUTURE_S if step.definition.strangers(step.settings) else None
+        return MAX_FUTURE_S if step.definition.untrusted(step.settings) else None
 
     def on_future(self, vertex: str) -> retry.OnFailure:
         """What happens to a record whose event time is further ahead: dead letter, drop or stop."""

@@ -118,7 +118,7 @@ class VertexKind(Generic[S]):
         """How many ids its lanes remember, committed with their records; None if they remember none."""
         return None
 
-    def strangers(self, settings: S) -> bool:
+    def untrusted(self, settings: S) -> bool:
         """Whether other systems set the event times of its records: `watermark.maxFuture` then applies to times far
         ahead of the clock."""
         return False

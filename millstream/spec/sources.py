@@ -85,9 +85,9 @@ class Source(Choice):
         return self.connector.id_bounds(self.settings)
 
     @classmethod
-    def is_open_to_strangers(cls, written: Mapping[str, Any]) -> bool:
+    def takes_untrusted_times(cls, written: Mapping[str, Any]) -> bool:
         """Whether other systems set the event times, for a source as written, which may have other errors."""
         named = [name for name in written if cls.is_kind(name) and written[name] is not None]
         with suppress(UserError):
-            return any(SOURCES.load(name).strangers for name in named)
+            return any(SOURCES.load(name).untrusted for name in named)
         return False

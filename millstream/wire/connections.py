@@ -121,7 +121,7 @@ class Connections:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._strangers: dict[str, dict[Lease, None]] = {}
+        self._anonymous: dict[str, dict[Lease, None]] = {}
         """By client: the connections without a sender, the oldest first."""
         self._senders: Counter[str] = Counter()
         self._count = 0
@@ -133,15 +133,15 @@ class Connections:
     def admit(self, address: str) -> Lease | str:
         """A slot for a connection from that address, or why there is none: `TOO_MANY` or `TOO_MANY_OF_CLIENT`."""
         client = client_of(address)
-        same = self._strangers.get(client, {})
+        same = self._anonymous.get(client, {})
         if len(same) >= self._limits.client_connections_max and not self._make_way(same, TOO_MANY_OF_CLIENT):
             return TOO_MANY_OF_CLIENT
         if self._count >= self._limits.connections_max:
-            most = max(self._strangers.values(), key=len, default={})
+            most = max(self._anonymous.values(), key=len, default={})
             if not self._make_way(most, TOO_MANY):
                 return TOO_MANY
         lease = Lease(self, client)
-        self._strangers.setdefault(client, {})[lease] = None
+        self._anonymous.setdefault(client, {})[lease] = None
         self._count += 1
         return lease
 
@@ -174,10 +174,10 @@ class Connections:
             del self._senders[lease.sender]
 
     def _forget(self, lease: Lease) -> None:
-        same = self._strangers[lease.client]
+        same = self._anonymous[lease.client]
         del same[lease]
         if not same:
-            del self._strangers[lease.client]
+            del self._anonymous[lease.client]
 
 
 def client_of(address: str) -> str:

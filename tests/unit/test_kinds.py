@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream.spec.connectors import SourceKind
 from millstream.spec.kinds import KINDS, VertexKind
 from millstream.spec.values import SpecModel
 from millstream_worker.kind import RunnableKind
@@ -87,3 +89,15 @@ def test_a_kind_says_where_records_come_in_and_go_out() -> None:
     assert {name for name, kind in kinds.items() if kind.has_windows} == {"reduce"}
     # Who reads several edges in one lane, or none, has a name for what it reads.
     assert {name for name, kind in kinds.items() if kind.lane_input is not None} == {"source", "reduce"}
+
+
+def test_a_source_that_says_it_with_the_word_of_earlier_versions_is_untrusted() -> None:
+    class Named(SourceKind[Any]):
+        strangers = True
+
+    class Heir(Named):
+        pass
+
+    assert Named.untrusted
+    assert Heir.untrusted
+    assert not SourceKind.untrusted

@@ -217,6 +217,6 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
 
 def hash_tag(name: str) -> str:
     """The part of a key that determines its slot in a cluster."""
-    _, brace, behind = name.partition("{")
-    tag, end, _ = behind.partition("}")
+    _, brace, rest = name.partition("{")
+    tag, end, _ = rest.partition("}")
     return tag if brace and end and tag else name

@@ -222,8 +222,8 @@ class RefusableLane(PositionLane[T]):
             last = before[-1]
             await self._commit(TransactionPart([[row.made for row in before]], last.end, write.frames[last.item].name))
         refused = {id(row) for row, _ in bad}
-        behind = [row.made for row in rows if row.end >= first and id(row) not in refused]
-        self._rest = TransactionPart([behind], write.end, write.frame, write.refused)
+        following = [row.made for row in rows if row.end >= first and id(row) not in refused]
+        self._rest = TransactionPart([following], write.end, write.frame, write.refused)
 
     async def _find(self, rows: Sequence[_Row[T]]) -> list[tuple[_Row[T], Refusal]]:
         """The rows that the database refuses, each written after the earlier ones. The attempt is rolled back."""

@@ -49,9 +49,9 @@ async def stored_ids(
     after, pauses = 0, tries()
     while after < int(last["seq"]):
         await connection.connected()
-        behind: int | None = None
+        remaining: int | None = None
         try:
-            behind = await read_page(connection, stream, ids, after, take)
+            remaining = await read_page(connection, stream, ids, after, take)
         except AnswerLostError as error:
             # Silence says nothing about what is stored.
             _log.info("reading %s continues after %d: %s", ids, after, error)
@@ -59,10 +59,10 @@ async def stored_ids(
             after = sequence
             yield stored
         page.clear()
-        if behind:
+        if remaining:
             continue
         # The last ids may have expired, or the server that answered may not have them yet. The leader knows.
-        if behind == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
+        if remaining == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
             return
         await pauses.wait()
 

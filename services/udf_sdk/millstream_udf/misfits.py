@@ -97,8 +97,8 @@ def shown_bytes(value: bytes, at: int = 0) -> str:
         text = ascii(part.decode())
     except UnicodeDecodeError:
         text = repr(part)
-    before, behind = "..." if begin else "", "..." if begin + len(part) < len(value) else ""
-    return f"{before}{text}{behind}"
+    before, after = "..." if begin else "", "..." if begin + len(part) < len(value) else ""
+    return f"{before}{text}{after}"
 
 
 def hidden() -> bool:

@@ -107,10 +107,10 @@ class Replay:
     async def _reopen(self, edges: set[str], done: ReplayResult) -> None:
         plan = self._plan
         arcs = [(edge.from_, edge.to) for edge in plan.edges]
-        behind = topology.reachable([plan.edge(edge).to for edge in edges], arcs)
-        read = edges | {edge.name for edge in plan.edges if edge.from_ in behind}
+        downstream = topology.reachable([plan.edge(edge).to for edge in edges], arcs)
+        read = edges | {edge.name for edge in plan.edges if edge.from_ in downstream}
         ended: list[LaneId] = []
-        for vertex in reversed([name for name in plan.order if name in behind]):
+        for vertex in reversed([name for name in plan.order if name in downstream]):
             for lane in lanes_of(plan, vertex):
                 if not await self._has_ended(lane):
                     continue

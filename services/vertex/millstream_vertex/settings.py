@@ -154,11 +154,11 @@ def little_of(plan: Plan, vertex: str) -> Little:
     """The thresholds for the lanes of a vertex: small shares of every buffer that they read or write."""
     edges = [edge for edge in plan.edges if vertex in (edge.from_, edge.to)]
     limits = [plan.limits_of(edge.to) for edge in edges]
-    behind = reachable([edge.to for edge in plan.edges_out[vertex]], [(edge.from_, edge.to) for edge in plan.edges])
+    downstream = reachable([edge.to for edge in plan.edges_out[vertex]], [(edge.from_, edge.to) for edge in plan.edges])
     return Little(
         min((each.usable_length // OT_LITTLE_SHARE for each in limits), default=0),
         min((each.usable_bytes // OT_LITTLE_SHARE for each in limits), default=0),
-        watermark=not any(plan.vertex(name).definition.has_windows for name in behind),
+        watermark=not any(plan.vertex(name).definition.has_windows for name in downstream),
     )
 
 

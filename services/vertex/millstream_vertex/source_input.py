@@ -32,7 +32,7 @@ from millstream_reader.source import (
 from millstream_reader.tracker import WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
-from millstream_vertex.source_parts import Behind, LeftOut, digests_of
+from millstream_vertex.source_parts import LeftOut, RecordsAfter, digests_of
 from millstream_vertex.stages import Stages
 from millstream_vertex.unreadable import Unreadable, position_text
 from millstream_writer.committer import Unit, size_of
@@ -62,7 +62,7 @@ class ReadRecords:
     """Digests of the ids to remember."""
     remembers: bool
     """Whether ids show which records are committed; otherwise, their place after the position does."""
-    behind: Behind
+    after: RecordsAfter
     """The committed records between the previous position and the records of the read."""
     aside: Unit
     """The unit for input that is not in the frame."""
@@ -91,7 +91,7 @@ class ReadRecords:
             else:
                 unit.changes.ids = b"".join(digests[start:stop])
             if unit is not units[-1]:
-                unit.ahead = None if self.remembers else self.behind.ahead(self._records.slice(0, stop))
+                unit.ahead = None if self.remembers else self.after.ahead(self._records.slice(0, stop))
             if self.numbered is not None:
                 unit.numbered = self.numbered + stop
             start = stop
@@ -245,7 +245,7 @@ class SourceInput:
     async def _admitted(self, batch: SourceBatch) -> ReadRecords | None:
         """The new records of a batch. None if the lane was asked to stop before it could remember the ids: the source
         returns the batch again later, with everything after it."""
-        new, behind, remembers = NewRecords(batch.frame), self._left_out.taken(), False
+        new, after, remembers = NewRecords(batch.frame), self._left_out.taken(), False
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
             if seen is not None and not await self._room_for_ids(seen, batch.frame, batch.made_up):
@@ -268,7 +268,7 @@ class SourceInput:
             batch.position,
             new.digests,
             remembers,
-            behind,
+            after,
             aside,
             tracked,
             first,

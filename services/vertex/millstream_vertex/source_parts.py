@@ -24,7 +24,7 @@ from millstream_reader.source import InvalidRecord, SourceBatch
 _BYTES = 16
 
 
-class Behind:
+class RecordsAfter:
     """Records after a source's position, identified by their contents."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Behind:
 
     def ahead(self, frame: Frame) -> mark_pb2.Ahead:
         """The entry in the mark when these records and then those of `frame` are committed."""
-        more = Behind()
+        more = RecordsAfter()
         more.records, more._digest = self.records, self._digest.copy()
         more.add(frame)
         return mark_pb2.Ahead(records=more.records, digest=more.digest)
@@ -68,13 +68,13 @@ class LeftOut:
         self._lane = lane
         self._ahead = ahead
         self._left = ahead.records
-        self._behind = Behind()
+        self._after = RecordsAfter()
         self._invalid: tuple[InvalidRecord, ...] = ()
 
-    def taken(self) -> Behind:
+    def taken(self) -> RecordsAfter:
         """The records between the position and the read that `rest` returned last."""
-        behind, self._behind = self._behind, Behind()
-        return behind
+        after, self._after = self._after, RecordsAfter()
+        return after
 
     def rest(self, batch: SourceBatch) -> SourceBatch | None:
         """The uncommitted rest of the next read; None until all committed records were read: nothing may be committed
@@ -87,12 +87,12 @@ class LeftOut:
         frame = batch.frame
         taken = min(self._left, frame.records) if frame is not None else 0
         if frame is not None:
-            self._behind.add(frame.slice(0, taken))
+            self._after.add(frame.slice(0, taken))
         self._left -= taken
         self._invalid += batch.invalid
         if self._left and not batch.ended:
             return None
-        if self._left or self._behind.digest != self._ahead.digest:
+        if self._left or self._after.digest != self._ahead.digest:
             raise DamageError(
                 codes.SOURCE_DIFFERS,
                 f"{self._lane}: the first {self._ahead.records} records after the source's position are committed, "

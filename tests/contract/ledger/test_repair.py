@@ -305,8 +305,8 @@ async def test_gaps_anywhere_in_a_buffer_are_given_up_in_one_call(harness: JetSt
         frames = ["frame 4", "frames 7 to 8", "frame 12"]
         told = [f"{which} of lane in/source.0 cannot be read" for which in frames]
         assert [item.what for item in first.lost] == told
-        assert "value '5'" in first.lost[1].behind
-        assert "value '8'" in first.lost[1].before
+        assert "value '5'" in first.lost[1].previous
+        assert "value '8'" in first.lost[1].following
         await found(repair, accept=True)
         assert not await found(repair)
     reader = await owner_of(harness, READER)

@@ -213,10 +213,10 @@ def _parquet_rows(
                 _fetch(stream, source, *place_of(group))
             rows = rows_at_once(source, file, index, texts)
             for batch in file.iter_batches(batch_size=rows, row_groups=[index], use_threads=False):
-                behind = min(skipped, batch.num_rows)
-                skipped -= behind
-                if behind < batch.num_rows:
-                    rest = batch.slice(behind)
+                passed_over = min(skipped, batch.num_rows)
+                skipped -= passed_over
+                if passed_over < batch.num_rows:
+                    rest = batch.slice(passed_over)
                     for part in bounded(rest if members is None else members(rest)):
                         yield json_rows(part)
 

@@ -27,7 +27,7 @@ class _Http(SourceConnector[HttpSource]):
         GuaranteeId.RECORD_IDS,
         "exactly once for records that are sent with an id, as long as `idTtl` remembers it; at least once without one",
     )
-    strangers = True
+    untrusted = True
     extracts = True
 
     def bounded(self, settings: HttpSource) -> bool | None:

@@ -30,7 +30,7 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
         "with `cursor` exactly once, if a cursor is always followed by the same records; at most once without it",
     )
     ends = "never, without `stopAtEnd`"
-    strangers = True
+    untrusted = True
 
     def guarantee(self, settings: HttpPollSource) -> Guarantee:
         if settings.cursor is None:

@@ -89,11 +89,11 @@ class IcebergSourceLane(TableSourceLane[AddedFile]):
 
     def _look(self) -> None:
         if self._at is None:
-            behind = self._after(self._last)
-            if not behind:
+            later = self._after(self._last)
+            if not later:
                 self._at_newest()
                 return
-            self._at, self._later = behind[0], behind[1:]
+            self._at, self._later = later[0], later[1:]
             self._later_count = self._table.rows_added(self._later)
         found = self._table.whole(self._at) if self._whole else self._table.added(self._at)
         if found.skipped:

@@ -22,7 +22,7 @@ class _JetStream(SourceConnector[JetStreamSource]):
     meaning = "Messages of a stream of NATS JetStream."
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
     ends = "never, without `stopAtEnd`"
-    strangers = True
+    untrusted = True
     encoded = True
 
     def bounded(self, settings: JetStreamSource) -> bool | None:

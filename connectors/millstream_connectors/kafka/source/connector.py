@@ -21,7 +21,7 @@ class _Kafka(SourceConnector[KafkaSource]):
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues at the offsets in its last commit")
     ends = "never, without `stopAtEnd`"
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
-    strangers = True
+    untrusted = True
     keys_are_bytes = True
     encoded = keys_encoded = True
 

@@ -27,7 +27,7 @@ class _Mqtt(SourceConnector[MqttSource]):
         "exactly once for messages of QoS 1 with the user property `idProperty`, as long as `idTtl` remembers it; at "
         "least once without it; at most once for messages of QoS 0",
     )
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: MqttSource) -> bool | None:
         return False

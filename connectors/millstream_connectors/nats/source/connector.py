@@ -24,7 +24,7 @@ class _Nats(SourceConnector[NatsSource]):
         "at most once: NATS does not store messages, so those sent while there is no connection are lost, and those "
         "that a killed process had not committed. `jetstream` is exactly once",
     )
-    strangers = True
+    untrusted = True
     encoded = True
 
     def bounded(self, settings: NatsSource) -> bool | None:

@@ -27,7 +27,7 @@ class _Postgres(SourceConnector[PostgresSource]):
     )
     ends = "never, without `stopAtEnd`"
     has_headers = False
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: PostgresSource) -> bool | None:
         return settings.stop_at_end

@@ -33,7 +33,7 @@ class _Row(NamedTuple):
 
     page: catalog.Page
     texts: Texts
-    behind: Bound | None
+    after: Bound | None
     """The place in the snapshot after it."""
 
 
@@ -81,18 +81,18 @@ class SnapshotReader:
         page = self._pages[at.table]
         found = await page.read(self._connection, at.key, self._page_rows)
         size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
-        behind: Bound | None = None
+        after: Bound | None = None
         for texts in found:
-            behind = Bound(at.table, key_of(texts, page.places))
-            self._rows.append(_Row(page, texts, behind))
+            after = Bound(at.table, key_of(texts, page.places))
+            self._rows.append(_Row(page, texts, after))
         is_all = len(found) < self._page_rows
         if is_all:
-            behind = catalog.bound_of(self._snapshot, at.table + 1, None)
+            after = catalog.bound_of(self._snapshot, at.table + 1, None)
         if found and is_all:
-            self._rows[-1] = self._rows[-1]._replace(behind=behind)
+            self._rows[-1] = self._rows[-1]._replace(after=after)
         elif is_all:
-            self._moved(behind)
-        self._read_upto = behind
+            self._moved(after)
+        self._read_upto = after
         self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
 
     def take(self, into: ChangeBatch, records_max: int, bytes_max: int) -> None:
@@ -105,7 +105,7 @@ class SnapshotReader:
             if not into.fits(made, bytes_max):
                 return
             self._rows.popleft()
-            self._moved(row.behind)
+            self._moved(row.after)
             into.add(made, self._tail.time_us, f"a row of {row.page.table.path}")
 
     async def _begin_part(self) -> Connection:

@@ -24,7 +24,7 @@ class _Pubsub(SourceConnector[PubsubSource]):
     meaning = "Messages of a subscription of Google Cloud Pub/Sub."
     packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: PubsubSource) -> bool | None:
         return False

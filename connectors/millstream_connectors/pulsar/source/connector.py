@@ -23,7 +23,7 @@ class _Pulsar(SourceConnector[PulsarSource]):
     packages: ClassVar[Mapping[str, str]] = {"pulsar": "millstream[pulsar]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
     ends = "never, without `stopAtEnd`"
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: PulsarSource) -> bool | None:
         return settings.stop_at_end

@@ -28,7 +28,7 @@ class _Rabbit(SourceConnector[RabbitSource]):
         "exactly once for messages of a stream, and for messages with a unique `message_id`, as long as `idTtl` "
         "remembers it; at least once without one",
     )
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: RabbitSource) -> bool | None:
         return False

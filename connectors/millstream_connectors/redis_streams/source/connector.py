@@ -24,7 +24,7 @@ class _Redis(SourceConnector[RedisSource]):
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
-    strangers = True
+    untrusted = True
     keys_are_bytes = True
 
     def unencoded(self, settings: RedisSource) -> str | None:

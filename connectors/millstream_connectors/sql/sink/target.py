@@ -302,11 +302,11 @@ class SqlStatements:
         any more, and are removed."""
         table = self._refused
         ours = [table.c.pipeline == pipeline, table.c.lane == lane]
-        behind = sa.or_(
+        unreached = sa.or_(
             table.c.sequence > after.sequence,
             sa.and_(table.c.sequence == after.sequence, table.c.record > after.record_index),
         )
-        connection.execute(sa.delete(table).where(*ours, sa.not_(behind)))
+        connection.execute(sa.delete(table).where(*ours, sa.not_(unreached)))
         rows = connection.execute(sa.select(table).where(*ours))
         return {Position(row.sequence, row.record): (row.reason or "", row.detail or "") for row in rows}
 

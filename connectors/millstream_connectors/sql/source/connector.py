@@ -29,7 +29,7 @@ class _Sql(SourceConnector[SqlSource]):
     )
     ends = "at the last row, without `follow`"
     has_headers = False
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: SqlSource) -> bool | None:
         return not settings.follow

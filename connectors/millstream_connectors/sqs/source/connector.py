@@ -22,7 +22,7 @@ class _Sqs(SourceConnector[SqsSource]):
     meaning = "Messages of an Amazon SQS queue."
     packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
-    strangers = True
+    untrusted = True
 
     def bounded(self, settings: SqsSource) -> bool | None:
         return False

@@ -27,7 +27,7 @@ class _Sse(SourceConnector[SseSource]):
         "exactly once if the server replays the events after `Last-Event-ID`; at most once with `replay: false`",
     )
     ends = "when the server answers 204"
-    strangers = True
+    untrusted = True
 
     def guarantee(self, settings: SseSource) -> Guarantee:
         if not settings.replay:

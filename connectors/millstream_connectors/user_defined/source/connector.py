@@ -23,7 +23,7 @@ class _Udsource(SourceConnector[UserSource]):
         "exactly once if reading from a position gives the same records, or if each record always has the same id",
     )
     ends = "when its function says so"
-    strangers = True
+    untrusted = True
 
     def id_bounds(self, settings: UserSource) -> IdBounds | None:
         # Only its first records show whether it gives ids.

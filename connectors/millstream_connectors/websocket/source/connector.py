@@ -24,7 +24,7 @@ class _WebSocket(SourceConnector[WebSocketSource]):
         GuaranteeId.AT_MOST_ONCE,
         "at most once: messages sent while there is no connection, or not committed by a killed process, are lost",
     )
-    strangers = True
+    untrusted = True
     encoded = True
 
     def bounded(self, settings: WebSocketSource) -> bool | None:

@@ -100,8 +100,8 @@ def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
     first = exp.Subquery(this=numbered, alias=exp.TableAlias(this=exp.to_identifier("__numbered")))
     kept: exp.Expr = exp.LTE(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped + top.rows))
     if top.skipped:
-        behind = exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped))
-        kept = exp.And(this=behind, expression=kept)
+        not_skipped = exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped))
+        kept = exp.And(this=not_skipped, expression=kept)
     in_order = exp.Order(expressions=[exp.Ordered(this=exp.column(name)) for name in (WINDOW, _ROW)])
     outer = exp.Select(
         expressions=[exp.Star(except_=helpers)],

@@ -161,11 +161,11 @@ def cause(text: str) -> str:
     """The cause from a job's exception: what went wrong in the task or underneath, rather than that a job or a call
     failed."""
     task = _LOST_TASK.search(text)
-    behind = _CAUSED_BY.findall(text)
-    if task is not None and (": " in task[1] or not behind):
+    causes = _CAUSED_BY.findall(text)
+    if task is not None and (": " in task[1] or not causes):
         # Otherwise it is only the class of what wraps the cause.
-        behind = [task[1]]
-    lines = behind[-1:] or [line for line in text.splitlines() if line.strip()]
+        causes = [task[1]]
+    lines = causes[-1:] or [line for line in text.splitlines() if line.strip()]
     return _JAVA_CLASS.sub("", lines[0].strip()) if lines else "no message"
 
 

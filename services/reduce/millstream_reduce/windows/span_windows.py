@@ -61,8 +61,8 @@ class SpanWindows(KeyedWindows):
         # meets that one, the run behind it does not.
         meets = low[first] < slots.end[found]
         lasts = run_lengths(begins, len(names))[known] == 1
-        behind = low[np.minimum(first + 1, len(names) - 1)] >= slots.end[found]
-        plain = (low[first] >= slots.start[found]) & (~meets | lasts | behind)
+        before_next = low[np.minimum(first + 1, len(names) - 1)] >= slots.end[found]
+        plain = (low[first] >= slots.start[found]) & (~meets | lasts | before_next)
         left = np.zeros(len(begins), np.bool_)
         left[known[~plain]] = True
         alone = np.repeat(left, run_lengths(begins, len(names)))

@@ -53,8 +53,8 @@ class SourceVertex(RunnableKind[Source]):
     def id_bounds(self, settings: Source) -> IdBounds | None:
         return settings.id_bounds
 
-    def strangers(self, settings: Source) -> bool:
-        return settings.connector.strangers
+    def untrusted(self, settings: Source) -> bool:
+        return settings.connector.untrusted
 
     def on_invalid(self, settings: Source) -> OnInvalid | None:
         return settings.on_invalid
@@ -68,7 +68,7 @@ class SourceVertex(RunnableKind[Source]):
             return True
         if written.get("transformer") is not None and on_failure_of(written, "transformer") in possible:
             return True
-        held_back = Source.is_open_to_strangers(written) or watermark.get("maxFuture") is not None
+        held_back = Source.takes_untrusted_times(written) or watermark.get("maxFuture") is not None
         return held_back and (watermark.get("onFuture") or "") in possible
 
     def dead_letters_asked(self, written: Mapping[str, Any]) -> Iterator[Path]:

@@ -17,9 +17,9 @@ class LostStretch:
 
     what: str
     """Which frames, or which part of a log."""
-    behind: str = ""
+    previous: str = ""
     """The record before it; empty if unknown."""
-    before: str = ""
+    following: str = ""
     """The record after it."""
     records: Sequence[str] = ()
     """The records in it that can still be read, each with its id, position, event time and the beginning of its
@@ -27,7 +27,9 @@ class LostStretch:
 
     @property
     def text(self) -> str:
-        places = [f"{word} {record}" for word, record in (("behind", self.behind), ("before", self.before)) if record]
+        places = [
+            f"{word} {record}" for word, record in (("after", self.previous), ("before", self.following)) if record
+        ]
         return f"{self.what}{': ' if places else ''}{', '.join(places)}"
 
 

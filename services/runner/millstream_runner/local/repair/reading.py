@@ -166,12 +166,12 @@ class Look:
                 "contents"
             )
         found.faults.append(what)
-        behind = self._last.get(lane)
+        previous = self._last.get(lane)
         found.lost.append(
             LostStretch(
                 what,
-                behind=self._record(behind, -1) if behind is not None else "",
-                before=self._record(before, 0) if before is not None else "",
+                previous=self._record(previous, -1) if previous is not None else "",
+                following=self._record(before, 0) if before is not None else "",
             )
         )
 
