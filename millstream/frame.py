@@ -9,28 +9,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from types import ModuleType
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from millstream import codes
-from millstream.errors import DamageError, UdfError, UserError
+from millstream.errors import DamageError
 from millstream.record import Record
+from millstream.values import Values, join_values
 from millstream_udf import columns
 from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
 from millstream_udf.columns import partition_of as partition_of
 from millstream_udf.fields import LARGE_BYTES, Data, field, without_large
 from millstream_udf.wire.frame.v1 import frame_pb2
 
-_COLUMNS = {
-    2: "values_column", 3: "event_times_column", 4: "keys_column", 5: "headers_column", 6: "ids_column",
-    7: "arrow_column",
-}  # fmt: skip
-"""The columns by the number of their field in an encoded frame."""
+_COLUMNS = (2, 3, 4, 5, 6, 7)
+"""The numbers of the fields of an encoded frame that are columns."""
 _OFFSET_BYTES = 4
 _TIME_BYTES = 8
 _ITEM_BYTES = 6
@@ -47,22 +42,18 @@ class Frame:
     event_time_max_us: int
     ingest_time_us: int
     """When the oldest record entered the pipeline, by the wall clock."""
-    values_column: bytes
+    contents: Values
     event_times_column: bytes
     keys_column: bytes = b""
     headers_column: bytes = b""
     ids_column: bytes = b""
     traceparent: str = ""
-    arrow_column: bytes = b""
-    """In place of `values_column`, on the way to a function of the chain that takes Arrow, or to an SQL reduce: see
-    `millstream_udf.arrow_values`."""
 
     @property
     def size(self) -> int:
         """Bytes of all columns."""
         return (
-            len(self.values_column)
-            + len(self.arrow_column)
+            self.contents.size
             + len(self.event_times_column)
             + len(self.keys_column)
             + len(self.headers_column)
@@ -71,10 +62,8 @@ class Frame:
 
     @property
     def form(self) -> bytes:
-        """What frames that are joined as they are have in common: the names and types of their Arrow columns; empty for
-        values. Frames of different forms are joined as values."""
-        # An Arrow IPC stream begins with the schema: a mark, its length, and as many bytes.
-        return self.arrow_column[: 8 + int.from_bytes(self.arrow_column[4:8], "little")]
+        """See `Values.form`."""
+        return self.contents.form
 
     def encode(self) -> bytes:
         """The bytes to store and send: a `SealedFrame`."""
@@ -91,12 +80,12 @@ class Frame:
         )
         return [
             *field(1, info.SerializeToString()),
-            *field(2, self.values_column),
+            *field(2, self.contents.column),
             *field(3, self.event_times_column),
             *field(4, self.keys_column),
             *field(5, self.headers_column),
             *field(6, self.ids_column),
-            *field(7, self.arrow_column),
+            *field(7, self.contents.arrow),
         ]
 
     @classmethod
@@ -108,22 +97,19 @@ class Frame:
         except DecodeError as error:
             raise DamageError(codes.FRAME_UNREADABLE, f"{len(data)} bytes are not a frame: {error}") from error
         info = sealed.info
+        apart = {number: bytes(column) for number, column in large.items()}
         frame = cls(
             records=info.records,
             event_time_min_us=info.event_time_min_us,
             event_time_max_us=info.event_time_max_us,
             ingest_time_us=info.ingest_time_us,
             traceparent=info.traceparent,
-            values_column=sealed.values,
-            event_times_column=sealed.event_times_us,
-            keys_column=sealed.keys,
-            headers_column=sealed.headers,
-            ids_column=sealed.ids,
-            arrow_column=sealed.arrow,
+            contents=Values(apart.get(2, sealed.values), apart.get(7, sealed.arrow)),
+            event_times_column=apart.get(3, sealed.event_times_us),
+            keys_column=apart.get(4, sealed.keys),
+            headers_column=apart.get(5, sealed.headers),
+            ids_column=apart.get(6, sealed.ids),
         )
-        if large:
-            columns_apart: dict[str, Any] = {_COLUMNS[number]: bytes(column) for number, column in large.items()}
-            frame = replace(frame, **columns_apart)
         if info.records < 1 or len(frame.event_times_column) != 8 * info.records:
             raise DamageError(
                 codes.FRAME_UNREADABLE,
@@ -135,32 +121,23 @@ class Frame:
     def check(self) -> None:
         """Raises `ValueError` unless every column can be read: as many entries as records, rising offsets, keys and ids
         in UTF-8. It builds no records. Raises `UserError` without the package that reads Arrow columns."""
-        if self.arrow_column:
-            if self.values_column:
-                raise ValueError("it has Arrow columns besides values")
-            _arrow_values().unpacked(self.arrow_column, self.records)
-        else:
-            columns.check_bytes(self.values_column, self.records)
+        self.contents.check(self.records)
         columns.check_lists(self.keys_column, self.records)
         columns.check_headers(self.headers_column, self.records)
         if self.ids_column:
             columns.check_bytes(self.ids_column, self.records, text=True)
 
     def check_arrow(self) -> None:
-        """Raises `UdfError` unless its Arrow columns, if it has any, can be read, and stand for JSON."""
-        if self.arrow_column:
-            with _checked_arrow() as arrow_values:
-                arrow_values.check(self.arrow_column, self.records)
+        """See `Values.check_arrow`."""
+        self.contents.check_arrow(self.records)
 
     def with_values(self) -> Frame:
-        """The same records, with values in place of Arrow columns. Raises `UdfError` if the function that made them
-        has broken the protocol."""
-        if not self.arrow_column:
-            return self
-        return replace(self, values_column=values_of_arrow(self.arrow_column, self.records), arrow_column=b"")
+        """The same records, with bytes in place of Arrow columns. Errors: as of `Values.as_bytes`."""
+        contents = self.contents.as_bytes(self.records)
+        return self if contents is self.contents else replace(self, contents=contents)
 
     def values(self) -> list[bytes]:
-        return columns.unpack_bytes(self.with_values().values_column)
+        return columns.unpack_bytes(self.contents.as_bytes(self.records).column)
 
     def event_times_us(self) -> array[int]:
         return columns.unpack_times(self.event_times_column)
@@ -194,15 +171,9 @@ class Frame:
 
     def split(self, groups: columns.Groups) -> list[Frame]:
         """For each group, a frame of the records at its indexes (not empty), in that order."""
-        if self.arrow_column:
-            with _checked_arrow() as arrow_values:
-                arrow = arrow_values.parts(self.arrow_column, self.records, groups)
-        else:
-            arrow = [b""] * len(groups)
         parts = zip(
             groups,
-            columns.split_bytes(self.values_column, groups),
-            arrow,
+            self.contents.split(self.records, groups),
             columns.split_times(self.event_times_column, groups),
             columns.split_lists(self.keys_column, self.records, groups),
             columns.split_headers(self.headers_column, self.records, groups),
@@ -221,9 +192,7 @@ class Frame:
         parts = [self] if len(chosen) == 1 else self.split([groups[partition] for partition in chosen])
         return list(zip(chosen, parts, strict=True))
 
-    def _part(
-        self, records: int, values: bytes, arrow: bytes, times: bytes, keys: bytes, headers: bytes, ids: bytes
-    ) -> Frame:
+    def _part(self, records: int, contents: Values, times: bytes, keys: bytes, headers: bytes, ids: bytes) -> Frame:
         """A frame with other columns, which were made from the columns of this one."""
         earliest, latest = columns.time_bounds(times)
         return replace(
@@ -231,8 +200,7 @@ class Frame:
             records=records,
             event_time_min_us=earliest,
             event_time_max_us=latest,
-            values_column=values,
-            arrow_column=arrow,
+            contents=contents,
             event_times_column=times,
             keys_column=keys,
             headers_column=headers,
@@ -260,14 +228,9 @@ class Frame:
         if start == 0 and stop >= self.records:
             return self
         stop = min(stop, self.records)
-        arrow = b""
-        if self.arrow_column:
-            with _checked_arrow() as arrow_values:
-                arrow = arrow_values.part(self.arrow_column, self.records, start, stop)
         return self._part(
             stop - start,
-            columns.slice_bytes(self.values_column, start, stop),
-            arrow,
+            self.contents.slice(self.records, start, stop),
             columns.slice_times(self.event_times_column, start, stop),
             columns.slice_lists(self.keys_column, start, stop),
             columns.slice_headers(self.headers_column, start, stop),
@@ -276,42 +239,11 @@ class Frame:
 
     def times_only(self) -> Frame:
         """The event times of the records, without what else they hold, for uses that outlive the records."""
-        return replace(self, values_column=b"", arrow_column=b"", keys_column=b"", headers_column=b"", ids_column=b"")
+        return replace(self, contents=Values(), keys_column=b"", headers_column=b"", ids_column=b"")
 
     def traced(self, traceparent: str) -> Frame:
         """The same records with another trace context."""
         return replace(self, traceparent=traceparent)
-
-
-def values_of_arrow(arrow_column: bytes, records: int) -> bytes:
-    """The values that Arrow columns stand for, as a column. Raises `UdfError` if the function that made them has broken
-    the protocol."""
-    with _checked_arrow() as arrow_values:
-        return columns.pack_bytes(arrow_values.as_json(arrow_column, records))
-
-
-@contextmanager
-def _checked_arrow() -> Iterator[ModuleType]:
-    """What reads Arrow columns. Raises `UdfError` where it raises `ValueError`."""
-    try:
-        yield _arrow_values()
-    except ValueError as error:
-        raise UdfError(
-            codes.FUNCTION_PROTOCOL, f"a function breaks its protocol: its answer does not fit: {error}"
-        ) from error
-
-
-def _arrow_values() -> ModuleType:
-    # Only a few processes ever need it.
-    from millstream_udf import arrow_values
-
-    if not arrow_values.available():
-        raise UserError(
-            codes.EXTRA_NEEDED,
-            "frames whose values are Arrow columns need the package pyarrow, which is not installed here: "
-            "`pip install 'millstream[arrow]'`",
-        )
-    return arrow_values
 
 
 def build_frame(
@@ -330,7 +262,7 @@ def build_frame(
         event_time_min_us=min(event_times_us),
         event_time_max_us=max(event_times_us),
         ingest_time_us=ingest_time_us,
-        values_column=columns.pack_bytes(values),
+        contents=Values.of(values),
         event_times_column=columns.pack_times(event_times_us),
         keys_column=columns.pack_lists(keys) if keys is not None else b"",
         headers_column=columns.pack_headers(headers) if headers is not None else b"",
@@ -358,12 +290,6 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
     if len(frames) == 1:
         return frames[0]
     counts = [frame.records for frame in frames]
-    arrow = b""
-    if all(frame.arrow_column for frame in frames):
-        with _checked_arrow() as arrow_values:
-            arrow = arrow_values.joined([frame.arrow_column for frame in frames], counts)
-    if not arrow:
-        frames = [frame.with_values() for frame in frames]
     times = b"".join(frame.event_times_column for frame in frames)
     earliest, latest = columns.time_bounds(times)
     ids = [frame.ids_column for frame in frames]
@@ -372,8 +298,7 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
         event_time_min_us=earliest,
         event_time_max_us=latest,
         ingest_time_us=min(frame.ingest_time_us for frame in frames),
-        values_column=b"" if arrow else columns.join_bytes([frame.values_column for frame in frames]),
-        arrow_column=arrow,
+        contents=join_values([frame.contents for frame in frames], counts),
         event_times_column=times,
         keys_column=columns.join_lists([frame.keys_column for frame in frames], counts),
         headers_column=columns.join_headers([frame.headers_column for frame in frames], counts),

@@ -71,7 +71,7 @@ async def open_builtin(
 
 def cat(frame: Frame) -> MapAnswer:
     """Returns every record unchanged."""
-    return MapAnswer(records=frame.records, values=frame.values_column)
+    return MapAnswer(records=frame.records, values=frame.contents.column)
 
 
 def filtering(arguments: FilterArguments) -> _Answer:
@@ -116,7 +116,7 @@ def timing(arguments: EventTime) -> _Answer:
                 parents.append(index)
         if not outcomes:
             return MapAnswer(
-                records=frame.records, values=frame.values_column, event_times_us=columns.pack_times(times)
+                records=frame.records, values=frame.contents.column, event_times_us=columns.pack_times(times)
             )
         values = frame.values()
         return MapAnswer(

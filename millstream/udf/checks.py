@@ -94,7 +94,7 @@ def check_read_batch(batch: ReadBatch, records_max: int) -> None:
     if frame.records > records_max:
         raise ValueError(f"it has {frame.records} records, but at most {records_max} were requested")
     _check_times(frame.event_times_column, frame.records)
-    in_column("values", columns.check_bytes, frame.values_column, frame.records)
+    in_column("values", columns.check_bytes, frame.contents.column, frame.records)
     if frame.ids_column:
         in_column("ids", columns.check_bytes, frame.ids_column, frame.records, text=True)
     check_columns(frame.keys_column, frame.headers_column, b"", frame.records)

@@ -63,7 +63,7 @@ def column(data: bytes) -> None:
 
 def _column_seeds() -> Sequence[bytes]:
     return (
-        INPUTS.values_column,
+        INPUTS.contents.column,
         INPUTS.keys_column,
         INPUTS.headers_column,
         INPUTS.event_times_column,

@@ -13,6 +13,7 @@ from millstream.buffers.registry import technology_of
 from millstream.frame import build_frame
 from millstream.plan import resolved
 from millstream.record import BufferId, LaneId
+from millstream.values import Values
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.stored import open_stored
 from millstream_udf import columns
@@ -31,7 +32,7 @@ def falling() -> bytes:
     """Two records, the offsets of whose values fall."""
     frame = build_frame([b"abc", b"d"], array("q", [1, 2]), ingest_time_us=0, ids=[b"one", b"two"])
     values = frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 9, 4]), data=b"abcd")
-    return replace(frame, values_column=values.SerializeToString()).encode()
+    return replace(frame, contents=Values(values.SerializeToString())).encode()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from millstream import codes
 from millstream.frame import Frame, frame_of_records, join_frames
 from millstream.ledger.packs import Pack
 from millstream.record import BufferId, Record
+from millstream.values import Values
 from millstream_udf import arrow_values
 from millstream_udf.json_rows import rows_as_json
 from millstream_writer.committer import join_small, packed
@@ -37,13 +38,13 @@ def of_columns(rows: pa.RecordBatch) -> tuple[Frame, Frame]:
         for number, value in enumerate(rows_as_json(rows))
     ]
     frame = frame_of_records(records, ingest_time_us=7)
-    return replace(frame, values_column=b"", arrow_column=arrow_values.packed(rows)), frame
+    return replace(frame, contents=Values(arrow=arrow_values.packed(rows))), frame
 
 
 def same(frame: Frame, other: Frame) -> None:
     """They have the same records, one of them in columns."""
-    assert frame.arrow_column
-    assert not frame.values_column
+    assert frame.contents.arrow
+    assert not frame.contents.column
     frame.check()
     assert frame.with_values() == other
 
@@ -63,7 +64,7 @@ def test_frames_are_cut_split_and_joined_as_they_are_with_values(rows: pa.Record
         same(part, values)
     same(join_frames([part for _, part in parts]), join_frames([part for _, part in of_values]))
     assert list(frame.to_records()) == list(other.to_records())
-    assert not frame.times_only().arrow_column
+    assert not frame.times_only().contents.arrow
 
 
 @given(tables(), tables())
@@ -97,7 +98,7 @@ def test_a_commit_joins_only_frames_of_one_form() -> None:
     given = [(BUFFER, one) for one in (frame, frame.slice(0, 2), other, other, third, frame)]
     joined = join_small(given, lambda _: 100)
     assert [one.records for _, one in joined] == [5, 6, 3, 3]
-    assert [bool(one.arrow_column) for _, one in joined] == [True, False, True, True]
+    assert [bool(one.contents.arrow) for _, one in joined] == [True, False, True, True]
     packs = [one for _, one in packed(given, lambda _: FrameLimits(100, 10_000))]
     assert [len(one.frames) if isinstance(one, Pack) else 1 for one in packs] == [2, 2, 1, 1]
 
@@ -112,14 +113,14 @@ def test_frames_of_the_same_columns_have_the_same_form() -> None:
 def test_what_is_done_with_columns_that_cannot_be_read() -> None:
     frame, other = of_columns(ROWS)
     for damaged in (b"not Arrow", arrow_values.packed(ROWS.slice(1))):
-        column = replace(frame, arrow_column=damaged)
+        column = replace(frame, contents=Values(arrow=damaged))
         with pytest.raises(ValueError, match="Arrow columns"):
             column.check()
         for use in (column.with_values, column.check_arrow, lambda: column.slice(0, 1), lambda: column.take([0])):  # noqa: B023 - of this round
             with raises(codes.FUNCTION_PROTOCOL, match="Arrow columns"):
                 use()
     with pytest.raises(ValueError, match="besides values"):
-        replace(frame, values_column=other.values_column).check()
+        replace(frame, contents=replace(frame.contents, column=other.contents.column)).check()
 
 
 def test_without_pyarrow_columns_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

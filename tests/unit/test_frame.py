@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millstream import codes
 from millstream.frame import Frame, build_frame, frame_of_records, join_frames, partition_of
 from millstream.record import Record
+from millstream.values import Values
 from millstream_udf import columns
 from millstream_udf.fields import LARGE_BYTES
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -59,7 +60,7 @@ def test_large_columns_survive_encoding(count: int) -> None:
         for number in range(count)
     ]
     frame = frame_of_records(given_records, ingest_time_us=7, traceparent="00-1-1-1")
-    columns_of = (frame.values_column, frame.event_times_column, frame.keys_column, frame.headers_column)
+    columns_of = (frame.contents.column, frame.event_times_column, frame.keys_column, frame.headers_column)
     assert all((len(column) >= LARGE_BYTES) == (count > 1) for column in (*columns_of, frame.ids_column))
     decoded = Frame.decode(memoryview(frame.encode()))
     assert decoded == frame
@@ -143,9 +144,9 @@ def test_bytes_that_are_no_frame_are_named_as_damage(data: bytes) -> None:
 
 def test_offsets_that_do_not_fit_are_refused() -> None:
     frame = build_frame([b"ab", b"c"], array("q", [1, 2]), ingest_time_us=0)
-    column = bytearray(frame.values_column)
+    column = bytearray(frame.contents.column)
     column[6] = 9
-    damaged = Frame(2, 1, 2, 0, bytes(column), frame.event_times_column)
+    damaged = Frame(2, 1, 2, 0, Values(bytes(column)), frame.event_times_column)
     with pytest.raises(ValueError, match="offsets"):
         damaged.values()
 

@@ -21,6 +21,7 @@ from millstream.errors import MillstreamError
 from millstream.frame import Frame
 from millstream.json_parser import parse_json
 from millstream.spec.sources import Source
+from millstream.values import Values
 from millstream_connectors.shared.formats.decoding import Decoder, open_decoder
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
@@ -104,7 +105,7 @@ class DecodingLane:
             return replace(batch, frame=None, invalid=(*batch.invalid, *invalid), made_up=b"")
         taken = frame if not invalid else frame.take(kept)
         if self._values is not None:
-            taken = replace(taken, values_column=columns.pack_bytes([cast("bytes", values[row]) for row in kept]))
+            taken = replace(taken, contents=Values.of([cast("bytes", values[row]) for row in kept]))
         if keys is not None:
             taken = replace(taken, keys_column=columns.pack_lists([cast("_Keys", keys[row]) for row in kept]))
         return replace(batch, frame=taken, invalid=(*batch.invalid, *invalid), made_up=batch.rows_made_up(kept))

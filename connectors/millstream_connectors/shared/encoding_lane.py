@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from millstream.record import Position
+from millstream.values import Values
 from millstream_udf import columns
 from millstream_writer.connector import Encoder, Encoders
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -55,7 +56,7 @@ async def encoded(encoders: Encoders, item: SinkFrame) -> tuple[SinkFrame | None
     fit = item.take(rows)
     frame = fit.frame
     if encoders.values is not None:
-        frame = replace(frame, values_column=columns.pack_bytes([cast("bytes", values[row]) for row in rows]))
+        frame = replace(frame, contents=Values.of([cast("bytes", values[row]) for row in rows]))
     if keys is not None:
         frame = replace(frame, keys_column=columns.pack_lists([cast("_Keys", keys[row]) for row in rows]))
     return replace(fit, frame=frame), rows, failures

@@ -12,8 +12,8 @@ from typing import Any
 
 from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
 from millstream.record import Position
+from millstream.values import Values
 from millstream_connectors.shared.columns import Column
-from millstream_udf import columns
 from millstream_writer.sink import (
     DividingLane,
     FinishingLane,
@@ -88,7 +88,7 @@ class EnvelopeLane:
 
     def _enveloped(self, item: SinkFrame) -> SinkFrame:
         values = [line.encode() for line in envelope_lines(item, flat=self._flat)]
-        return replace(item, frame=replace(item.frame, values_column=columns.pack_bytes(values)))
+        return replace(item, frame=replace(item.frame, contents=Values.of(values)))
 
 
 def envelope_lines(item: SinkFrame, *, flat: bool = False) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from millstream.exact_json import parse, parse_all
 from millstream.extract import Extraction, shown
 from millstream.json_text import all_json
+from millstream.values import Values
 
 UTF_8 = "utf-8"
 
@@ -34,7 +35,7 @@ class SealedRecords:
     records: int
     size: int
     """Bytes of all values."""
-    values_column: bytes
+    values: Values
     event_times_us: array[int] | None
     """As in `ParsedLines`."""
     keys_column: bytes

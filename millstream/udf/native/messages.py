@@ -20,6 +20,7 @@ from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAn
 from millstream.udf.checks import check_map_answer, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
+from millstream.values import Values
 from millstream_udf import columns
 from millstream_udf.fields import Large
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -181,7 +182,7 @@ def _frame_of(message: frame_pb2.Frame) -> Frame | None:
         event_time_min_us=min(times),
         event_time_max_us=max(times),
         ingest_time_us=sealed.info.ingest_time_us,
-        values_column=sealed.values,
+        contents=Values(sealed.values),
         event_times_column=sealed.event_times_us,
         keys_column=sealed.keys,
         headers_column=sealed.headers,

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
+from millstream.values import Values
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.group_keys import ESCAPE, ESCAPED_ESCAPE, ESCAPED_SEPARATOR, ONE_EMPTY_PART
 from millstream_reduce.windowing import Keys, Rows, Times
@@ -151,7 +152,7 @@ def frame_of_columns(
         event_time_min_us=int(event_times_us.min()),
         event_time_max_us=int(event_times_us.max()),
         ingest_time_us=ingest_time_us,
-        values_column=_bytes_column(values).SerializeToString(),
+        contents=Values(_bytes_column(values).SerializeToString()),
         event_times_column=event_times_us.astype("<i8", copy=False).tobytes(),
         keys_column=_list_column(keys) if keys is not None else b"",
         headers_column=_headers_column(headers) if headers is not None else b"",
@@ -163,8 +164,8 @@ def _joined(arrays: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
 
 
 def _values_of(frames: Sequence[Frame]) -> pa.Array[Any]:
-    if all(frame.arrow_column for frame in frames):
-        rows = [arrow_values.unpacked(frame.arrow_column, frame.records) for frame in frames]
+    if all(frame.contents.arrow for frame in frames):
+        rows = [arrow_values.unpacked(frame.contents.arrow, frame.records) for frame in frames]
         if all(batch.schema.equals(rows[0].schema) for batch in rows):
             return _joined([_struct(batch) for batch in rows])
     return _joined([_values(frame.with_values()) for frame in frames])
@@ -176,7 +177,7 @@ def _struct(rows: pa.RecordBatch) -> pa.Array[Any]:
 
 
 def _values(frame: Frame) -> pa.Array[Any]:
-    message = frame_pb2.SealedBytesColumn.FromString(frame.values_column)
+    message = frame_pb2.SealedBytesColumn.FromString(frame.contents.column)
     return _binary(message, frame.records)
 
 

@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.account import Account
 from millstream.dead_letter import DEAD_LETTER_HEADERS, DEAD_LETTER_MARK, headers_of
 from millstream.errors import UdfError, UserError
-from millstream.frame import Frame, build_frame, values_of_arrow
+from millstream.frame import Frame, build_frame
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
 from millstream.naming import MISFIT, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
 from millstream.plurals import counted
@@ -31,6 +31,7 @@ from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.endings import ProcessEndedError
 from millstream.udf.streams import MapStream
 from millstream.udf.suspects import Suspects, outcome_of
+from millstream.values import Values
 from millstream.watermark import future
 from millstream_udf import columns
 from millstream_udf.arrow_values import JSON_TIMES
@@ -164,8 +165,7 @@ class MapStage(Stage):
         output = replace(
             inherited,
             records=answer.records,
-            values_column=answer.values,
-            arrow_column=answer.arrow,
+            contents=Values(answer.values, answer.arrow),
             keys_column=answer.keys or inherited.keys_column,
             headers_column=self._headers(frame, answer) or inherited.headers_column,
             ids_column=b"",
@@ -480,7 +480,7 @@ def _with_values(answer: MapAnswer) -> MapAnswer:
     """The same answer with values in place of Arrow columns."""
     if not answer.arrow:
         return answer
-    return replace(answer, values=values_of_arrow(answer.arrow, answer.records), arrow=b"")
+    return replace(answer, values=Values(arrow=answer.arrow).as_bytes(answer.records).column, arrow=b"")
 
 
 def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:
@@ -508,7 +508,7 @@ def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> 
 def _is_too_large(frame: Frame) -> bool:
     """Whether one of the records exceeds the size limit of a record."""
     # Where columns are few bytes, their JSON may still be too many.
-    if frame.size + (JSON_TIMES - 1) * len(frame.arrow_column) <= RECORD_BYTES_MAX:
+    if frame.size + (JSON_TIMES - 1) * len(frame.contents.arrow) <= RECORD_BYTES_MAX:
         return False
     frame = frame.with_values()
     rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)

@@ -229,7 +229,7 @@ def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
     """`frame` in pieces within the limits; a single record may exceed the limit of bytes."""
     if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
         return [frame]
-    if frame.arrow_column and frame.records > 1:
+    if frame.contents.arrow and frame.records > 1:
         # What a row takes in columns is not known, so it is halved until it fits.
         full = -(-frame.records // limits.records)
         middle = full // 2 * limits.records if full > 1 else frame.records // 2

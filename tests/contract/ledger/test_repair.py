@@ -27,6 +27,7 @@ from millstream.ledger.witness import from_messages, given_up_of, merged, not_pa
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.loading import load
+from millstream.values import Values
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair
@@ -213,7 +214,7 @@ async def test_a_replaced_past_is_gone_on_behind(harness: JetStreamHarness, tmp_
 def _falling() -> bytes:
     frame = build_frame([b"abc", b"d"], array("q", [1, 2]), ingest_time_us=0, ids=[b"one", b"two"])
     values = frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 9, 4]), data=b"abcd")
-    return replace(frame, values_column=values.SerializeToString()).encode()
+    return replace(frame, contents=Values(values.SerializeToString())).encode()
 
 
 def _no_text() -> bytes:

@@ -70,7 +70,7 @@ def check_limits(batch: SourceBatch, records_max: int, bytes_max: int) -> None:
     if frame is None:
         return
     assert 1 <= frame.records <= records_max
-    assert frame.records == 1 or len(frame.values_column) <= bytes_max + 64
+    assert frame.records == 1 or len(frame.contents.column) <= bytes_max + 64
     times = frame.event_times_us()
     assert (frame.event_time_min_us, frame.event_time_max_us) == (min(times), max(times))
     assert Frame.decode(frame.encode()) == frame

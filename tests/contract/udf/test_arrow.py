@@ -16,6 +16,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer
 from millstream.udf.function import LocalFunction, open_remote_function
 from millstream.udf.sidecar import python_command
+from millstream.values import Values
 from millstream_udf import arrow_values, columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -23,9 +24,7 @@ from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import HERE, NAME, Open, frame_of
 
 FRAME = frame_of([b'{"number":%d}' % number for number in range(3)])
-TYPED = replace(
-    FRAME, values_column=b"", arrow_column=arrow_values.packed(pa.RecordBatch.from_pydict({"number": [1, 1, 1]}))
-)
+TYPED = replace(FRAME, contents=Values(arrow=arrow_values.packed(pa.RecordBatch.from_pydict({"number": [1, 1, 1]}))))
 
 
 @asynccontextmanager
@@ -46,7 +45,7 @@ async def test_columns_go_from_one_function_to_another(open_function: Open) -> N
         assert arrow_values.as_json(first.arrow, 3) == [b'{"number":0}', b'{"number":2}', b'{"number":4}']
         async with function.open_map(FunctionKind.MAP, NAME) as stream:
             assert stream.takes_arrow
-            second = await stream.call(replace(FRAME, values_column=b"", arrow_column=first.arrow), watermark_us=0)
+            second = await stream.call(replace(FRAME, contents=Values(arrow=first.arrow)), watermark_us=0)
     assert columns.unpack_bytes(second.values) == [b'{"number":0}', b'{"number":4}', b'{"number":8}']
 
 
@@ -89,5 +88,5 @@ async def test_a_function_that_replaces_another_gets_what_it_takes(tmp_path: Pat
 
 async def test_what_is_not_columns_fails_the_call(open_function: Open) -> None:
     async with served(open_function, "twice") as function:
-        failed = await answer(function, replace(FRAME, values_column=b"", arrow_column=b"not Arrow"))
+        failed = await answer(function, replace(FRAME, contents=Values(arrow=b"not Arrow")))
     assert "the values are not Arrow columns" in failed.error

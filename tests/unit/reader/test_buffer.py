@@ -16,6 +16,7 @@ from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream.frame import frame_of_records
 from millstream.record import Position, Record
+from millstream.values import Values
 from millstream_reader.buffer import BufferReader, late_records, open_buffer_reader
 from millstream_udf import arrow_values
 from tests.support.errors import raises
@@ -78,7 +79,7 @@ async def test_frames_come_in_order_each_with_the_watermark_before_it(rig: Rig) 
 @pytest.mark.parametrize("takes_arrow", [False, True])
 async def test_only_who_takes_columns_gets_them(rig: Rig, takes_arrow: bool) -> None:
     rows = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
-    frame = replace(records_of(b"", b"", b""), values_column=b"", arrow_column=arrow_values.packed(rows))
+    frame = replace(records_of(b"", b"", b""), contents=Values(arrow=arrow_values.packed(rows)))
     await rig.feed(frame)
     (sequence,) = await sequences(rig)
     start = Position(sequence - 1, 1)
@@ -86,7 +87,7 @@ async def test_only_who_takes_columns_gets_them(rig: Rig, takes_arrow: bool) -> 
     async with opening as reader:
         read = await reader.next()
     assert read is not None
-    assert bool(read.frame.arrow_column) == takes_arrow
+    assert bool(read.frame.contents.arrow) == takes_arrow
     assert read.frame.values() == [b'{"n":2}', b'{"n":3}']
     # What it counts does not depend on the form in which it is read.
     (stored,) = await (await rig.ledger("in")).peek(INPUT, 0, 100)
@@ -94,7 +95,7 @@ async def test_only_who_takes_columns_gets_them(rig: Rig, takes_arrow: bool) -> 
 
 
 async def test_stored_columns_that_cannot_be_read_are_damage(rig: Rig) -> None:
-    await rig.feed(replace(records_of(b"a"), values_column=b"", arrow_column=b"not Arrow"))
+    await rig.feed(replace(records_of(b"a"), contents=Values(arrow=b"not Arrow")))
     with pytest.RaisesGroup(raises(codes.FRAME_UNREADABLE, match="not Arrow columns.*No record of it was used")):
         async with open_buffer_reader(await rig.ledger("in"), INPUT, Position(0), Timeline()) as reader:
             await reader.next()

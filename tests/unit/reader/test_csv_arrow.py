@@ -84,7 +84,7 @@ def outcome(parsed: ParsedLines) -> Outcome:
     keys: Sequence[tuple[bytes, ...] | None] | None = parsed.keys
     if parsed.sealed is not None:
         sealed = parsed.sealed
-        values = columns.unpack_bytes(sealed.values_column)
+        values = columns.unpack_bytes(sealed.values.column)
         times = list(sealed.event_times_us) if sealed.event_times_us is not None else None
         keys = columns.unpack_lists(sealed.keys_column, count) if sealed.keys_column else None
         assert sealed.size == sum(map(len, values))

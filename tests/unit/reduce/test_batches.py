@@ -16,6 +16,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.frame import Frame, build_frame, frame_of_records, join_frames
 from millstream.record import Record
+from millstream.values import Values
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.group_keys import join_key
@@ -46,7 +47,7 @@ def frames(draw: st.DrawFn) -> Frame:
             rows = pa.RecordBatch.from_pydict({"n": numbers, "text": [f"text {number}" for number in numbers]})
         case _:
             rows = pa.RecordBatch.from_pydict({"n": [number / 2 for number in numbers]})
-    return replace(frame, values_column=b"", arrow_column=arrow_values.packed(rows))
+    return replace(frame, contents=Values(arrow=arrow_values.packed(rows)))
 
 
 def append_of(batch: pa.RecordBatch) -> wal_pb2.Append:
@@ -168,7 +169,7 @@ def column(offsets: list[int], data: bytes) -> bytes:
 def test_columns_that_are_none_are_damage(values: bytes) -> None:
     frame = build_frame([b"a", b"bc"], array("q", [1, 2]), ingest_time_us=1)
     with raises(codes.SEGMENT_DAMAGED):
-        batches.batch_of_frames([replace(frame, values_column=values)])
+        batches.batch_of_frames([replace(frame, contents=Values(values))])
 
 
 def test_keys_that_are_no_text_are_damage() -> None:
@@ -190,7 +191,7 @@ def test_fields_that_are_no_schema_are_damage() -> None:
 def test_columns_stay_columns_if_all_frames_have_the_same() -> None:
     rows = pa.RecordBatch.from_pydict({"n": [1, 2], "text": ["a", None]})
     values = build_frame([b"{}", b"{}"], array("q", [1, 2]), ingest_time_us=1)
-    of_columns = replace(values, values_column=b"", arrow_column=arrow_values.packed(rows))
+    of_columns = replace(values, contents=Values(arrow=arrow_values.packed(rows)))
     together: Any = batches.batch_of_frames([of_columns, of_columns]).column("value")
     assert together.to_pylist() == [*rows.to_pylist(), *rows.to_pylist()]
     objects = [b'{"n":1,"text":"a"}', b'{"n":2,"text":null}']

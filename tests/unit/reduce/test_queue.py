@@ -14,6 +14,7 @@ import pytest
 from millstream import codes
 from millstream.errors import FencedError
 from millstream.frame import Frame
+from millstream.values import Values
 from millstream_reduce.log.entries import segment_name, whole_entries
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import HandOverOrigin
@@ -85,7 +86,7 @@ async def test_late_records_are_kept_as_frames_where_they_are_wanted(tmp_path: P
 def as_columns(frame: Frame) -> Frame:
     """The same records with their times as Arrow columns in place of values."""
     rows = pa.RecordBatch.from_pydict({"at": list(frame.event_times_us())})
-    return replace(frame, values_column=b"", arrow_column=arrow_values.packed(rows))
+    return replace(frame, contents=Values(arrow=arrow_values.packed(rows)))
 
 
 @pytest.mark.guarantee("I3")

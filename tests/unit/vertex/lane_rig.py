@@ -95,7 +95,7 @@ class InProcessStream:
         alone: bool = False,
     ) -> MapAnswer:
         self.calls.append(frame.records)
-        self.arrow.append(bool(frame.arrow_column))
+        self.arrow.append(bool(frame.contents.arrow))
         call = udf_pb2.SealedMapCall(
             call_id=1,
             frame=frame.encode(),

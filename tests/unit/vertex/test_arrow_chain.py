@@ -20,6 +20,7 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry.telemetry import Telemetry
+from millstream.values import Values
 from millstream_reader.tracker import Tracker
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
@@ -128,7 +129,7 @@ async def test_the_second_function_gets_columns_and_nothing_else_changes() -> No
     assert values_of(found[True]) == values_of(found[False])
     assert json.loads(values_of(found[True])[-1]) == {"id": 9, "tax": 2.25}
     for (_, frame), (_, other) in zip(found[True].frames, found[False].frames, strict=True):
-        assert not frame.arrow_column
+        assert not frame.contents.arrow
         assert frame == replace(other, ingest_time_us=frame.ingest_time_us)
     # The bytes between the two are other ones; the records are not.
     accounts = [[found[arrow].account, *(one.account for one in found[arrow].passed)] for arrow in (True, False)]
@@ -173,7 +174,7 @@ async def test_more_outputs_than_a_frame_has() -> None:
 
 
 async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
-    frame = replace(records_of(b"a"), values_column=b"", arrow_column=b"not Arrow")
+    frame = replace(records_of(b"a"), contents=Values(arrow=b"not Arrow"))
     with raises(codes.FUNCTION_PROTOCOL, match="not Arrow columns"):
         frame.with_values()
     async with open_chain(failing, arrow=True, policy=OnFailure.DEAD_LETTER) as chain:
@@ -188,7 +189,7 @@ async def test_cells_that_json_changes_are_not_stored() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
-    frame = replace(records_of(b"a"), values_column=b"", arrow_column=sink.getvalue().to_pybytes())
+    frame = replace(records_of(b"a"), contents=Values(arrow=sink.getvalue().to_pybytes()))
     router = Router([Route(OUT.edge, 1, None)])
     async with open_rig() as rig:
         output = await output_of(rig, router, takes_arrow=True)
@@ -203,7 +204,7 @@ async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:
             output = await output_of(rig, router, takes_arrow=takes_arrow)
             step = Step(LaneId("second", "in", 0), stage_of(stream), router, Telemetry(), LaneCounters())
             stepped = await Stages([step], output, SystemClock()).take(records_of(*VALUES), Lineage("1/"), 0)
-        assert [bool(frame.arrow_column) for _, frame in stepped.frames] == [takes_arrow]
+        assert [bool(frame.contents.arrow) for _, frame in stepped.frames] == [takes_arrow]
         assert json.loads(stepped.frames[0][1].values()[-1]) == {"id": 9, "total": 4.5}
 
 

@@ -153,7 +153,7 @@ def deliverer_of(core: LaneCore, delivery: Delivery) -> ChainDeliverer:
 
 def kept(value: bytes) -> list[Frame]:
     """The frames of this process that have the value; another test may have left frames of the same size."""
-    return [one for one in gc.get_objects() if isinstance(one, Frame) and value in one.values_column]
+    return [one for one in gc.get_objects() if isinstance(one, Frame) and value in one.contents.column]
 
 
 @pytest.mark.guarantee("I8")

@@ -27,6 +27,7 @@ from pyarrow import csv
 
 from millstream.extract import RFC3339, YEAR_1_US, Extraction, TimeParser
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.values import Values
 from millstream_connectors.file.source.csv_members import ENCODERS
 from millstream_connectors.shared.parsing import UTF_8, ParsedLines, SealedRecords
 from millstream_udf import columns
@@ -136,7 +137,7 @@ class ArrowRows:
         return SealedRecords(
             records=len(values),
             size=len(column.data),
-            values_column=column.SerializeToString(),
+            values=Values(column.SerializeToString()),
             event_times_us=_event_times(fields[self._time_index], self._extraction.parse_time) if has_time else None,
             keys_column=_keys_column([fields[index] for index in self._key_indexes]) if self._key_indexes else b"",
         )

@@ -377,7 +377,7 @@ def _frame_of(sealed: SealedRecords, now_us: int) -> Frame:
         event_time_min_us=min(times),
         event_time_max_us=max(times),
         ingest_time_us=now_us,
-        values_column=sealed.values_column,
+        contents=sealed.values,
         event_times_column=columns.pack_times(times),
         keys_column=sealed.keys_column,
     )

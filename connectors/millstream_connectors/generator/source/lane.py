@@ -25,6 +25,7 @@ from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import LaneId
+from millstream.values import Values
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.source import SourceBatch
@@ -177,7 +178,7 @@ class GeneratorLane(PositionedLane):
             event_time_min_us=min(times) if self._shifts else times[0],
             event_time_max_us=max(times) if self._shifts else times[-1],
             ingest_time_us=ingest_us,
-            values_column=self._values.column(start, count),
+            contents=Values(self._values.column(start, count)),
             event_times_column=columns.pack_times(times),
             keys_column=self._keys.column(start, count),
         )

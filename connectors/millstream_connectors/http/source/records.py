@@ -23,6 +23,7 @@ from millstream.extract import Extraction, key_text, member, time_parser
 from millstream.frame import Frame
 from millstream.json_text import all_json, elements_of, lines_of
 from millstream.limits import KIB, RECORD_BYTES_MAX
+from millstream.values import Values
 from millstream_connectors.shared.parsing import checked_json
 from millstream_udf import columns
 
@@ -146,7 +147,7 @@ class _Reader:
             event_time_min_us=earliest,
             event_time_max_us=latest,
             ingest_time_us=self._now_us,
-            values_column=columns.pack_bytes(values),
+            contents=Values.of(values),
             event_times_column=columns.pack_times(times),
             keys_column=columns.pack_lists(keys),
             headers_column=columns.pack_headers([self._carried] * count) if self._carried else b"",
