@@ -4,8 +4,8 @@
     python benchmarks/earlier_data.py --base REV --only reduce
 
 Each pipeline is begun by the other commit and killed, all processes at once, begun by it again and killed again, and
-finished by this checkout. One line for each says how many of the numbers were in the files before that, what was still
-stored, and how many are lost or repeated in the end. Exit code 1 if any is.
+finished by this checkout. One line for each says how many of the numbers were in the files before that, and how many
+are lost or repeated in the end. Exit code 1 if any is.
 """
 
 from __future__ import annotations
@@ -22,30 +22,27 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from compare import ROOT, add_compiled, checkout, interpreter, python_arguments  # noqa: E402 (beside this file)
+from benchmarks.compare import ROOT, add_compiled, checkout, interpreter, python_arguments
 
 NUMBERS = 6000
-BEFORE_A_KILL_S = 5.0
 ENDS_WITHIN_S = 300.0
 
 SOURCE = f"- name: in\n  source: {{generator: {{records: {NUMBERS}, rpu: 500, duration: 1s, keyCount: 8}}}}\n"
 SLOW = """
 import time
 
-def slow(keys, datum):
-    time.sleep(0.0005)
-    return datum.value
+def slow(value: bytes) -> bytes:
+    time.sleep(0.004)
+    return value
 """
 MAP = "- name: {name}\n  udf: {{python: 'functions:slow'}}\n"
-OUT = "- name: out\n  sink: {file: {path: out, maxRecords: 100}}\n"
+OUT = "- name: out\n  sink: {file: {path: out, rolling: {maxRecords: 100}}}\n"
 COUNTS = """- name: sum
   udf:
     groupBy: {window: {fixed: {length: 1s}}, keyed: true}
     sql: {query: 'SELECT key, count(*) AS c FROM window GROUP BY key'}
 - name: numbers
-  sink: {file: {path: numbers, maxRecords: 100}}
+  sink: {file: {path: numbers, rolling: {maxRecords: 100}}}
 """
 PIPELINES = {
     "buffers": (SOURCE + MAP.format(name="map") + "  partitions: 2\n" + OUT, "in -> map", "map -> out"),
@@ -76,7 +73,7 @@ def write(directory: Path, vertices: str, edges: Sequence[str], ledger: str) -> 
     """The pipeline and its function."""
     (directory / "functions.py").write_text(SLOW)
     (directory / "pipeline.yaml").write_text(
-        "apiVersion: millstream.io/v1\nkind: Pipeline\nmetadata: {name: earlier}\nspec:\n"
+        "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: earlier}\nspec:\n"
         f"  interStepBuffer: {{{ledger}: {{}}}}\n  vertices:\n"
         + "".join(f"  {line}\n" for line in vertices.splitlines())
         + "  edges:\n"
@@ -94,11 +91,13 @@ def begin(side: tuple[Path, Path], directory: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Kill the runner and everything that it has started, at once."""
-    time.sleep(seconds)
-    if process.poll() is not None:
-        raise SystemExit("it has ended before it could be killed: its messages are above")
+def kill_at(count: int, process: subprocess.Popen[bytes], directory: Path, files: str) -> None:
+    """Kill the runner and everything that it has started, at once, when so many numbers are in the files."""
+    until_s = time.monotonic() + ENDS_WITHIN_S
+    while sum(numbers_in(directory, files).values()) < count:
+        if process.poll() is not None or time.monotonic() > until_s:
+            raise SystemExit(f"it has ended or stands:\n{(directory / 'messages').read_text()[-3000:]}")
+        time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     # Its children die with it. What they held is free when they are gone.
@@ -127,8 +126,8 @@ def tried(name: str, ledger: str, sides: dict[str, tuple[Path, Path]]) -> bool:
         directory = Path(made)
         write(directory, vertices, edges, ledger)
         files = "numbers" if name == "reduce" else "out"
-        for _ in range(2):
-            kill_after(begin(sides["base"], directory), BEFORE_A_KILL_S)
+        for count in (NUMBERS // 10, NUMBERS // 3):
+            kill_at(count, begin(sides["base"], directory), directory, files)
         before = sum(numbers_in(directory, files).values())
         code = begin(sides["here"], directory).wait(ENDS_WITHIN_S)
         found = numbers_in(directory, files)
