@@ -65,6 +65,16 @@ START_S = 400
 """On a busy machine, such a start may take longer than a test of another kind may."""
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patient_online_checks() -> Iterator[None]:
+    """How soon servers answer `validate --online` says how busy the machine is."""
+    from millstream_runner.local import online
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "ONLINE_CHECK_TIMEOUT_S", 300.0)
+        yield
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves sweeps to `make test-all`; gives tests that may have to start a slow server the time for it."""
     if not sizes.ALL:
