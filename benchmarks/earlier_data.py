@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.compare import ROOT, add_compiled, checkout, interpreter, python_arguments
+from compare import ROOT, add_compiled, checkout, interpreter, python_arguments
 
 NUMBERS = 6000
 ENDS_WITHIN_S = 300.0
