@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -58,24 +59,28 @@ async def test_a_debugger_of_another_user_is_not_accepted_and_one_of_this_user_i
     pytest.importorskip("debugpy")
     port = free_ports()
     (tmp_path / "f.py").write_text(FUNCTION)
-    with subprocess.Popen(  # noqa: ASYNC220  # it is read in other threads
-        [sys.executable, "f.py"],
-        cwd=tmp_path,
-        env={**os.environ, debugging.PORT_VARIABLE: str(port)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as function:
+    with (
+        subprocess.Popen(  # noqa: ASYNC220  # it is read in other threads
+            [sys.executable, "f.py"],
+            cwd=tmp_path,
+            env={**os.environ, debugging.PORT_VARIABLE: str(port)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as function,
+        ExitStack() as ending,
+    ):
+        # If the test fails, it still waits.
+        ending.callback(function.kill)
         assert function.stdout is not None
         assert function.stdin is not None
         assert await asyncio.to_thread(function.stdout.readline) == "begun\n"
         async with asyncio.timeout(60):
-            while port not in (ports := listening()):  # noqa: ASYNC110  # another process
+            # That of editors, and that of the function's own process.
+            while port not in (ports := listening()) or len(ports) < 2:  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.05)
-        # That of editors, and that of the function's own process.
         done = stranger.run(ATTACK, *map(str, ports))
         assert done.stdout.split() == ["b''"] * len(ports), done
-        assert len(ports) >= 2
         async with attached(port, tmp_path / "f.py"):
             assert await asyncio.to_thread(function.stdout.readline) == "attached\n"
             function.stdin.close()

@@ -81,7 +81,7 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
         assert "a page of the column text takes 27000" in said.pop(name)
     assert f"take more memory than {TABLE_ENTRIES_BYTES_MAX} bytes" in said.pop("list of manifests")
     assert "its log takes more than 1024 MiB when it is loaded" in said.pop("checkpoint")
-    assert said.pop("statistics").startswith("Changes(files=[Added(path=")
+    assert said.pop("statistics").startswith("SnapshotFiles(files=[AddedFile(path=")
     assert "they are compressed" in said.pop("arrow")
     assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
     assert f"more than {REGISTRY_ANSWER_BYTES_MAX} bytes" in said.pop("registry")
