@@ -7,6 +7,7 @@ other vertices, health checks, and the loop that would end the silence here.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ SILENCE_S = 0.05
 """Shorter than any limit of a client."""
 ENDS_BY_ITSELF_S = 5
 """A stopped process does not end a silence, so something else does, for the test to fail instead of standing."""
+_END = "import os, signal, sys, time; time.sleep(int(sys.argv[1])); os.kill(int(sys.argv[2]), signal.SIGCONT)"
 
 T = TypeVar("T")
 
@@ -28,7 +30,8 @@ async def through_silences(server: ServerProcess, work: Coroutine[Any, Any, T]) 
     while not task.done():
         server.pause()
         since_s = loop.time()
-        async with started("sh", "-c", f"sleep {ENDS_BY_ITSELF_S} && kill -CONT {server.pid}"):
+        # One process: a shell's `sleep` would outlive it.
+        async with started(sys.executable, "-ISc", _END, str(ENDS_BY_ITSELF_S), str(server.pid)):
             await asyncio.wait((task,), timeout=SILENCE_S)
             lasted_s = loop.time() - since_s
             server.go_on()

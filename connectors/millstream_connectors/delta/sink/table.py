@@ -191,15 +191,20 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         """The position with the frame of the lane's last record, if the history goes back that far."""
         for version in range(table.version(), max(-1, table.version() - _HISTORY), -1):
             commit = self._commit_info(version)
+            if commit is None:
+                break
             if commit.get("millstreamLane") == self._application and commit.get(FRAME):
                 at = commit.get("millstreamPosition")
                 return kept._replace(frame=str(commit[FRAME])) if at == list(kept.position) else kept
         return kept
 
-    def _commit_info(self, version: int) -> dict[str, Any]:
-        """What a commit said about itself; empty if the log has it no longer."""
+    def _commit_info(self, version: int) -> dict[str, Any] | None:
+        """What a commit said about itself; None if the log has it no longer."""
         try:
-            lines = (self._opening.files.commit(version) or b"").splitlines()
+            entry = self._opening.files.commit(version)
+            if entry is None:
+                return None
+            lines = entry.splitlines()
             return next((dict(parse_json(line)["commitInfo"]) for line in lines if b'"commitInfo"' in line), {})
         except (ValueError, LookupError, TypeError) as error:
             what = f"{self._owner.where}: version {version} in the log of {self.target} cannot be read: {error}"
