@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import ParseResult
 
 from millstream import codes, limits
+from millstream.cancellation import Cancellations
 from millstream.errors import InfrastructureError
 from millstream.json_parser import parse_json
 from millstream.nats.access import BrokerAccess
@@ -150,6 +151,7 @@ class BrokerConnection:
     async def open(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s) as self._opening:
+                cancellations = self._transport.opening = Cancellations()
                 await self._client.connect(
                     self._access.servers,
                     name=self._name,
@@ -164,6 +166,7 @@ class BrokerConnection:
                     pending_size=_PENDING_BYTES_MAX,
                     **self._access.client_options(),
                 )
+                cancellations.check()
         except (TimeoutError, nats_errors.Error, OSError) as error:
             if self._hopeless is not None:
                 raise InfrastructureError(codes.BROKER_REFUSES, self._hopeless) from error
@@ -174,12 +177,13 @@ class BrokerConnection:
                 "it is running and that the address is right",
             ) from error
         finally:
-            self._opening = None
+            self._opening = self._transport.opening = None
         self._inbox = self._client.new_inbox()
         await self._client.listen(f"{self._inbox}.*", self._on_answer)
         self._up.set()
 
     async def close(self) -> None:
+        cancellations = Cancellations()
         self._closing = True
         self._fail_answers()
         # `asyncio.wait_for` loses a cancellation that arrives just as an attempt fails, and the client continues.
@@ -195,6 +199,7 @@ class BrokerConnection:
             if reconnecting is not None:
                 reconnecting.cancel()
                 await asyncio.wait([reconnecting], timeout=_CLOSE_TIMEOUT_S)
+        cancellations.check()
 
     async def connected(self) -> None:
         """Wait until there is a connection, without a limit."""
@@ -388,6 +393,8 @@ class _AbortingTransport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
         self.at_once: AtOnce = nothing_at_once
         """Gets what arrives, before the task that reads it."""
+        self.opening: Cancellations | None = None
+        """Of the task that opens the connection, until it is open."""
         self._must_encrypt = encrypted
         self._encrypts = False
         self._forbidden = False
@@ -400,6 +407,8 @@ class _AbortingTransport(TcpTransport):
         if self._forbidden:
             # Nothing else ends the client's attempts.
             raise asyncio.CancelledError
+        if self.opening is not None:
+            self.opening.check()
         # The client forgets a connection that broke before the server had sent its INFO.
         self.abort()
         self._encrypts = False

@@ -47,7 +47,8 @@ async def open_channel(
         key = resolve(credentials, base_dir, f"{where}: credentials for {endpoint}")
     try:
         # This may send a request to the machine's metadata server or to a token server.
-        found = await asyncio.wait_for(asyncio.to_thread(_credentials, key, scope), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            found = await asyncio.to_thread(_credentials, key, scope)
     except _NotAKeyError as error:
         what = f"{where}: `credentials` for {endpoint} are not the JSON key of a service account"
         raise UserError(codes.TARGET_REFUSES, what) from error

@@ -364,7 +364,8 @@ async def _sample(
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
             continue
         with suppress(TimeoutError):
-            await asyncio.wait_for(begun.wait(), _SAMPLE_INTERVAL_S)
+            async with asyncio.timeout(_SAMPLE_INTERVAL_S):
+                await begun.wait()
             begun_s = loop.time()
             for use in measured.use.values():
                 use.first_cpu_s, use.cpu_s = None, 0.0

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +58,11 @@ def packages(_: Needs) -> Iterator[Finding]:
         yield Finding("Millstream", CheckState.OK, f"{found}; columns in {columns}", what)
 
 
+async def _within(measuring: Awaitable[object], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await measuring
+
+
 def broker(needs: Needs) -> Iterator[Finding]:
     """Starts the broker for a moment, on the disk of the data, and stores some records durably."""
     what = "buffers between the steps"
@@ -69,7 +74,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
         program = _program(needs.technology)
         with tempfile.TemporaryDirectory(prefix="millstream-doctor-", dir=place) as name:
             measuring = kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)
-            asyncio.run(asyncio.wait_for(measuring, _TIMEOUT_S))
+            asyncio.run(_within(measuring, _TIMEOUT_S))
     except MillstreamError as error:
         remedy = f"`millstream explain {error.code}` says more"
         yield Finding("Broker", CheckState.MISSING, str(error), what, remedy)
