@@ -57,7 +57,7 @@ docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000 (ADDRESS=hos
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr $(ADDRESS)
 
 check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: under a minute.
-	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \
+	$(BIN)/python -m pytest -q --numprocesses auto --hypothesis-profile quick \
 		-m "not process and not slow" tests/unit
 
 test: $(STAMP)  ## All checks and all tests, the files of tests on WORKERS processes.

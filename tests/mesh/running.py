@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from millstream_runner.local.run import SAME_DECISION_S
 from tests.support.children import started
 
 LIMIT_S = 300
@@ -54,9 +55,10 @@ class Running:
         self.process.send_signal(signal.SIGINT)
 
     async def interrupt_twice(self) -> None:
-        """Ctrl-C, and again when the drain has begun: two at the same moment would arrive as one."""
+        """Ctrl-C, and again when the drain has begun and the two cannot be one decision any more."""
         self.interrupt()
         await self.until(lambda: self.json("status.json")["state"] == "draining")
+        await asyncio.sleep(SAME_DECISION_S)
         self.interrupt()
 
     def kill(self) -> None:

@@ -46,11 +46,16 @@ def listening() -> set[int]:
     return {
         entry.laddr.port
         for entry in psutil.net_connections("tcp")
-        if entry.laddr
-        and entry.status == psutil.CONN_LISTEN
-        and entry.pid
-        and "debugpy" in " ".join(psutil.Process(entry.pid).cmdline())
+        if entry.laddr and entry.status == psutil.CONN_LISTEN and entry.pid and "debugpy" in _command(entry.pid)
     }
+
+
+def _command(pid: int) -> str:
+    """Empty if the process has ended: other tests have processes, too."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 async def test_a_debugger_of_another_user_is_not_accepted_and_one_of_this_user_is(

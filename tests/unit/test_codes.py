@@ -116,6 +116,7 @@ def named(node: ast.expr | None) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_every_error_has_a_code_of_its_class() -> None:
     raised_anywhere = all_raised()
     assert len(raised_anywhere) > 300, "the places are not found"

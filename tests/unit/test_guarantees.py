@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+import pytest
+
 from tools import guarantees
 
 INVARIANTS = [f"I{number}" for number in (*range(1, 11), 15, 16)]
@@ -18,11 +20,13 @@ def test_the_manifest_states_every_invariant() -> None:
         assert len(entry["tests"]) == len(set(entry["tests"])), invariant
 
 
+@pytest.mark.slow
 def test_manifest_and_marks_agree() -> None:
     faults = guarantees.differences(guarantees.listed(), guarantees.marked())
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 def test_every_invariant_has_tests_that_each_change_passes() -> None:
     swept = guarantees.swept()
     assert swept

@@ -56,6 +56,7 @@ def test_a_comparison_is_seen(text: str, count: int) -> None:
     assert len(list(comparisons(ast.parse(text)))) == count
 
 
+@pytest.mark.slow
 def test_no_kind_of_vertex_is_compared() -> None:
     paths = [
         path

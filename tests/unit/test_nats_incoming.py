@@ -111,6 +111,7 @@ class Listening(Heard):
         self.errors.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 40, 1000, 20_000])
 async def test_messages_that_are_taken_at_once_are_the_same_in_the_same_order(most: int) -> None:
     rng = random.Random(most)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OF_USERS = {"services/runner/millstream_runner/cli/test.py"}
 """Starts the tests of users, which import from their folder."""
 
 
+@pytest.mark.slow
 def test_no_module_of_ours_is_started_without_a_safe_path() -> None:
     found = 0
     patterns = ("millstream/**/*.py", "services/*/millstream_*/**/*.py", "connectors/**/*.py")

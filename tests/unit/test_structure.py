@@ -14,10 +14,12 @@ def structure() -> Structure:
     return Structure(REPOSITORY)
 
 
+@pytest.mark.slow
 def test_no_module_imports_one_that_imports_it(structure: Structure) -> None:
     assert structure.circles == []
 
 
+@pytest.mark.slow
 def test_no_package_imports_one_above_it(structure: Structure) -> None:
     assert structure.upward == []
 

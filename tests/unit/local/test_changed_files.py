@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from millstream.spec.loading import load
 from millstream_runner.local.changed_files import watch_files
 
@@ -30,6 +32,7 @@ spec:
 """
 
 
+@pytest.mark.slow
 async def test_a_change_that_is_not_taken_in_is_said_at_once(tmp_path: Path) -> None:
     file, maps, sums = tmp_path / "pipeline.yaml", tmp_path / "maps.py", tmp_path / "sums.py"
     file.write_text(PIPELINE)

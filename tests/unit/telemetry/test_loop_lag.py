@@ -26,6 +26,7 @@ class Moments:
         return moment_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("woken_s", "expected_s"),
     [

@@ -61,6 +61,7 @@ async def scrape_with_lag(port: int) -> dict[str, list[tuple[dict[str, str], flo
     return samples
 
 
+@pytest.mark.slow
 async def test_the_lag_of_the_loop_is_told_by_each_replica(free_port: int) -> None:
     async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
         await scrape_with_lag(free_port)
@@ -128,6 +129,7 @@ async def test_times_go_into_buckets(free_port: int) -> None:
     assert samples["millstream_end_to_end_record_seconds_total"] == [({}, 5)]
 
 
+@pytest.mark.slow
 async def test_every_metric_of_the_table_is_exported_by_some_vertex_and_no_other(free_port: int) -> None:
     seen: set[str] = set()
     for vertex_type in ("source", "map", "reduce", "sink"):

@@ -95,6 +95,7 @@ def _small_messages() -> Iterable[None]:
         yield
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(CONTENTS, st.lists(st.integers(0, 60), max_size=6))
 def test_every_record_arrives_in_its_group(contents: list[list[Record]], cuts: list[int]) -> None:
@@ -114,6 +115,7 @@ def test_every_record_arrives_in_its_group(contents: list[list[Record]], cuts: l
         assert message.last - message.first + 1 == len(part.counts) <= 3
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(CONTENTS, st.lists(st.integers(0, 60), max_size=6), st.integers(0, 9))
 def test_what_is_sent_again_is_the_same(contents: list[list[Record]], cuts: list[int], left_out: int) -> None:

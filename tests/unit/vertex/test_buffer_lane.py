@@ -76,6 +76,7 @@ async def test_what_is_read_and_not_committed_is_not_trimmed(rig: Rig) -> None:
         lane.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I8")
 async def test_what_was_committed_before_a_kill_is_trimmed_after_it(rig: Rig) -> None:
     await rig.feed(records_of(b"a"), records_of(b"b"), records_of(b"c"))

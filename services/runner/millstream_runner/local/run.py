@@ -87,7 +87,7 @@ FAILURE_GRACE_S = 10.0
 _POLL_S = 0.05
 _LOOKS_MAX = 100
 """How often the broker is asked for what the summary needs: 5 s if it answers at once."""
-_SAME_DECISION_S = 0.3
+SAME_DECISION_S = 0.3
 """Signals within this time are one decision: `timeout` signals its child, and then the group of both."""
 _CLOCK = SystemClock()
 ABORTED = 130
@@ -236,7 +236,7 @@ class _Run:
         self._aborted = False
         self._gave_up_start = False
         """Whether it was asked to stop before anything could be read."""
-        self._signalled_s = -_SAME_DECISION_S
+        self._signalled_s = -SAME_DECISION_S
         self._state = State.STARTING
         self._had_ended = False
 
@@ -474,7 +474,7 @@ class _Run:
             return
         since_s = _CLOCK.monotonic_s() - self._signalled_s
         self._signalled_s += since_s
-        if since_s < _SAME_DECISION_S:
+        if since_s < SAME_DECISION_S:
             return
         if self._state is State.STARTING and not self._gave_up_start:
             # As after a drain, everything that was read is finished: nothing was.

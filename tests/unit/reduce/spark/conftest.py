@@ -16,6 +16,15 @@ from millstream_reduce.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make check` starts no Spark."""
+    for item in items:
+        if "spark_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 START_TIMEOUT_S = 270.0
 STOP_TIMEOUT_S = 30.0
 
