@@ -262,7 +262,9 @@ class BrokerConnection:
         """Wait until the server has processed everything that was sent. Raises what the client raises, and
         `NotPermittedError`."""
         async with asyncio.timeout(timeout_s):
+            cancellations = Cancellations()
             await self._client.flush(max(1, round(timeout_s)))
+            cancellations.check()
         await self.connected()
 
     async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:

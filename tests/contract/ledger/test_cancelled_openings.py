@@ -1,4 +1,4 @@
-"""An opening that is cancelled ends, also where the library swallows the cancellation: it came with a result."""
+"""What is cancelled ends, also where the library swallows the cancellation: it came with a result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.nats.access import BrokerAccess
-from millstream.nats.client import TcpTransport
+from millstream.nats.client import Client, TcpTransport
 from millstream.nats.connection import open_connection
 
 
@@ -61,3 +61,19 @@ async def test_no_further_attempt_follows_a_cancellation_that_comes_with_a_failu
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         assert await _cancelled_with_line(BrokerAccess(f"nats://127.0.0.1:{port}"), 2, monkeypatch)
+
+
+async def test_a_cancellation_that_comes_with_a_pong_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_nats_server(tmp_path) as server, open_connection(server.access, name="test") as connection:
+        answer = Client._process_pong
+
+        async def cancelling(client: Client) -> None:
+            await answer(client)
+            waiting.cancel()
+
+        monkeypatch.setattr(Client, "_process_pong", cancelling)
+        waiting = asyncio.create_task(connection.settled(30))
+        await asyncio.wait([waiting], timeout=30)
+        assert waiting.cancelled(), waiting
