@@ -16,6 +16,9 @@ from millstream_reduce.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+START_TIMEOUT_S = 270.0
+STOP_TIMEOUT_S = 30.0
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,10 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-
-
-START_TIMEOUT_S = 270.0
-STOP_TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="session")
