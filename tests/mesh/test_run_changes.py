@@ -11,6 +11,7 @@ import pytest
 
 from millstream.durable import CRASH_AT
 from tests.mesh.running import command, start
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -121,7 +122,8 @@ async def test_edges_that_share_a_copy_part_where_nothing_waits(
     files.write(vertices, [*edges[:2], odd, edges[3]])
     give(tmp_path, 100, 100)
     # The first runs of it are killed in the middle of the change.
-    for point in ("ledger.take_over:after@b", f"ledger.leave:before@{ledger}", f"ledger.leave:after@{ledger}"):
+    points = ("ledger.take_over:after@b", f"ledger.leave:before@{ledger}", f"ledger.leave:after@{ledger}")
+    for point in points[-sized(1, len(points)) :]:
         with monkeypatch.context() as environment:
             environment.setenv(CRASH_AT, point)
             assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == -signal.SIGKILL, point

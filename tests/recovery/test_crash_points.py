@@ -207,6 +207,7 @@ async def test_killed_around_a_delivery_the_target_decides_whether_it_counts(tmp
         assert not report(again), report(again)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2")
 async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ assert producer.flush(300) == 0
 """
 
 
+@pytest.mark.sweep
 async def test_a_batch_of_kafka_that_is_small_when_it_is_stored(kafka: KafkaServer, tmp_path: Path) -> None:
     """The whole batch is decompressed by the client before a record of it can be looked at."""
     topic = kafka.create(f"bomb-{uuid4().hex[:8]}", config={"max.message.bytes": str(16 * MIB)})

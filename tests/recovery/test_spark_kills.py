@@ -144,6 +144,7 @@ async def test_a_jvm_that_ends_while_objects_are_given_back_to_it_leaves_no_nois
     assert out.decode().startswith("Spark's JVM ended (killed")
 
 
+@pytest.mark.sweep
 async def test_a_spark_that_is_out_of_memory_ends_and_says_so(tmp_path: Path) -> None:
     message = request(tmp_path, write_windows(tmp_path, [1]), sql(LARGE))
     with open_spark_driver(driver_memory_bytes=512 * MIB) as driver:

@@ -195,7 +195,7 @@ async def test_a_drained_lane_gives_back_what_it_has_not_given(rabbit: RabbitSer
 
 
 @pytest.mark.guarantee("I1", "I9")
-@pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("pause", marks=pytest.mark.sweep)])
 async def test_a_server_that_goes_away_is_waited_for(rabbit: RabbitServer, how: str) -> None:
     server = rabbit
     queue = server.queue()
