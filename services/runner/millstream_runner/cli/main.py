@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,8 +27,6 @@ from millstream_runner.cli.parsing import UsageError
 from millstream_runner.colours import show, show_message
 from millstream_runner.local.causes import first_cause
 
-_COMPLETE = "__complete"
-"""The command that the scripts of `millstream completion` call; no help shows it."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
@@ -52,16 +51,16 @@ def main(arguments: Sequence[str] | None = None, *, on_ready: Callable[[], objec
 
 
 def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
-    if words[:1] == [_COMPLETE]:
-        from millstream_runner.cli import completing
-
-        return completing.main(parser(), words[1:])
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            from millstream_runner.cli import completion
+
+            completion.answer(parser())
         options = parser().parse_args(words)
     except UsageError as error:
         return _report_usage(error)
     except SystemExit as ended:
-        # After `--help` and `--version`.
+        # After `--help` and `--version`, and after an answer to a shell.
         return ended.code if isinstance(ended.code, int) else 0
     except OSError:
         if printed.error is None:

@@ -6,6 +6,7 @@ Above it: the grammar (`arguments`). Below it: argparse. It does not know the co
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -57,8 +58,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
         )
-        self._given: list[str] = []
-        """The words after its name on the command line."""
+        self._found = argparse.Namespace()
+        """The arguments that it has read from the command line."""
         self.groups: dict[str, tuple[str, ...]] = {}
         """The groups of its subcommands, for its help."""
 
@@ -72,19 +73,15 @@ class Parser(argparse.ArgumentParser):
         """Its subcommands."""
         return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
 
-    @property
-    def actions(self) -> Sequence[argparse.Action]:
-        """Its options and arguments, in order."""
-        return self._actions
-
     def parse_known_args(  # type: ignore[override]  # argparse has it with overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Like argparse, but reports an unknown option first, because it may be why something is missing."""
-        if args is not None:
-            self._given = list(args)
+        # A shell that asks for candidates has no use for a message.
+        if args is not None and "_ARGCOMPLETE" not in os.environ:
             self._refuse_unknown_options(args)
-        found, rest = super().parse_known_args(args, namespace)
+        self._found = namespace or argparse.Namespace()
+        found, rest = super().parse_known_args(args, self._found)
         if rest and self.commands is None:
             known = [option for option in self._option_string_actions if len(option) == len("-x")]
             if rest[0].startswith("-"):
@@ -162,9 +159,9 @@ class Parser(argparse.ArgumentParser):
         if option not in ("EDGE", "VERTEX"):
             return []
         # The completion reads the files of this directory.
-        from millstream_runner.cli.completing import names_of
+        from millstream_runner.cli.completing import values_of
 
-        return names_of(option, self, self._given)[:_NAMED_MAX]
+        return list(values_of(option, self._found))[:_NAMED_MAX]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
