@@ -52,7 +52,7 @@ def test_examples_are_right(path: tuple[str, ...]) -> None:
         words = shlex.split(re.sub(r"^eval \"\$\((.*)\)\"$", r"\1", example.command).partition(" > ")[0])
         found = parser().parse_args(words[1:])
         assert words[: len(path) + 1] == ["millstream", *path], example.command
-        assert found.module == path[0]
+        assert found.command == path[0]
 
 
 def test_examples_are_of_commands_there_are() -> None:

@@ -30,7 +30,7 @@ _RAW_RECORD_BYTES_MIN = 100 * _MIB
 def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         directory = Path(name)
-        if arguments.bench == "reduce":
+        if arguments.action == "reduce":
             result = uvloop.run(_measure_reduce(directory, arguments))
             lines = _reduce_lines(result)
         else:
@@ -54,10 +54,10 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Load:
-    _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
+    _check_positive(arguments, *(("records", "size") if arguments.action == "map" else ("rate", "seconds", "size")))
     _check_positive(arguments, "chain")
     compression = Compression(arguments.compression)
-    if arguments.bench == "map":
+    if arguments.action == "map":
         _check_positive(arguments, "partitions")
         if (arguments.unbuffered or arguments.from_source) and arguments.partitions > 1:
             option = "--unbuffered" if arguments.unbuffered else "--from-source"
@@ -107,10 +107,10 @@ async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -
         record_bytes=load.record_bytes,
         fsync=durability is DurabilityLevel.FSYNC,
     )
-    result = _result(arguments.bench, load, measured, arguments.ledger, raw_per_s)
+    result = _result(arguments.action, load, measured, arguments.ledger, raw_per_s)
     if encrypted is None:
         return result
-    return {**result, "tls": _result(arguments.bench, load, encrypted, arguments.ledger, raw_per_s)}
+    return {**result, "tls": _result(arguments.action, load, encrypted, arguments.ledger, raw_per_s)}
 
 
 def _result(bench: str, load: Load, measured: Measurement, ledger: str, raw_per_s: float) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], 
 def _run(options: argparse.Namespace, printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
     try:
         on_ready()
-        command = importlib.import_module(f"millstream_runner.cli.{options.module}")
+        command = importlib.import_module(f"millstream_runner.cli.{options.command}")
         code: int = command.run(options)
     except KeyboardInterrupt:
         return INTERRUPTED

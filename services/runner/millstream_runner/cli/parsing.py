@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from millstream import codes
@@ -35,6 +37,49 @@ _OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 _NO_VALUE = re.compile(r"argument (?:.*/)?(\S+): expected (?:one|at least one) argument")
 _EXCLUSIVE = re.compile(r"argument (?:.*/)?(\S+): not allowed with argument (?:.*/)?(\S+)")
 _REQUIRED = "the following arguments are required: "
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An option or argument of a command, as `ArgumentParser.add_argument` takes it."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, or a command below one."""
+
+    name: str
+    summary: str
+    """For the list of commands."""
+    description: str = ""
+    """For its own help. Empty: the summary."""
+    arguments: Sequence[Argument | tuple[Argument, ...]] = ()
+    """In the order of its help. Those in a tuple exclude each other."""
+    commands: Sequence[Command] = ()
+    """Commands below it, as `arguments.action`."""
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """An option or argument with the settings that argparse has."""
+    return Argument(names, settings)
+
+
+def flag(*names: str, **settings: Any) -> Argument:
+    """An option without a value."""
+    return Argument(names, {"action": "store_true", **settings})
+
+
+def number(*names: str, **settings: Any) -> Argument:
+    """An option whose value is a whole number."""
+    return Argument(names, {"type": int, "metavar": "N", **settings})
+
+
+def path(*names: str, **settings: Any) -> Argument:
+    """An option or argument that names a file or a directory."""
+    return Argument(names, {"type": Path, **settings})
 
 
 class UsageError(UserError):
@@ -62,6 +107,19 @@ class Parser(argparse.ArgumentParser):
         """The arguments that it has read from the command line."""
         self.groups: dict[str, tuple[str, ...]] = {}
         """The groups of its subcommands, for its help."""
+
+    def add_commands(self, dest: str, metavar: str, commands: Iterable[Command]) -> None:
+        """Add commands below this one, with everything below them."""
+        below = self.add_subparsers(dest=dest, required=True, metavar=metavar)
+        for command in commands:
+            description = command.description or f"{command.summary[0].upper()}{command.summary[1:]}."
+            parser = below.add_parser(command.name, help=command.summary, description=description)
+            for one in command.arguments:
+                group = parser if isinstance(one, Argument) else parser.add_mutually_exclusive_group()
+                for argument in (one,) if isinstance(one, Argument) else one:
+                    group.add_argument(*argument.names, **argument.settings)
+            if command.commands:
+                parser.add_commands("action", "WHAT", command.commands)
 
     @property
     def path(self) -> tuple[str, ...]:
