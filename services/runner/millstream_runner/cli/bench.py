@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from millstream.compression import Compression
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.bench.running import Load, Measurement, measure_map
+from millstream_runner.cli.answer import answer
 from millstream_runner.local.formatting import aligned
 
 _MIB = 1024 * 1024
@@ -36,10 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             result = uvloop.run(_measure(arguments, directory, _load(arguments)))
             lines = _lines(result)
-    if not arguments.json:
-        print("\n".join(lines))
-    else:
-        print(json.dumps(result))
+    answer(arguments, result, lines)
     return 0
 
 
@@ -56,7 +54,15 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 def _load(arguments: argparse.Namespace) -> Load:
     _check_positive(arguments, *(("records", "size") if arguments.action == "map" else ("rate", "seconds", "size")))
     _check_positive(arguments, "chain")
-    compression = Compression(arguments.compression)
+    common = Load(
+        records=0,
+        record_bytes=arguments.size,
+        chain=arguments.chain,
+        from_source=arguments.from_source,
+        unbuffered=arguments.unbuffered,
+        builtin=arguments.builtin,
+        compression=Compression(arguments.compression),
+    )
     if arguments.action == "map":
         _check_positive(arguments, "partitions")
         if (arguments.unbuffered or arguments.from_source) and arguments.partitions > 1:
@@ -65,29 +71,9 @@ def _load(arguments: argparse.Namespace) -> Load:
             raise UserError(codes.OPTION_VALUE, what)
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
-        return Load(
-            arguments.records,
-            arguments.size,
-            keys=arguments.keys,
-            partitions=arguments.partitions,
-            chain=arguments.chain,
-            from_source=arguments.from_source,
-            unbuffered=arguments.unbuffered,
-            builtin=arguments.builtin,
-            compression=compression,
-        )
+        return replace(common, records=arguments.records, keys=arguments.keys, partitions=arguments.partitions)
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
-    return Load(
-        records=records,
-        record_bytes=arguments.size,
-        rate=arguments.rate,
-        chain=arguments.chain,
-        from_source=arguments.from_source,
-        unbuffered=arguments.unbuffered,
-        builtin=arguments.builtin,
-        compression=compression,
-        warm_up_s=_WARM_UP_S,
-    )
+    return replace(common, records=records, rate=arguments.rate, warm_up_s=_WARM_UP_S)
 
 
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:

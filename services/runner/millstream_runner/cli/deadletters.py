@@ -33,6 +33,7 @@ from millstream.record import BufferId, Record
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
 from millstream_connectors.file.settings import FileSink
+from millstream_runner.cli.answer import answer
 from millstream_runner.cli.envelopes import FoundEnvelope, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.cli.records import check_buffered
@@ -155,21 +156,22 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
     if returned:
         with append_private(directory.replayed) as file:
             file.write("".join(f"{one.identity}\n" for one in returned).encode())
-    if arguments.json:
-        refusals = [{"reason": reason, "count": count} for reason, count in refused.most_common()]
-        lanes = [str(lane) for lane in done.reopened]
-        told = {"put_back": done.records, "repeated": done.repeated, "opened_again": lanes, "not_put_back": refusals}
-        print(json.dumps(told))
-        return UserError.exit_code if refused else 0
-    print(f"{done.records} replayed, {done.repeated} skipped because they were replayed before")
-    for lane in done.reopened:
-        print(f"reopened: {lane}")
-    for reason, count in refused.most_common():
-        print(f"{count} not replayed: {in_line(reason)}")
+    facts = {
+        "put_back": done.records,
+        "repeated": done.repeated,
+        "opened_again": [str(lane) for lane in done.reopened],
+        "not_put_back": [{"reason": reason, "count": count} for reason, count in refused.most_common()],
+    }
+    lines = [
+        f"{done.records} replayed, {done.repeated} skipped because they were replayed before",
+        *(f"reopened: {lane}" for lane in done.reopened),
+        *(f"{count} not replayed: {in_line(reason)}" for reason, count in refused.most_common()),
+    ]
     if done.records or done.reopened:
-        print(
+        lines.append(
             "now run the pipeline: it reads the replayed records before the other records that wait in the same buffers"
         )
+    answer(arguments, facts, lines)
     return UserError.exit_code if refused else 0
 
 

@@ -18,6 +18,7 @@ from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
 from millstream.plan.plan import Plan
 from millstream.printable import indented
+from millstream_runner.cli.answer import answer
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -40,11 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
                 codes.OPTIONS_CONFLICT, "--watch works for runs on this machine; leave it out with --broker"
             )
         vertices = asyncio.run(_look(elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)))
-        if arguments.json:
-            status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
-            print(json.dumps(status))
-        else:
-            print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
+        facts = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
+        answer(arguments, facts, aligned(_lane_rows(vertices), left={0, 1, 5}))
         return 0
     directory = directory_of(arguments)
     if arguments.watch:
@@ -55,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             codes.NO_NUMBERS_YET,
             f"{directory.root} has no figures yet, because the run has just begun; try again in a second",
         )
-    print(json.dumps(_as_json(directory, seen)) if arguments.json else "\n".join(_lines(directory, seen)))
+    answer(arguments, _as_json(directory, seen), _lines(directory, seen))
     return 0
 
 
