@@ -11,6 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def values_of(kind: str | None, arguments: argparse.Namespace, current: str = ""
 # Files
 
 
-def _paths(current: str, wanted: Callable[[str], bool]) -> Values:
-    """Directories, and files of the right kind, that begin with the typed path."""
-    head, _, begun = current.rpartition("/")
+def _paths(_: argparse.Namespace, current: str, *, suffixes: tuple[str, ...]) -> Values:
+    """Directories, and files with such a name, that begin with the typed path."""
+    head, _slash, begun = current.rpartition("/")
     folder = f"{head}/" if "/" in current else ""
     place = Path(folder).expanduser()
     found: Values = {}
@@ -50,7 +51,7 @@ def _paths(current: str, wanted: Callable[[str], bool]) -> Values:
             continue
         if entry.is_dir():
             found[f"{folder}{entry.name}/"] = ""
-        elif wanted(entry.name):
+        elif entry.name.endswith(suffixes):
             found[f"{folder}{entry.name}"] = ""
     return found
 
@@ -59,15 +60,7 @@ def _pipeline_files(arguments: argparse.Namespace, current: str) -> Values:
     # A single word before an edge is taken for the edge, until another follows.
     if getattr(arguments, "edge", None):
         return {}
-    return _paths(current, lambda name: name.endswith(_YAML))
-
-
-def _files(_: argparse.Namespace, current: str) -> Values:
-    return _paths(current, lambda name: True)
-
-
-def _directories(_: argparse.Namespace, current: str) -> Values:
-    return _paths(current, lambda name: False)
+    return _paths(arguments, current, suffixes=_YAML)
 
 
 # Names in pipelines
@@ -195,8 +188,8 @@ VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {
     "TESTS": _pipeline_files,
     "EXPERIMENT": _experiments,
     "WHAT": _pipeline_files,
-    "FILE": _files,
-    "DIR": _directories,
+    "FILE": partial(_paths, suffixes=("",)),
+    "DIR": partial(_paths, suffixes=()),
     "VERTEX": _vertices,
     "debug_function": _debugged,
     "SOURCE": _sources,

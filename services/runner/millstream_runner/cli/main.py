@@ -108,9 +108,7 @@ def _report_unprinted(words: Sequence[str], error: OSError) -> int:
         return PIPE_CLOSED
     command = next((word for word in words if not word.startswith("-")), "")
     meant = InfrastructureError(codes.OUTPUT_CLOSED, f"cannot write to standard output: {cause_text(error)}")
-    show_message(f"{' '.join(filter(None, ('millstream', command)))}: {meant.shown}", sys.stderr)
-    show(explained_by(meant.code), file=sys.stderr)
-    return meant.exit_code
+    return _show_error(" ".join(filter(None, ("millstream", command))), meant)
 
 
 def _report_usage(error: UsageError) -> int:
@@ -130,6 +128,11 @@ def _report(options: argparse.Namespace, error: Exception, meant: MillstreamErro
     """Print one of our errors, and return its exit code; `error` is what was raised."""
     if options.debug:
         traceback.print_exception(error)
-    show_message(f"millstream {options.command}: {meant.shown}", sys.stderr)
-    show(explained_by(meant.code), file=sys.stderr)
-    return meant.exit_code
+    return _show_error(f"millstream {options.command}", meant)
+
+
+def _show_error(who: str, error: MillstreamError) -> int:
+    """Print one of our errors, and return its exit code."""
+    show_message(f"{who}: {error.shown}", sys.stderr)
+    show(explained_by(error.code), file=sys.stderr)
+    return error.exit_code
