@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from millstream_runner.chaos.experiment import Experiment
-from millstream_runner.chaos.resume import percentile
 from millstream_runner.chaos.session import Struck
 from millstream_runner.local.formatting import aligned
 
@@ -110,12 +109,12 @@ def _figures(struck: Iterable[Struck]) -> dict[str, Any]:
         return {"measured": 0}
     return {
         "measured": len(measured),
-        "median": _rounded(percentile(measured, 0.5)),
-        "p99": _rounded(percentile(measured, 0.99)),
-        "max": _rounded(max(measured)),
+        "median": round(percentile(measured, 0.5), 3),
+        "p99": round(percentile(measured, 0.99), 3),
+        "max": round(max(measured), 3),
     }
 
 
-def _rounded(seconds: float | None) -> float:
-    assert seconds is not None, "there are values"
-    return round(seconds, 3)
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of these values that at least this share of them does not exceed."""
+    return sorted(values)[max(0, -(-len(values) * round(share * 1000) // 1000) - 1)]
