@@ -7,10 +7,21 @@ from pathlib import Path
 
 from millstream_runner.cli.parsing import Argument, Command, Parser, argument, flag, number, path
 from millstream_runner.cli.run_arguments import RUN
-from millstream_runner.cli.template_names import TEMPLATES
 
 PIPELINE_FILE = "pipeline.yaml"
 """The pipeline file that is used if none is named."""
+TEMPLATES = {
+    "map": "a function called for each record, with tags and dead letters",
+    "reduce": "windows of event time, by a function and by a query (needs the extra `reduce`)",
+    "source": "your own source, with a position that makes each record count once",
+    "sink": "your own sink, which writes to a database",
+    "async": "an async function that calls a service, hundreds of records at once",
+    "batch": "a function over batches of records, for models and numpy",
+    "http": "records over HTTP, until Ctrl-C",
+    "connector": "a package with a sink for other pipelines, and the tests that every sink has to pass",
+    "go": "a function in Go (needs Go 1.24)",
+}
+"""The templates of `millstream init` and what each shows; the first is the default."""
 
 _EPILOG = """\
 exit codes:

@@ -14,9 +14,8 @@ from millstream import codes
 from millstream.errors import InfrastructureError, UserError
 from millstream.spec.values import NAME_LENGTH_MAX
 from millstream_runner.cli.answer import answer
-from millstream_runner.cli.arguments import PIPELINE_FILE
+from millstream_runner.cli.arguments import PIPELINE_FILE, TEMPLATES
 from millstream_runner.cli.editor import MODELINE, write_schema
-from millstream_runner.cli.template_names import TEMPLATES
 
 _SUFFIX = ".template"
 """Template files have this suffix, so that no tool mistakes them for modules and tests of Millstream."""
