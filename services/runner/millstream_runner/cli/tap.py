@@ -24,9 +24,10 @@ from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
-from millstream_runner.cli.records import check_buffer, record_line, seconds_of
+from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
 from millstream_runner.local.view import PipelineView, open_view
@@ -61,7 +62,10 @@ class _Shown:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: must be at least 1")
-    limit_s = seconds_of("--duration", arguments.duration) if arguments.duration is not None else None
+    limit_s = seconds_of(arguments.duration) if arguments.duration is not None else None
+    if limit_s is None and arguments.duration is not None:
+        what = f"--duration {arguments.duration!r}: must be a duration, such as 30s, 10m or 2h"
+        raise UserError(codes.OPTION_VALUE, what)
     elsewhere = pipeline_elsewhere(arguments)
     of_edge = {"edge": arguments.edge}
     if elsewhere is not None:
@@ -165,8 +169,9 @@ def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespa
         shown.reported_frames = tap.missed_frames
         print(f"tap: {counted(missed, 'frame')} missed here: removed before the tap could show them", file=sys.stderr)
     for one in passed:
-        if _is_wanted(one, arguments.key):
-            print(_line(one, as_json=arguments.json))
+        record = one.record
+        if not arguments.key or any(key in record.keys for key in arguments.key):
+            print(record_line(one.sequence, one.index, record, partition=one.partition, as_json=arguments.json))
             shown.shown += 1
             if shown.shown == arguments.limit:
                 shown.is_enough = True
@@ -174,14 +179,6 @@ def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespa
         else:
             shown.left_out += 1
     sys.stdout.flush()
-
-
-def _is_wanted(passed: TappedRecord, keys: list[str] | None) -> bool:
-    return not keys or any(key in passed.record.keys for key in keys)
-
-
-def _line(passed: TappedRecord, *, as_json: bool) -> str:
-    return record_line(passed.sequence, passed.index, passed.record, partition=passed.partition, as_json=as_json)
 
 
 @asynccontextmanager
