@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         problems += error.problems
         partial = error.partial
     if partial is not None and not arguments.file_only:
-        known = {(problem.path, problem.what) for problem in problems}
-        problems += [problem for problem in local_problems(partial) if (problem.path, problem.what) not in known]
+        _add(problems, local_problems(partial))
         _ask_spark(partial, problems, notes)
     if loaded is not None:
         notes += loaded.notes
@@ -114,8 +113,7 @@ def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes:
         expected = "a Spark that starts on this machine, to check the queries"
         problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
-    problems += [loaded.problem(finding) for finding in verdict.problems]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, verdict.problems))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
 
 
@@ -128,10 +126,7 @@ def _ask_outside(loaded: LoadedPipeline | Partial | None, problems: list[Problem
     asked, findings = asyncio.run(online_findings(loaded))
     ends = "source or sink" if asked == 1 else "sources and sinks"
     print(f"asked {asked} {ends} about what they talk to", file=sys.stderr)
-    known = {(problem.path, problem.what) for problem in problems}
-    found = [loaded.problem(finding) for finding in findings]
-    problems += [problem for problem in found if (problem.path, problem.what) not in known]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, findings))
 
 
 def _import_functions(
@@ -146,10 +141,16 @@ def _import_functions(
 
     known = {problem.path for problem in problems}
     verdict = asyncio.run(check_functions(ResolvedPipeline(loaded.plan, loaded.base_dir), known))
-    problems += [loaded.problem(finding) for finding in verdict.problems]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, verdict.problems))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
     return verdict.functions
+
+
+def _add(problems: list[Problem], found: Iterable[Problem]) -> None:
+    """Add problems that are not known yet, in the order of the file."""
+    known = {(problem.path, problem.what) for problem in problems}
+    problems += [problem for problem in found if (problem.path, problem.what) not in known]
+    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
 
 
 def _function_line(function: Mapping[str, str]) -> str:
