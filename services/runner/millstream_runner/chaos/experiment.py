@@ -191,7 +191,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         outcome = await ExperimentSession(loaded.plan, runner, injector, assignment, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # No fault was injected, so there is nothing for the oracle to judge.
-        raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))
+        raise _ended_early(outcome.exit_code, _tail(runner.log_file))
     verdict = await _judged(options, directory, drained=outcome.drained)
     write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
     return Experiment(outcome, verdict, options.kills)

@@ -98,7 +98,6 @@ class ExperimentOutcome:
     """Those among them that could not do anything when they resumed."""
     leftovers: list[str] = field(default_factory=list)
     """Processes of the run that outlived it."""
-    runner_log: Path = Path()
 
 
 class ExperimentSession:
@@ -147,7 +146,6 @@ class ExperimentSession:
         self._outcome.seconds = time.monotonic() - self._begun_s
         self._outcome.succeeded, self._outcome.fenced = self._injector.succeeded, self._injector.fenced
         self._outcome.leftovers = leftovers(self._runner.data.root)
-        self._outcome.runner_log = self._runner.log_file
         return self._outcome
 
     async def _first_progress(self) -> None:
