@@ -43,11 +43,8 @@ def _run(options: argparse.Namespace) -> int:
             loaded = over(loaded, options.ledger)
         settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path, workers=options.workers)
         result = uvloop.run(run(loaded, settings, screen))
-    except MillstreamError as error:
-        screen.message(error.shown)
-        return error.exit_code
-    except BaseExceptionGroup as group:
-        cause = first_cause(group)
+    except (MillstreamError, BaseExceptionGroup) as error:
+        cause = error if isinstance(error, MillstreamError) else first_cause(error)
         if cause is None:
             raise
         screen.message(cause.shown)
