@@ -41,10 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
-    return DurabilityLevel(arguments.durability)
-
-
 def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
     for name in options:
         if getattr(arguments, name.replace("-", "_")) < 1:
@@ -52,8 +48,8 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Load:
-    _check_positive(arguments, *(("records", "size") if arguments.action == "map" else ("rate", "seconds", "size")))
-    _check_positive(arguments, "chain")
+    counts = ("records", "partitions") if arguments.action == "map" else ("rate", "seconds")
+    _check_positive(arguments, *counts, "size", "chain")
     common = Load(
         records=0,
         record_bytes=arguments.size,
@@ -64,7 +60,6 @@ def _load(arguments: argparse.Namespace) -> Load:
         compression=Compression(arguments.compression),
     )
     if arguments.action == "map":
-        _check_positive(arguments, "partitions")
         if (arguments.unbuffered or arguments.from_source) and arguments.partitions > 1:
             option = "--unbuffered" if arguments.unbuffered else "--from-source"
             what = f"{option} --partitions: a record stays in its partition inside a chain, so there is only one"
@@ -77,7 +72,7 @@ def _load(arguments: argparse.Namespace) -> Load:
 
 
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
-    durability = _durability(arguments)
+    durability = DurabilityLevel(arguments.durability)
     (directory / "pipeline").mkdir()
     measured = await measure_map(directory / "pipeline", load, durability, arguments.ledger, workers=arguments.workers)
     encrypted = None
@@ -180,7 +175,9 @@ def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> Coroutine
             query=arguments.query or QUERY,
         )
         (directory / "pipeline").mkdir()
-        measured = await measure_windows(directory / "pipeline", load, _durability(arguments), arguments.workers)
+        measured = await measure_windows(
+            directory / "pipeline", load, DurabilityLevel(arguments.durability), arguments.workers
+        )
         (directory / "alone").mkdir()
         alone_s = await measure_spark(directory / "alone", load)
         ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)

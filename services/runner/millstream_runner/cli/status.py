@@ -163,10 +163,9 @@ def _lines(directory: DataDirectory, seen: _Seen) -> list[str]:
     lines = [*table(seen.scene), "", *aligned(_lane_rows(seen.scene.vertices), left={0, 1, 5}), ""]
     if seen.live:
         rows = [("PROCESS", "PID", "METRICS", "RUNS"), ("runner", str(seen.runtime.runner.pid), "", "")]
-        rows += [
-            (process.name, str(process.identity.pid), _port_text(process.metrics_port), " ".join(process.replicas))
-            for process in seen.runtime.processes
-        ]
+        for process in seen.runtime.processes:
+            port = "" if process.metrics_port is None else f"port {process.metrics_port}"
+            rows.append((process.name, str(process.identity.pid), port, " ".join(process.replicas)))
         lines += [*aligned(rows, left={0, 2, 3}), ""]
         lines.append(f"broker: {seen.runtime.broker_url}, with the key beside {directory.broker_access}")
     return lines + _remarks(directory, seen)
@@ -192,10 +191,6 @@ def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
             watermark = watermark_text(lane.watermark_us, None)
             rows += [(vertex.vertex, lane.lane, f"{lane.records:,}", waiting, watermark, _lane_state(lane))]
     return rows
-
-
-def _port_text(port: int | None) -> str:
-    return "" if port is None else f"port {port}"
 
 
 def _lane_state(lane: PublishedProgress) -> str:

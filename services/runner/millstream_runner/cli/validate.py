@@ -96,7 +96,8 @@ def _notes_of_stored(loaded: LoadedPipeline) -> list[Note]:
 def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes: list[Note]) -> None:
     """Add what Spark finds in the queries that can be parsed. A Spark that does not start is a problem, too."""
     queries = sum(vertex.sql is not None for vertex in loaded.sound.values())
-    if not queries or _has_no_spark():
+    # Without any Spark, that has already been reported as a problem.
+    if not queries or find_spec("pyspark") is None:
         return
     # Spark is large, and a pipeline without SQL does not need it.
     from millstream_reduce.spark.aot import advice as cache_advice
@@ -156,11 +157,6 @@ def _add(problems: list[Problem], found: Iterable[Problem]) -> None:
 def _function_line(function: Mapping[str, str]) -> str:
     gives = f", gives {function['gives']}" if function["gives"] else ""
     return f"{function['role']} of {function['vertex']}: {function['function']} takes {function['takes']}{gives}"
-
-
-def _has_no_spark() -> bool:
-    """If there is none, that has already been reported as a problem."""
-    return find_spec("pyspark") is None
 
 
 def _as_json(
