@@ -162,8 +162,9 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         raise SpecError(faults)
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
     write_private(directory / "guarantees.json", json.dumps(stated))
-    bounded = is_bounded(loaded.graph)
-    assignment = Assignment(options.seed, options.kinds, options.kills, options.seconds, bounded)
+    assignment = Assignment(
+        options.seed, options.kinds, options.kills, options.seconds, bounded=is_bounded(loaded.graph)
+    )
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)

@@ -36,7 +36,10 @@ def lines(experiment: Experiment) -> list[str]:
     """The report for people."""
     struck = experiment.outcome.struck
     rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
-    rows += [_row(what, [one for one in struck if one.strike.what == what]) for what in sorted(_whats(struck))]
+    rows += [
+        _row(what, [one for one in struck if one.strike.what == what])
+        for what in sorted({one.strike.what for one in struck})
+    ]
     rows.append(_row("all without Spark", [one for one in struck if not one.spark_again]))
     if any(one.spark_again for one in struck):
         rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
@@ -91,10 +94,6 @@ def _violated(experiment: Experiment) -> list[str]:
         for check in experiment.verdict["checks"]
         if check["result"] == "violated"
     ]
-
-
-def _whats(struck: Iterable[Struck]) -> set[str]:
-    return {one.strike.what for one in struck}
 
 
 def _row(what: str, struck: Sequence[Struck]) -> tuple[str, ...]:

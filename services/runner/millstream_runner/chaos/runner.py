@@ -67,8 +67,7 @@ def redirected(loaded: LoadedPipeline, directory: Path) -> LoadedPipeline:
                 for step in (*placed.path, placed.end.kind):
                     part = part[step]
                 part["path"] = str(directory.absolute() / ".".join((vertex.name, *map(str, placed.path))))
-    pipeline = Pipeline.model_validate(contents)
-    return dataclasses.replace(loaded, plan=plan_of(Graph.of(pipeline)))
+    return dataclasses.replace(loaded, plan=plan_of(Graph.of(Pipeline.model_validate(contents))))
 
 
 def _parser() -> argparse.ArgumentParser:

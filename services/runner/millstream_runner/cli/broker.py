@@ -26,8 +26,7 @@ from millstream_vertex.settings import ledger_limits
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
-        plans = [load(file).plan for file in arguments.files]
-        _config(arguments, plans, arguments.to)
+        _config(arguments, [load(file).plan for file in arguments.files], arguments.to)
         return 0
     loaded = load(arguments.file)
     plan = loaded.plan
@@ -62,8 +61,7 @@ def _config(arguments: argparse.Namespace, plans: Sequence[Plan], directory: Pat
             lines += [f"# {user.name}", f"{variables[user.name]}: {json.dumps(password)}"]
             write_text(place / f"{user.file_name}.yaml", _access_text(user, arguments.ca))
     write_text(directory / "passwords.conf", "\n".join([*lines, ""]))
-    accounts = accounts_text(pipelines, variables)
-    write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts}')
+    write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts_text(pipelines, variables)}')
     named: list[dict[str, Any]] = [
         {
             "pipeline": pipeline,

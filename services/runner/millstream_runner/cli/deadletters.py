@@ -118,8 +118,8 @@ def _replayed(directory: DataDirectory) -> frozenset[str]:
 def _list(arguments: argparse.Namespace, found: Iterator[FoundEnvelope], replayed: Collection[str]) -> int:
     if arguments.json:
         for item in found:
-            told = {"place": item.place, "replayed": identity_of(item) in replayed}
-            print(json.dumps({**parse_json(item.line), **told}, ensure_ascii=False))
+            facts = {**parse_json(item.line), "place": item.place, "replayed": identity_of(item) in replayed}
+            print(json.dumps(facts, ensure_ascii=False))
         return 0
     counts: Counter[tuple[str, str]] = Counter()
     done = 0
@@ -129,8 +129,7 @@ def _list(arguments: argparse.Namespace, found: Iterator[FoundEnvelope], replaye
     for (vertex, reason), count in counts.most_common():
         short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
         print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
-    total = counts.total()
-    print(counted(total, "dead letter") + (f", {done:,} of them replayed" if done else ""))
+    print(counted(counts.total(), "dead letter") + (f", {done:,} of them replayed" if done else ""))
     return 0
 
 
@@ -229,5 +228,6 @@ def identity_of(item: FoundEnvelope) -> str:
 
 def _record_of(item: FoundEnvelope) -> Record:
     envelope = item.envelope
-    record_id = envelope.id or identity_of(item)
-    return Record(envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, record_id)
+    return Record(
+        envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, envelope.id or identity_of(item)
+    )

@@ -120,8 +120,9 @@ def _report_usage(error: UsageError) -> int:
 
 
 def _defect(error: Exception) -> MillstreamError:
-    text = f"defect in Millstream: {error!r}; run again with --debug and report the output"
-    return MillstreamError(codes.DEFECT, text)
+    return MillstreamError(
+        codes.DEFECT, f"defect in Millstream: {error!r}; run again with --debug and report the output"
+    )
 
 
 def _report(options: argparse.Namespace, error: Exception, meant: MillstreamError) -> int:
