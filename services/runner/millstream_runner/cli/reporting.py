@@ -77,7 +77,7 @@ def reporting(path: Path | None, loaded: LoadedPipeline, options: RunOptions) ->
 
 def _text_of(error: Exception) -> str:
     cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
-    return cause.shown if isinstance(cause, MillstreamError) else repr(cause)
+    return cause.shown if isinstance(cause, MillstreamError) else repr(error)
 
 
 def _write(path: Path, report: Report) -> bool:

@@ -67,35 +67,25 @@ def run(arguments: argparse.Namespace) -> int:
         what = f"--duration {arguments.duration!r}: must be a duration, such as 30s, 10m or 2h"
         raise UserError(codes.OPTION_VALUE, what)
     elsewhere = pipeline_elsewhere(arguments)
-    of_edge = {"edge": arguments.edge}
     if elsewhere is not None:
         plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)
         check_buffer(plan.graph, arguments.edge, arguments.partition)
-        audit.note_elsewhere(elsewhere, "tap", **of_edge, broker=access.place, access=access.identity)
-        return _run(plan, lambda: open_elsewhere(plan, access), None, arguments, limit_s)
-    directory = directory_of(arguments)
-    plan = resolved.load(directory.read_pipeline()).plan
-    check_buffer(plan.graph, arguments.edge, arguments.partition)
-    runtime = directory.read_runtime()
-    if runtime is None or not is_alive(runtime.runner):
-        raise UserError(
-            codes.NO_SUCH_RUN,
-            f"pipeline {plan.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
-            "wait",
-        )
-    audit.note(directory, "tap", **of_edge)
-    access_of_run = directory.access(runtime, technology_of(plan.pipeline))
-    return _run(plan, lambda: open_view(plan, access_of_run), directory, arguments, limit_s)
-
-
-def _run(
-    plan: Plan,
-    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
-    directory: DataDirectory | None,
-    arguments: argparse.Namespace,
-    limit_s: float | None,
-) -> int:
-    """`directory`: that of the run; None for a run elsewhere."""
+        audit.note_elsewhere(elsewhere, "tap", edge=arguments.edge, broker=access.place, access=access.identity)
+        directory = None
+        opening = open_elsewhere(plan, access)
+    else:
+        directory = directory_of(arguments)
+        plan = resolved.load(directory.read_pipeline()).plan
+        check_buffer(plan.graph, arguments.edge, arguments.partition)
+        runtime = directory.read_runtime()
+        if runtime is None or not is_alive(runtime.runner):
+            raise UserError(
+                codes.NO_SUCH_RUN,
+                f"pipeline {plan.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
+                "wait",
+            )
+        audit.note(directory, "tap", edge=arguments.edge)
+        opening = open_view(plan, directory.access(runtime, technology_of(plan.pipeline)))
     shown = _Shown()
     # Ctrl-C is the usual way to end it.
     with contextlib.suppress(KeyboardInterrupt):
@@ -107,13 +97,14 @@ def _run(
 
 async def _follow(
     plan: Plan,
-    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
+    opening: AbstractAsyncContextManager[PipelineView],
     directory: DataDirectory | None,
     arguments: argparse.Namespace,
     limit_s: float | None,
     shown: _Shown,
 ) -> None:
-    async with opening() as view, AsyncExitStack() as stack:
+    """`directory`: that of the run; None for a run elsewhere."""
+    async with opening as view, AsyncExitStack() as stack:
         try:
             async with _until_over(directory, shown):
                 with contextlib.suppress(TimeoutError):
