@@ -95,16 +95,17 @@ async def _waiting(directory: DataDirectory, plan: Plan) -> list[FoundEnvelope]:
 
 
 def _wanted(arguments: argparse.Namespace, found: Iterable[FoundEnvelope]) -> Iterator[FoundEnvelope]:
-    """The dead letters that pass the filters."""
-    for item in found:
-        envelope = item.envelope
-        if not envelope.vertex or (arguments.vertex and envelope.vertex != arguments.vertex):
-            continue
-        if arguments.reason and arguments.reason not in envelope.reason:
-            continue
-        if arguments.id and envelope.id not in arguments.id:
-            continue
-        yield item
+    return (item for item in found if _passes(arguments, item.envelope))
+
+
+def _passes(arguments: argparse.Namespace, envelope: Envelope) -> bool:
+    """Whether it is a dead letter, which names its vertex, and passes the filters."""
+    return bool(
+        envelope.vertex
+        and (not arguments.vertex or envelope.vertex == arguments.vertex)
+        and (not arguments.reason or arguments.reason in envelope.reason)
+        and (not arguments.id or envelope.id in arguments.id)
+    )
 
 
 def _replayed(directory: DataDirectory) -> frozenset[str]:
