@@ -17,9 +17,9 @@ from xml.etree import ElementTree
 import pytest
 
 from millstream.ports import free_ports
+from millstream_runner.cli.arguments import TEMPLATES
 from millstream_runner.cli.init import name_of
 from millstream_runner.cli.main import main
-from millstream_runner.cli.template_names import TEMPLATES
 from tests.mesh.running import Ended, command, start
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TextIO
 
@@ -76,7 +76,7 @@ def show_message(text: str, file: TextIO) -> None:
     show(found["who"] or "", (style, found["label"].rstrip()), " ", text[found.end() :], file=file)
 
 
-def show_lines(lines: Sequence[str], file: TextIO) -> None:
+def show_lines(lines: Iterable[str], file: TextIO) -> None:
     """Print lines; those that are a `Heading` are highlighted."""
     for line in lines:
         show((Style.HEADING, line) if isinstance(line, Heading) else line, file=file)

@@ -18,10 +18,9 @@ from millstream import codes
 from millstream.plan import resolved
 from millstream.plan.shape import shape_of
 from millstream.spec.loading import load
-from millstream_runner.cli.arguments import parser
+from millstream_runner.cli.arguments import TEMPLATES, parser
 from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_lines
-from millstream_runner.cli.template_names import TEMPLATES
 from millstream_runner.local.run import RunResult
 from millstream_runner.local.summary import Summary
 from millstream_udf.columns import is_compiled

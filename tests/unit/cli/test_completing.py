@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,9 +20,9 @@ import pytest
 
 from millstream.plan import resolved
 from millstream.spec.loading import load
+from millstream_runner.cli import completion
 from millstream_runner.cli.arguments import parser
-from millstream_runner.cli.completing import VALUES, candidates
-from millstream_runner.cli.completion import SCRIPTS
+from millstream_runner.cli.completing import VALUES
 from millstream_runner.cli.main import main
 from tests.unit.cli.test_grammar import ALL
 
@@ -53,7 +55,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(*typed: str) -> list[str]:
-    return [found.word for found in candidates(parser(), typed)]
+    """The candidates for the last word."""
+    line = " ".join(["millstream", *typed])
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash"}
+    answer = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (environment | {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}).items():
+            patch.setenv(name, value)
+        # It would take a descriptor that may be another's.
+        patch.setattr(completion.Finder, "_init_debug_stream", lambda self: None)
+        with pytest.raises(SystemExit, match="0"):
+            completion.answer(parser(), answer)
+    return answer.getvalue().split()
 
 
 def test_only_functions_with_a_process_of_their_own_can_be_debugged(here: Path) -> None:
@@ -87,6 +100,7 @@ def test_commands_and_options(here: Path) -> None:
     assert "--fresh" not in words("run", "--fresh", "-"), "given already"
     assert "--forget" in words("run", "--forget", "read", "-"), "can be repeated"
     assert words("version", "") == ["--help", "--debug", "--output"]
+    assert "--pipeline" not in words("status", "--data-dir", "data", "-"), "they exclude each other"
     assert words("no-such-command", "x") == []
 
 
@@ -114,6 +128,8 @@ def test_files(here: Path) -> None:
 def test_names_in_the_file_that_is_given(here: Path) -> None:
     assert words("logs", "pipeline.yaml", "p") == ["price"]
     assert words("peek", "pipeline.yaml", "") == ["read-price", "priced", "price-refused-dead-letter"]
+    (here / "other.yaml").write_text(PIPELINE.replace("priced", "other"))
+    assert words("peek", "other.yaml", "o") == ["other"]
     assert words("deadletters", "replay", "pipeline.yaml", "--to", "o") == ["out"]
     assert words("run", "pipeline.yaml", "--forget", "") == ["read"]
     assert words("status", "--broker", "nats://b", "--file", "p") == ["pipeline.yaml"]
@@ -139,9 +155,14 @@ def test_a_file_that_is_being_written_gives_no_names_and_no_message(
 ) -> None:
     for text in ("spec: {vertices: [", "spec: {vertices: 5}", "spec: []", "- 1", ""):
         (here / "pipeline.yaml").write_text(text)
-        assert main(["__complete", "bash", "logs", "pipeline.yaml", ""]) == 0
+        assert words("logs", "pipeline.yaml", "p") == []
         assert capsys.readouterr().err == ""
-    assert main(["__complete", "bash", "--durability", "=", "", "'"]) == 0
+
+
+def test_a_line_that_is_wrong_is_completed_where_that_is_possible(here: Path) -> None:
+    assert words("run", "--no-such", "--also") == []
+    assert words("run", "--no-such", "pi") == ["pipeline.yaml"]
+    assert words("run", "--workers", "many", "--fre") == ["--fresh"]
 
 
 def test_codes() -> None:
@@ -153,16 +174,10 @@ def test_it_is_known_what_may_stand_wherever_a_value_is_taken() -> None:
     unknown = {
         f"{action.metavar} of {' '.join(path)}"
         for path, command in ALL.items()
-        for action in command.actions
+        for action in command._actions
         if action.nargs != 0 and action.choices is None and action.metavar not in VALUES
     }
     assert not unknown, "cli/completing.py, VALUES, says nothing of these: give each a way to complete it, or None"
-
-
-def test_the_scripts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for shell, script in SCRIPTS.items():
-        assert main(["completion", shell]) == 0
-        assert capsys.readouterr().out == script
 
 
 def environment() -> dict[str, str]:
@@ -176,20 +191,20 @@ def environment() -> dict[str, str]:
     ("typed", "found"),
     [
         ("millstream valid", ["validate"]),
-        ("millstream run ''", ["data", "pipeline.yaml", "with space.yaml"]),
-        ("millstream run pipeline.yaml --durability = p", ["process"]),
-        ("millstream run pipeline.yaml --durability =", ["fsync", "process"]),
-        ("""millstream logs "'with space.yaml'" r""", ["read", "refused"]),
-        ("""millstream logs 'with\\ space.yaml' pr""", ["price"]),
+        ("millstream run ", ["data/", "pipeline.yaml", "with\\ space.yaml"]),
+        ("millstream run pipeline.yaml --durability=p", ["process"]),
+        ("millstream run pipeline.yaml --durability=", ["fsync", "process"]),
+        ("""millstream logs "with space.yaml" r""", ["read", "refused"]),
+        ("""millstream logs with\\ space.yaml pr""", ["price"]),
         ("millstream run --no-such --also", []),
     ],
 )
 def test_bash_asks_and_takes_the_answer(here: Path, typed: str, found: list[str]) -> None:
     shutil.copy(here / "pipeline.yaml", here / "with space.yaml")
     script = (
-        'eval "$(millstream completion bash)"\ncompopt() { :; }\n'
-        f"COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
-        '_millstream\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+        'eval "$(millstream completion bash)"\ncompopt() { :; }\nCOMP_WORDBREAKS=" =:"\n'
+        f"COMP_LINE={shlex.quote(typed)}; COMP_POINT=${{#COMP_LINE}}\n"
+        '_python_argcomplete millstream\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     command = ["bash", "--norc", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
@@ -217,7 +232,7 @@ def test_tab_completes_in_a_real_shell(here: Path, shell: str) -> None:
     try:
         os.write(terminal, f"{setting}; echo re''ady\n".encode())
         _until(terminal, "ready")
-        os.write(terminal, b"millstream gra\tpi\t\n")
+        os.write(terminal, b"cd . && millstream gra\tpi\t\n")
         _until(terminal, "pipeline orders")
         os.write(terminal, b"millstream vali\t--file-\tpipe\t\n")
         _until(terminal, "pipeline orders is valid")

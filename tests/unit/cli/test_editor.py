@@ -19,7 +19,7 @@ from millstream_runner.cli.main import main
 def templates() -> list[str]:
     commands = parser().commands
     assert commands is not None
-    (action,) = [one for one in commands.choices["init"].actions if one.dest == "template"]
+    (action,) = [one for one in commands.choices["init"]._actions if one.dest == "template"]
     return list(action.choices or ())
 
 

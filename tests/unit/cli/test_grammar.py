@@ -52,7 +52,7 @@ def test_examples_are_right(path: tuple[str, ...]) -> None:
         words = shlex.split(re.sub(r"^eval \"\$\((.*)\)\"$", r"\1", example.command).partition(" > ")[0])
         found = parser().parse_args(words[1:])
         assert words[: len(path) + 1] == ["millstream", *path], example.command
-        assert found.module == path[0]
+        assert found.command == path[0]
 
 
 def test_examples_are_of_commands_there_are() -> None:
@@ -62,7 +62,7 @@ def test_examples_are_of_commands_there_are() -> None:
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_facts_come_as_json_in_one_way(path: tuple[str, ...]) -> None:
     command = LEAVES[path]
-    forms = [action for action in command.actions if set(action.option_strings) & {"-o", "--output", "--json"}]
+    forms = [action for action in command._actions if set(action.option_strings) & {"-o", "--output", "--json"}]
     if path in ALWAYS_JSON | NO_FACTS:
         assert forms == []
         return
@@ -70,7 +70,7 @@ def test_facts_come_as_json_in_one_way(path: tuple[str, ...]) -> None:
     assert form.option_strings == ["-o", "--output"]
     assert form.choices == ("text", "json")
     assert form.dest == "json"
-    needed = [word for action in command.actions if action.required for word in _given(action)]
+    needed = [word for action in command._actions if action.required for word in _given(action)]
     assert parser().parse_args([*path, *needed, "-o", "json"]).json is True
     assert parser().parse_args([*path, *needed]).json is False
 
@@ -155,7 +155,7 @@ def typed_on(page: Path) -> Iterator[tuple[str, str]]:
 def test_pages_name_no_option_there_is_not() -> None:
     commands = {path[0]: set[str]() for path in ALL if path}
     for path, command in ALL.items():
-        for action in command.actions if path else ():
+        for action in command._actions if path else ():
             commands[path[0]].update(action.option_strings)
     root = Path(__file__).parents[3]
     pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")]

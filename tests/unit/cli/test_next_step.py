@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.spec.loading import load
-from millstream_runner.cli.next_step import next_step
+from millstream_runner.cli.run import next_step
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1

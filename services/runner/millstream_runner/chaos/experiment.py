@@ -162,8 +162,9 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         raise SpecError(faults)
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
     write_private(directory / "guarantees.json", json.dumps(stated))
-    bounded = is_bounded(loaded.graph)
-    assignment = Assignment(options.seed, options.kinds, options.kills, options.seconds, bounded)
+    assignment = Assignment(
+        options.seed, options.kinds, options.kills, options.seconds, bounded=is_bounded(loaded.graph)
+    )
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)
@@ -191,14 +192,15 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         outcome = await ExperimentSession(loaded.plan, runner, injector, assignment, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # No fault was injected, so there is nothing for the oracle to judge.
-        raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))
+        raise _ended_early(outcome.exit_code, runner.log_file)
     verdict = await _judged(options, directory, drained=outcome.drained)
     write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
     return Experiment(outcome, verdict, options.kills)
 
 
-def _ended_early(exit_code: int, log: str) -> MillstreamError:
+def _ended_early(exit_code: int, log_file: Path) -> MillstreamError:
     """The error that ended a run, according to its log; without one, that there was nothing to judge."""
+    log = log_file.read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:].strip()
     text = f"the run ended before any fault was injected:\n{log}"
     for said in reversed(_CODE.findall(log)):
         code = codes.find(said)
@@ -227,10 +229,6 @@ def _refuse_unknown_ledger(options: Options, loaded: LoadedPipeline) -> None:
 def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
     """Set the end of the source of a built-in pipeline, now that the faults are over and `records` have been made."""
     _pipeline_file(options, directory, max(records, taken + round(rate * _SETTLE_S) + 1), rate, ports)
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:].strip()
 
 
 def _broker_port(data: DataDirectory) -> int | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from millstream_runner.chaos.experiment import Experiment
-from millstream_runner.chaos.resume import percentile
 from millstream_runner.chaos.session import Struck
 from millstream_runner.local.formatting import aligned
 
@@ -37,7 +36,10 @@ def lines(experiment: Experiment) -> list[str]:
     """The report for people."""
     struck = experiment.outcome.struck
     rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
-    rows += [_row(what, [one for one in struck if one.strike.what == what]) for what in sorted(_whats(struck))]
+    rows += [
+        _row(what, [one for one in struck if one.strike.what == what])
+        for what in sorted({one.strike.what for one in struck})
+    ]
     rows.append(_row("all without Spark", [one for one in struck if not one.spark_again]))
     if any(one.spark_again for one in struck):
         rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
@@ -94,10 +96,6 @@ def _violated(experiment: Experiment) -> list[str]:
     ]
 
 
-def _whats(struck: Iterable[Struck]) -> set[str]:
-    return {one.strike.what for one in struck}
-
-
 def _row(what: str, struck: Sequence[Struck]) -> tuple[str, ...]:
     figures = _figures(struck)
     shown = (f"{figures[name]:.2f} s" if figures["measured"] else "" for name in ("median", "p99", "max"))
@@ -110,12 +108,12 @@ def _figures(struck: Iterable[Struck]) -> dict[str, Any]:
         return {"measured": 0}
     return {
         "measured": len(measured),
-        "median": _rounded(percentile(measured, 0.5)),
-        "p99": _rounded(percentile(measured, 0.99)),
-        "max": _rounded(max(measured)),
+        "median": round(percentile(measured, 0.5), 3),
+        "p99": round(percentile(measured, 0.99), 3),
+        "max": round(max(measured), 3),
     }
 
 
-def _rounded(seconds: float | None) -> float:
-    assert seconds is not None, "there are values"
-    return round(seconds, 3)
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of these values that at least this share of them does not exceed."""
+    return sorted(values)[max(0, -(-len(values) * round(share * 1000) // 1000) - 1)]

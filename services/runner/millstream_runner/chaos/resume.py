@@ -120,11 +120,3 @@ def _own_records(lane: LaneId, entry: OtEntry) -> int:
 
 def _results(entry: OtEntry) -> int:
     return sum(state.records for state in entry.outputs)
-
-
-def percentile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed; None without values."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]

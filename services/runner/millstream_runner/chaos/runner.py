@@ -43,11 +43,8 @@ def _run(options: argparse.Namespace) -> int:
             loaded = over(loaded, options.ledger)
         settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path, workers=options.workers)
         result = uvloop.run(run(loaded, settings, screen))
-    except MillstreamError as error:
-        screen.message(error.shown)
-        return error.exit_code
-    except BaseExceptionGroup as group:
-        cause = first_cause(group)
+    except (MillstreamError, BaseExceptionGroup) as error:
+        cause = error if isinstance(error, MillstreamError) else first_cause(error)
         if cause is None:
             raise
         screen.message(cause.shown)
@@ -70,8 +67,7 @@ def redirected(loaded: LoadedPipeline, directory: Path) -> LoadedPipeline:
                 for step in (*placed.path, placed.end.kind):
                     part = part[step]
                 part["path"] = str(directory.absolute() / ".".join((vertex.name, *map(str, placed.path))))
-    pipeline = Pipeline.model_validate(contents)
-    return dataclasses.replace(loaded, plan=plan_of(Graph.of(pipeline)))
+    return dataclasses.replace(loaded, plan=plan_of(Graph.of(Pipeline.model_validate(contents))))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -98,7 +98,6 @@ class ExperimentOutcome:
     """Those among them that could not do anything when they resumed."""
     leftovers: list[str] = field(default_factory=list)
     """Processes of the run that outlived it."""
-    runner_log: Path = Path()
 
 
 class ExperimentSession:
@@ -147,7 +146,6 @@ class ExperimentSession:
         self._outcome.seconds = time.monotonic() - self._begun_s
         self._outcome.succeeded, self._outcome.fenced = self._injector.succeeded, self._injector.fenced
         self._outcome.leftovers = leftovers(self._runner.data.root)
-        self._outcome.runner_log = self._runner.log_file
         return self._outcome
 
     async def _first_progress(self) -> None:
@@ -155,7 +153,7 @@ class ExperimentSession:
         resume."""
         sinks = [lanes_of(self._plan, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
-        while not self._over and time.monotonic() < deadline_s:
+        while not self._runner.over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
                 return
             await asyncio.sleep(_POLL_S)
@@ -170,7 +168,7 @@ class ExperimentSession:
             await self._runner.wait_over(min(strike.wait_s, left_s))
             # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
             # is decided before the pause: timers of the event loop may fire a little early.
-            ended = self._over or self._board.ended(all_lanes(self._plan))
+            ended = self._runner.over or self._board.ended(all_lanes(self._plan))
             if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
             if await self._strike(strike):
@@ -183,7 +181,7 @@ class ExperimentSession:
         if strike.role is not None:
             victim = await self._find(strike)
             if victim is None:
-                self._outcome.missed[strike.role] += not self._over
+                self._outcome.missed[strike.role] += not self._runner.over
                 return False
         self._abandon()
         struck = Struck(
@@ -223,7 +221,7 @@ class ExperimentSession:
             return
         struck, waiting = self._pending
         deadline_s = time.monotonic() + (SPARK_RESUME_TIMEOUT_S if struck.spark_again else RESUME_TIMEOUT_S)
-        while waiting.resumed_us() is None and not self._over:
+        while waiting.resumed_us() is None and not self._runner.over:
             if waiting.since_us is None:
                 waiting.since_us = self._replaced_us(struck)
             if time.monotonic() > deadline_s or self._board.ended(list(waiting.lanes)):
@@ -232,7 +230,7 @@ class ExperimentSession:
         resumed_us = waiting.resumed_us()
         if resumed_us is not None:
             struck.resume_s = (resumed_us - waiting.struck_us) / MICROSECONDS
-        elif not self._over and not self._board.ended(list(waiting.lanes)):
+        elif not self._runner.over and not self._board.ended(list(waiting.lanes)):
             struck.absent = [str(lane) for lane in waiting.absent()]
         self._release()
 
@@ -260,7 +258,7 @@ class ExperimentSession:
     async def _find(self, strike: Strike) -> RunProcess | None:
         patience_s = _FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S
         deadline_s = time.monotonic() + patience_s
-        while not self._over:
+        while not self._runner.over:
             found = [one for one in processes_of(self._runner.pid) if one.role is strike.role]
             if found:
                 return found[min(int(strike.pick * len(found)), len(found) - 1)]
@@ -281,14 +279,14 @@ class ExperimentSession:
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
-        if self._settle is not None and not self._over:
+        if self._settle is not None and not self._runner.over:
             taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
         elif self._assignment.seconds is None and self._assignment.bounded:
             await self._runner.wait_over(END_TIMEOUT_S)
-        elif not self._over:
+        elif not self._runner.over:
             if self._before_drain is not None:
                 await self._before_drain()
             self._outcome.drained = True
@@ -297,10 +295,6 @@ class ExperimentSession:
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
         self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._plan))
-
-    @property
-    def _over(self) -> bool:
-        return self._runner.over
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:

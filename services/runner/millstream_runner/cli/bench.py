@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from millstream.compression import Compression
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.bench.running import Load, Measurement, measure_map
+from millstream_runner.cli.answer import answer
 from millstream_runner.local.formatting import aligned
 
 _MIB = 1024 * 1024
@@ -30,21 +31,14 @@ _RAW_RECORD_BYTES_MIN = 100 * _MIB
 def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         directory = Path(name)
-        if arguments.bench == "reduce":
+        if arguments.action == "reduce":
             result = uvloop.run(_measure_reduce(directory, arguments))
             lines = _reduce_lines(result)
         else:
             result = uvloop.run(_measure(arguments, directory, _load(arguments)))
             lines = _lines(result)
-    if not arguments.json:
-        print("\n".join(lines))
-    else:
-        print(json.dumps(result))
+    answer(arguments, result, lines)
     return 0
-
-
-def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
-    return DurabilityLevel(arguments.durability)
 
 
 def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
@@ -54,44 +48,31 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Load:
-    _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
-    _check_positive(arguments, "chain")
-    compression = Compression(arguments.compression)
-    if arguments.bench == "map":
-        _check_positive(arguments, "partitions")
+    counts = ("records", "partitions") if arguments.action == "map" else ("rate", "seconds")
+    _check_positive(arguments, *counts, "size", "chain")
+    common = Load(
+        records=0,
+        record_bytes=arguments.size,
+        chain=arguments.chain,
+        from_source=arguments.from_source,
+        unbuffered=arguments.unbuffered,
+        builtin=arguments.builtin,
+        compression=Compression(arguments.compression),
+    )
+    if arguments.action == "map":
         if (arguments.unbuffered or arguments.from_source) and arguments.partitions > 1:
             option = "--unbuffered" if arguments.unbuffered else "--from-source"
             what = f"{option} --partitions: a record stays in its partition inside a chain, so there is only one"
             raise UserError(codes.OPTION_VALUE, what)
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
-        return Load(
-            arguments.records,
-            arguments.size,
-            keys=arguments.keys,
-            partitions=arguments.partitions,
-            chain=arguments.chain,
-            from_source=arguments.from_source,
-            unbuffered=arguments.unbuffered,
-            builtin=arguments.builtin,
-            compression=compression,
-        )
+        return replace(common, records=arguments.records, keys=arguments.keys, partitions=arguments.partitions)
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
-    return Load(
-        records=records,
-        record_bytes=arguments.size,
-        rate=arguments.rate,
-        chain=arguments.chain,
-        from_source=arguments.from_source,
-        unbuffered=arguments.unbuffered,
-        builtin=arguments.builtin,
-        compression=compression,
-        warm_up_s=_WARM_UP_S,
-    )
+    return replace(common, records=records, rate=arguments.rate, warm_up_s=_WARM_UP_S)
 
 
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
-    durability = _durability(arguments)
+    durability = DurabilityLevel(arguments.durability)
     (directory / "pipeline").mkdir()
     measured = await measure_map(directory / "pipeline", load, durability, arguments.ledger, workers=arguments.workers)
     encrypted = None
@@ -107,10 +88,10 @@ async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -
         record_bytes=load.record_bytes,
         fsync=durability is DurabilityLevel.FSYNC,
     )
-    result = _result(arguments.bench, load, measured, arguments.ledger, raw_per_s)
+    result = _result(arguments.action, load, measured, arguments.ledger, raw_per_s)
     if encrypted is None:
         return result
-    return {**result, "tls": _result(arguments.bench, load, encrypted, arguments.ledger, raw_per_s)}
+    return {**result, "tls": _result(arguments.action, load, encrypted, arguments.ledger, raw_per_s)}
 
 
 def _result(bench: str, load: Load, measured: Measurement, ledger: str, raw_per_s: float) -> dict[str, Any]:
@@ -194,7 +175,9 @@ def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> Coroutine
             query=arguments.query or QUERY,
         )
         (directory / "pipeline").mkdir()
-        measured = await measure_windows(directory / "pipeline", load, _durability(arguments), arguments.workers)
+        measured = await measure_windows(
+            directory / "pipeline", load, DurabilityLevel(arguments.durability), arguments.workers
+        )
         (directory / "alone").mkdir()
         alone_s = await measure_spark(directory / "alone", load)
         ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)

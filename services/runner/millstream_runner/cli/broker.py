@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from millstream import codes
 from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
@@ -17,6 +18,7 @@ from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.plan import Plan
 from millstream.spec.loading import load
+from millstream_runner.cli.answer import answer
 from millstream_runner.local import audit
 from millstream_runner.local.directory import make_private, write_text
 from millstream_vertex.settings import ledger_limits
@@ -24,21 +26,19 @@ from millstream_vertex.settings import ledger_limits
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
-        plans = [load(file).plan for file in arguments.files]
-        return _config(plans, arguments.to, arguments.ca, as_json=arguments.json)
+        _config(arguments, [load(file).plan for file in arguments.files], arguments.to)
+        return 0
     loaded = load(arguments.file)
     plan = loaded.plan
     access = technology_of(plan.pipeline).load_access(arguments.broker_access, arguments.broker)
     audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
     asyncio.run(prepare(plan, access, DurabilityLevel(arguments.durability)))
-    if arguments.json:
-        print(json.dumps({"pipeline": plan.pipeline.name, "ledgers": list(plan.order)}))
-        return 0
-    print(f"pipeline {plan.pipeline.name}: {len(plan.order)} ledgers and watermark stores exist")
+    facts = {"pipeline": plan.pipeline.name, "ledgers": list(plan.order)}
+    answer(arguments, facts, [f"pipeline {plan.pipeline.name}: {len(plan.order)} ledgers and watermark stores exist"])
     return 0
 
 
-def _config(plans: Sequence[Plan], directory: Path, ca: Path | None, *, as_json: bool) -> int:
+def _config(arguments: argparse.Namespace, plans: Sequence[Plan], directory: Path) -> None:
     pipelines = {plan.pipeline.name: users_of(plan) for plan in plans}
     if len(pipelines) < len(plans):
         raise UserError(
@@ -59,31 +59,28 @@ def _config(plans: Sequence[Plan], directory: Path, ca: Path | None, *, as_json:
             variables[user.name] = f"PASSWORD_{len(variables) + 1}"
             password = _password(place / f"{user.file_name}.password")
             lines += [f"# {user.name}", f"{variables[user.name]}: {json.dumps(password)}"]
-            write_text(place / f"{user.file_name}.yaml", _access_text(user, ca))
+            write_text(place / f"{user.file_name}.yaml", _access_text(user, arguments.ca))
     write_text(directory / "passwords.conf", "\n".join([*lines, ""]))
-    accounts = accounts_text(pipelines, variables)
-    write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts}')
-    if as_json:
-        named = [
-            {
-                "pipeline": pipeline,
-                "prepare": f"{directory}/{pipeline}/_pipeline.yaml",
-                "view": f"{directory}/{pipeline}/{VIEWER}.yaml",
-                "vertices": {user.file_name: f"{directory}/{pipeline}/{user.file_name}.yaml" for user in users[2:]},
-            }
-            for pipeline, users in pipelines.items()
-        ]
-        print(json.dumps({"accounts": f"{directory}/accounts.conf", "pipelines": named}))
-        return 0
-    print(
+    write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts_text(pipelines, variables)}')
+    named: list[dict[str, Any]] = [
+        {
+            "pipeline": pipeline,
+            "prepare": f"{directory}/{pipeline}/_pipeline.yaml",
+            "view": f"{directory}/{pipeline}/{VIEWER}.yaml",
+            "vertices": {user.file_name: f"{directory}/{pipeline}/{user.file_name}.yaml" for user in users[2:]},
+        }
+        for pipeline, users in pipelines.items()
+    ]
+    said = [
         f'{directory}/accounts.conf, for the server\'s configuration: `include "accounts.conf"` (with passwords.conf)'
-    )
-    for pipeline, users in pipelines.items():
-        print(f"{directory}/{pipeline}/_pipeline.yaml: the user that prepares pipeline {pipeline}")
-        print(f"{directory}/{pipeline}/{VIEWER}.yaml: the user that inspects pipeline {pipeline} and changes nothing")
-        for user in users[2:]:
-            print(f"{directory}/{pipeline}/{user.file_name}.yaml: vertex {user.file_name}")
-    return 0
+    ]
+    for one in named:
+        said += [
+            f"{one['prepare']}: the user that prepares pipeline {one['pipeline']}",
+            f"{one['view']}: the user that inspects pipeline {one['pipeline']} and changes nothing",
+            *(f"{file}: vertex {vertex}" for vertex, file in one["vertices"].items()),
+        ]
+    answer(arguments, {"accounts": f"{directory}/accounts.conf", "pipelines": named}, said)
 
 
 def _password(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shutil
 import sys
@@ -14,9 +13,10 @@ import uvloop
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream_runner.chaos.experiment import Experiment, Options, conduct
+from millstream_runner.chaos.experiment import Options, conduct
 from millstream_runner.chaos.plan import FaultKind
 from millstream_runner.chaos.report import as_json, fault_line, lines
+from millstream_runner.cli.answer import answer
 
 VIOLATED = 1
 """Exit code if a guarantee did not hold, or fewer faults could be injected than requested."""
@@ -48,20 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         experiment = uvloop.run(conduct(options, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
         keep = keep or not experiment.sound
-        _show(experiment, directory if keep else None, arguments)
+        kept = f"; everything is kept in {directory}" if keep else ""
+        facts = {**as_json(experiment), "seed": arguments.seed}
+        answer(arguments, facts, [*lines(experiment), f"seed {arguments.seed}{kept}"])
         return 0 if experiment.sound else VIOLATED
     finally:
         log.setLevel(level)
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _show(experiment: Experiment, directory: Path | None, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        print(json.dumps({**as_json(experiment), "seed": arguments.seed}))
-        return
-    print("\n".join(lines(experiment)))
-    print(f"seed {arguments.seed}" + (f"; everything is kept in {directory}" if directory is not None else ""))
 
 
 def _kinds(text: str) -> tuple[FaultKind, ...]:

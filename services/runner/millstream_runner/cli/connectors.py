@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +16,8 @@ from millstream.spec.needs import not_installed
 from millstream.spec.options import Option, options_of
 from millstream.spec.registry import OURS, Registry
 from millstream.spec.values import SpecModel
-from millstream_runner.colours import Heading, show_lines
+from millstream_runner.cli.answer import answer
+from millstream_runner.colours import Heading
 
 _WIDTH = 100
 _INDENT = "  "
@@ -45,10 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(codes.NO_SUCH_CONNECTOR, what)
         found = named
     with_options = arguments.connector is not None
-    if arguments.json:
-        print(json.dumps({"connectors": [_as_json(listed, with_options=with_options) for listed in found]}))
-    else:
-        show_lines(list(_text(found, with_options=with_options)), sys.stdout)
+    facts = {"connectors": [_as_json(listed, with_options=with_options) for listed in found]}
+    answer(arguments, facts, _text(found, with_options=with_options))
     return 0
 
 

@@ -33,6 +33,7 @@ from millstream.record import BufferId, Record
 from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
 from millstream_connectors.file.settings import FileSink
+from millstream_runner.cli.answer import answer
 from millstream_runner.cli.envelopes import FoundEnvelope, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.cli.records import check_buffered
@@ -94,16 +95,17 @@ async def _waiting(directory: DataDirectory, plan: Plan) -> list[FoundEnvelope]:
 
 
 def _wanted(arguments: argparse.Namespace, found: Iterable[FoundEnvelope]) -> Iterator[FoundEnvelope]:
-    """The dead letters that pass the filters."""
-    for item in found:
-        envelope = item.envelope
-        if not envelope.vertex or (arguments.vertex and envelope.vertex != arguments.vertex):
-            continue
-        if arguments.reason and arguments.reason not in envelope.reason:
-            continue
-        if arguments.id and envelope.id not in arguments.id:
-            continue
-        yield item
+    return (item for item in found if _passes(arguments, item.envelope))
+
+
+def _passes(arguments: argparse.Namespace, envelope: Envelope) -> bool:
+    """Whether it is a dead letter, which names its vertex, and passes the filters."""
+    return bool(
+        envelope.vertex
+        and (not arguments.vertex or envelope.vertex == arguments.vertex)
+        and (not arguments.reason or arguments.reason in envelope.reason)
+        and (not arguments.id or envelope.id in arguments.id)
+    )
 
 
 def _replayed(directory: DataDirectory) -> frozenset[str]:
@@ -117,8 +119,8 @@ def _replayed(directory: DataDirectory) -> frozenset[str]:
 def _list(arguments: argparse.Namespace, found: Iterator[FoundEnvelope], replayed: Collection[str]) -> int:
     if arguments.json:
         for item in found:
-            told = {"place": item.place, "replayed": identity_of(item) in replayed}
-            print(json.dumps({**parse_json(item.line), **told}, ensure_ascii=False))
+            facts = {**parse_json(item.line), "place": item.place, "replayed": identity_of(item) in replayed}
+            print(json.dumps(facts, ensure_ascii=False))
         return 0
     counts: Counter[tuple[str, str]] = Counter()
     done = 0
@@ -128,8 +130,7 @@ def _list(arguments: argparse.Namespace, found: Iterator[FoundEnvelope], replaye
     for (vertex, reason), count in counts.most_common():
         short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
         print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
-    total = counts.total()
-    print(counted(total, "dead letter") + (f", {done:,} of them replayed" if done else ""))
+    print(counted(counts.total(), "dead letter") + (f", {done:,} of them replayed" if done else ""))
     return 0
 
 
@@ -155,21 +156,22 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
     if returned:
         with append_private(directory.replayed) as file:
             file.write("".join(f"{one.identity}\n" for one in returned).encode())
-    if arguments.json:
-        refusals = [{"reason": reason, "count": count} for reason, count in refused.most_common()]
-        lanes = [str(lane) for lane in done.reopened]
-        told = {"put_back": done.records, "repeated": done.repeated, "opened_again": lanes, "not_put_back": refusals}
-        print(json.dumps(told))
-        return UserError.exit_code if refused else 0
-    print(f"{done.records} replayed, {done.repeated} skipped because they were replayed before")
-    for lane in done.reopened:
-        print(f"reopened: {lane}")
-    for reason, count in refused.most_common():
-        print(f"{count} not replayed: {in_line(reason)}")
+    facts = {
+        "put_back": done.records,
+        "repeated": done.repeated,
+        "opened_again": [str(lane) for lane in done.reopened],
+        "not_put_back": [{"reason": reason, "count": count} for reason, count in refused.most_common()],
+    }
+    lines = [
+        f"{done.records} replayed, {done.repeated} skipped because they were replayed before",
+        *(f"reopened: {lane}" for lane in done.reopened),
+        *(f"{count} not replayed: {in_line(reason)}" for reason, count in refused.most_common()),
+    ]
     if done.records or done.reopened:
-        print(
+        lines.append(
             "now run the pipeline: it reads the replayed records before the other records that wait in the same buffers"
         )
+    answer(arguments, facts, lines)
     return UserError.exit_code if refused else 0
 
 
@@ -227,5 +229,6 @@ def identity_of(item: FoundEnvelope) -> str:
 
 def _record_of(item: FoundEnvelope) -> Record:
     envelope = item.envelope
-    record_id = envelope.id or identity_of(item)
-    return Record(envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, record_id)
+    return Record(
+        envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, envelope.id or identity_of(item)
+    )

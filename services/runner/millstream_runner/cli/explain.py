@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 import textwrap
 from difflib import get_close_matches
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import UserError
-from millstream_runner.colours import Heading, show_lines
+from millstream_runner.cli.answer import answer
+from millstream_runner.colours import Heading
 
 _WIDTH = 80
 _INDENT = "  "
@@ -21,18 +20,12 @@ _INDENT = "  "
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.code is None:
-        if arguments.json:
-            print(json.dumps({"codes": [_as_json(code) for code in codes.CODES.values()]}))
-        else:
-            show_lines(_list(), sys.stdout)
+        answer(arguments, {"codes": [_as_json(code) for code in codes.CODES.values()]}, _list())
         return 0
     code = codes.find(arguments.code)
     if code is None:
         raise UserError(codes.NO_SUCH_CODE, _unknown(arguments.code))
-    if arguments.json:
-        print(json.dumps(_as_json(code)))
-    else:
-        show_lines(_page(code), sys.stdout)
+    answer(arguments, _as_json(code), _page(code))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,9 +13,9 @@ from pathlib import Path
 from millstream import codes
 from millstream.errors import InfrastructureError, UserError
 from millstream.spec.values import NAME_LENGTH_MAX
-from millstream_runner.cli.arguments import PIPELINE_FILE
+from millstream_runner.cli.answer import answer
+from millstream_runner.cli.arguments import PIPELINE_FILE, TEMPLATES
 from millstream_runner.cli.editor import MODELINE, write_schema
-from millstream_runner.cli.template_names import TEMPLATES
 
 _SUFFIX = ".template"
 """Template files have this suffix, so that no tool mistakes them for modules and tests of Millstream."""
@@ -41,7 +40,8 @@ _WITHOUT_PYTHON_FUNCTIONS = ("go", "connector")
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        _list(as_json=arguments.json)
+        width = max(map(len, TEMPLATES))
+        answer(arguments, {"templates": TEMPLATES}, (f"{name:<{width}}  {text}" for name, text in TEMPLATES.items()))
         return 0
     template: str = arguments.template
     target: Path = arguments.directory or Path()
@@ -66,21 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{target / taken[0]} already exists{more}; nothing was written. Choose another directory",
         )
     written = _write(target, contents)
-    if arguments.json:
-        print(json.dumps({"directory": str(target), "files": [str(path) for path in written]}))
-        return 0
-    print(f"wrote pipeline {name} ({template}: {TEMPLATES[template]}) to {target}:")
-    print("  " + "  ".join(sorted({path.parts[0] for path in contents})))
-    print(f"next: {_next_step(template, target)}")
+    lines = [
+        f"wrote pipeline {name} ({template}: {TEMPLATES[template]}) to {target}:",
+        "  " + "  ".join(sorted({path.parts[0] for path in contents})),
+        f"next: {_next_step(template, target)}",
+    ]
+    answer(arguments, {"directory": str(target), "files": [str(path) for path in written]}, lines)
     return 0
-
-
-def _list(*, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"templates": TEMPLATES}))
-        return
-    width = max(map(len, TEMPLATES))
-    print("\n".join(f"{name:<{width}}  {text}" for name, text in TEMPLATES.items()))
 
 
 def name_of(directory: Path) -> str:

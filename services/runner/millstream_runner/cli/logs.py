@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import heapq
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from millstream.lines import LineSplitter
 from millstream.nearest import did_you_mean
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.logfiles import WORKER_PREFIX, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
@@ -34,8 +34,6 @@ _LEVEL_OF = {
     "CRITICAL": "error",
     "FATAL": "error",
 }
-_AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _Show = Callable[[dict[str, Any]], str]
 
 
@@ -66,12 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _since(text: str) -> str:
     """The time that it means, in the format of the log."""
-    ago = _AGO.fullmatch(text)
+    ago_s = seconds_of(text)
     try:
-        if ago is not None:
-            moment = datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
-        else:
-            moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text) if ago_s is None else datetime.now(UTC) - timedelta(seconds=ago_s)
     except (ValueError, OverflowError) as error:
         raise UserError(
             codes.OPTION_VALUE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,8 +27,6 @@ from millstream_runner.cli.parsing import UsageError
 from millstream_runner.colours import show, show_message
 from millstream_runner.local.causes import first_cause
 
-_COMPLETE = "__complete"
-"""The command that the scripts of `millstream completion` call; no help shows it."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
@@ -52,16 +51,16 @@ def main(arguments: Sequence[str] | None = None, *, on_ready: Callable[[], objec
 
 
 def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
-    if words[:1] == [_COMPLETE]:
-        from millstream_runner.cli import completing
-
-        return completing.main(parser(), words[1:])
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            from millstream_runner.cli import completion
+
+            completion.answer(parser())
         options = parser().parse_args(words)
     except UsageError as error:
         return _report_usage(error)
     except SystemExit as ended:
-        # After `--help` and `--version`.
+        # After `--help` and `--version`, and after an answer to a shell.
         return ended.code if isinstance(ended.code, int) else 0
     except OSError:
         if printed.error is None:
@@ -73,7 +72,7 @@ def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], 
 def _run(options: argparse.Namespace, printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
     try:
         on_ready()
-        command = importlib.import_module(f"millstream_runner.cli.{options.module}")
+        command = importlib.import_module(f"millstream_runner.cli.{options.command}")
         code: int = command.run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -109,9 +108,7 @@ def _report_unprinted(words: Sequence[str], error: OSError) -> int:
         return PIPE_CLOSED
     command = next((word for word in words if not word.startswith("-")), "")
     meant = InfrastructureError(codes.OUTPUT_CLOSED, f"cannot write to standard output: {cause_text(error)}")
-    show_message(f"{' '.join(filter(None, ('millstream', command)))}: {meant.shown}", sys.stderr)
-    show(explained_by(meant.code), file=sys.stderr)
-    return meant.exit_code
+    return _show_error(" ".join(filter(None, ("millstream", command))), meant)
 
 
 def _report_usage(error: UsageError) -> int:
@@ -123,14 +120,20 @@ def _report_usage(error: UsageError) -> int:
 
 
 def _defect(error: Exception) -> MillstreamError:
-    text = f"defect in Millstream: {error!r}; run again with --debug and report the output"
-    return MillstreamError(codes.DEFECT, text)
+    return MillstreamError(
+        codes.DEFECT, f"defect in Millstream: {error!r}; run again with --debug and report the output"
+    )
 
 
 def _report(options: argparse.Namespace, error: Exception, meant: MillstreamError) -> int:
     """Print one of our errors, and return its exit code; `error` is what was raised."""
     if options.debug:
         traceback.print_exception(error)
-    show_message(f"millstream {options.command}: {meant.shown}", sys.stderr)
-    show(explained_by(meant.code), file=sys.stderr)
-    return meant.exit_code
+    return _show_error(f"millstream {options.command}", meant)
+
+
+def _show_error(who: str, error: MillstreamError) -> int:
+    """Print one of our errors, and return its exit code."""
+    show_message(f"{who}: {error.shown}", sys.stderr)
+    show(explained_by(error.code), file=sys.stderr)
+    return error.exit_code

@@ -6,10 +6,13 @@ Above it: the grammar (`arguments`). Below it: argparse. It does not know the co
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from millstream import codes
@@ -36,6 +39,49 @@ _EXCLUSIVE = re.compile(r"argument (?:.*/)?(\S+): not allowed with argument (?:.
 _REQUIRED = "the following arguments are required: "
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An option or argument of a command, as `ArgumentParser.add_argument` takes it."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, or a command below one."""
+
+    name: str
+    summary: str
+    """For the list of commands."""
+    description: str = ""
+    """For its own help. Empty: the summary."""
+    arguments: Sequence[Argument | tuple[Argument, ...]] = ()
+    """In the order of its help. Those in a tuple exclude each other."""
+    commands: Sequence[Command] = ()
+    """Commands below it, as `arguments.action`."""
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """An option or argument with the settings that argparse has."""
+    return Argument(names, settings)
+
+
+def flag(*names: str, **settings: Any) -> Argument:
+    """An option without a value."""
+    return Argument(names, {"action": "store_true", **settings})
+
+
+def number(*names: str, **settings: Any) -> Argument:
+    """An option whose value is a whole number."""
+    return Argument(names, {"type": int, "metavar": "N", **settings})
+
+
+def path(*names: str, **settings: Any) -> Argument:
+    """An option or argument that names a file or a directory."""
+    return Argument(names, {"type": Path, **settings})
+
+
 class UsageError(UserError):
     """A command line that cannot be understood."""
 
@@ -57,10 +103,23 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
         )
-        self._given: list[str] = []
-        """The words after its name on the command line."""
+        self._found = argparse.Namespace()
+        """The arguments that it has read from the command line."""
         self.groups: dict[str, tuple[str, ...]] = {}
         """The groups of its subcommands, for its help."""
+
+    def add_commands(self, dest: str, metavar: str, commands: Iterable[Command]) -> None:
+        """Add commands below this one, with everything below them."""
+        below = self.add_subparsers(dest=dest, required=True, metavar=metavar)
+        for command in commands:
+            description = command.description or f"{command.summary[0].upper()}{command.summary[1:]}."
+            parser = below.add_parser(command.name, help=command.summary, description=description)
+            for one in command.arguments:
+                group = parser if isinstance(one, Argument) else parser.add_mutually_exclusive_group()
+                for argument in (one,) if isinstance(one, Argument) else one:
+                    group.add_argument(*argument.names, **argument.settings)
+            if command.commands:
+                parser.add_commands("action", "WHAT", command.commands)
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -72,19 +131,15 @@ class Parser(argparse.ArgumentParser):
         """Its subcommands."""
         return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
 
-    @property
-    def actions(self) -> Sequence[argparse.Action]:
-        """Its options and arguments, in order."""
-        return self._actions
-
     def parse_known_args(  # type: ignore[override]  # argparse has it with overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Like argparse, but reports an unknown option first, because it may be why something is missing."""
-        if args is not None:
-            self._given = list(args)
+        # A shell that asks for candidates has no use for a message.
+        if args is not None and "_ARGCOMPLETE" not in os.environ:
             self._refuse_unknown_options(args)
-        found, rest = super().parse_known_args(args, namespace)
+        self._found = namespace or argparse.Namespace()
+        found, rest = super().parse_known_args(args, self._found)
         if rest and self.commands is None:
             known = [option for option in self._option_string_actions if len(option) == len("-x")]
             if rest[0].startswith("-"):
@@ -162,9 +217,9 @@ class Parser(argparse.ArgumentParser):
         if option not in ("EDGE", "VERTEX"):
             return []
         # The completion reads the files of this directory.
-        from millstream_runner.cli.completing import names_of
+        from millstream_runner.cli.completing import values_of
 
-        return names_of(option, self, self._given)[:_NAMED_MAX]
+        return list(values_of(option, self._found))[:_NAMED_MAX]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

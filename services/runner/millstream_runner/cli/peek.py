@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from itertools import islice
 
@@ -17,7 +16,6 @@ from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
 from millstream.plan import resolved
 from millstream.record import BufferId
-from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
@@ -26,33 +24,30 @@ from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.stored import open_run
 from millstream_runner.local.view import PipelineView
 
-_Opening = Callable[[], AbstractAsyncContextManager[PipelineView]]
-
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.count < 1:
+        raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: must be at least 1")
     of_buffer = {"edge": arguments.edge, "partition": arguments.partition, "count": arguments.count}
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
         plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)
         check_buffer(plan.graph, arguments.edge, arguments.partition)
         audit.note_elsewhere(elsewhere, "peek", **of_buffer, broker=access.place, access=access.identity)
-        return _run(plan.graph, lambda: open_elsewhere(plan, access), arguments)
-    directory = directory_of(arguments)
-    plan = resolved.load(directory.read_pipeline()).plan
-    check_buffer(plan.graph, arguments.edge, arguments.partition)
-    audit.note(directory, "peek", **of_buffer)
-    return _run(plan.graph, lambda: open_run(directory, plan), arguments)
+        opening = open_elsewhere(plan, access)
+    else:
+        directory = directory_of(arguments)
+        plan = resolved.load(directory.read_pipeline()).plan
+        check_buffer(plan.graph, arguments.edge, arguments.partition)
+        audit.note(directory, "peek", **of_buffer)
+        opening = open_run(directory, plan)
+    return asyncio.run(_peek(opening, BufferId(arguments.edge, arguments.partition), arguments))
 
 
-def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
-    buffer = BufferId(arguments.edge, arguments.partition)
-    if arguments.count < 1:
-        raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: must be at least 1")
-    return asyncio.run(_peek(opening, buffer, arguments))
-
-
-async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespace) -> int:
-    async with opening() as view:
+async def _peek(
+    opening: AbstractAsyncContextManager[PipelineView], buffer: BufferId, arguments: argparse.Namespace
+) -> int:
+    async with opening as view:
         ledger = await view.ledger_of(buffer)
         left, damaged = arguments.count, False
         after = await view.consumed(buffer) if arguments.start is None else arguments.start - 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any
 
 from millstream import codes
@@ -20,16 +19,6 @@ from millstream.spec.models import Edge
 from millstream_runner.local.formatting import time_text
 
 _VALUE_CHARS_MAX = 200
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(option: str, text: str) -> float:
-    """A length of time such as 30s. Raises `UserError`."""
-    found = _LENGTH.fullmatch(text)
-    if found is None:
-        raise UserError(codes.OPTION_VALUE, f"{option} {text!r}: must be a duration, such as 30s, 10m or 2h")
-    return float(found[1]) * _SECONDS[found[2]]
 
 
 def check_buffer(graph: Graph, edge: str, partition: int | None) -> None:

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -77,7 +77,7 @@ def reporting(path: Path | None, loaded: LoadedPipeline, options: RunOptions) ->
 
 def _text_of(error: Exception) -> str:
     cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
-    return cause.shown if isinstance(cause, MillstreamError) else repr(cause)
+    return cause.shown if isinstance(cause, MillstreamError) else repr(error)
 
 
 def _write(path: Path, report: Report) -> bool:
@@ -142,23 +142,19 @@ def _dead_letters(loaded: LoadedPipeline) -> tuple[list[DeadLetters], str]:
     if not any(edge.kind == "deadLetter" for edge in loaded.graph.edges):
         return [], ""
     kinds: dict[tuple[str, str], DeadLetters] = {}
-    seen = 0
     try:
         places = stored_files(loaded.graph, loaded.base_dir)
         for found in islice(read_files(places), _ENVELOPES_MAX):
             envelope = found.envelope
-            seen += 1
             key = (envelope.vertex, envelope.reason)
-            known = kinds.get(key)
-            count = known.count + 1 if known is not None else 1
-            place = known.place if known is not None else found.place
-            excerpt = known.excerpt if known is not None else _excerpt(envelope.value)
-            kinds[key] = DeadLetters(*key, count, place, excerpt)
+            known = kinds.get(key) or DeadLetters(*key, 0, found.place, _excerpt(envelope.value))
+            kinds[key] = replace(known, count=known.count + 1)
     except (UserError, OSError) as error:
         return [], f"Stored dead letters could not be shown: {error}"
     shown = sorted(kinds.values(), key=lambda one: -one.count)[:SAMPLES_MAX]
     more = f"; {len(kinds) - len(shown)} other reasons are not shown" if len(kinds) > len(shown) else ""
-    limit = f", the first {_ENVELOPES_MAX:,} of them" if seen == _ENVELOPES_MAX else ""
+    is_all = sum(one.count for one in kinds.values()) < _ENVELOPES_MAX
+    limit = "" if is_all else f", the first {_ENVELOPES_MAX:,} of them"
     names = ", ".join(str(place) for place in places)
     return (
         shown,

@@ -1,11 +1,17 @@
-"""`millstream run`: checks the file, runs the pipeline and reports the outcome."""
+"""`millstream run`: checks the file, runs the pipeline and reports the outcome, or, with `--dry-run`, what a changed
+pipeline requires of the data of its last run.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from millstream import codes
@@ -14,21 +20,24 @@ from millstream.descriptors import PIPE_CLOSED
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import MIB
+from millstream.plan import resolved
+from millstream.plan.diff import Difference, Effect, diff, settings_changed
+from millstream.plan.shape import as_stored, shape_of
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
 from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream.spec.values import parse_quantity
+from millstream_connectors.file.settings import FileSink
 from millstream_runner.cli.debugged import debugged_functions
-from millstream_runner.cli.dry_run import dry_run
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
-from millstream_runner.cli.next_step import next_step
 from millstream_runner.cli.reporting import check_place, reporting
 from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
-from millstream_runner.local.formatting import duration_text
+from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.formatting import duration_text, folded
 from millstream_runner.local.open_files import check_open_files
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
@@ -38,6 +47,12 @@ from millstream_runner.local.summary import summary_json, summary_lines
 
 _WORKER_MEMORY_MIN = 256 * MIB
 """What a worker with an idle source and sink of any kind takes at most, twice over."""
+_MEANINGS = {
+    Effect.RESTART: "a restart is enough",
+    Effect.DRAIN: "only where no records wait: drain the pipeline first (Ctrl-C)",
+    Effect.REFUSED: "never fits what is stored: undo it, or start over (--fresh, or another --data-dir)",
+}
+_RESULTS_SHOWN_MAX = 3
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -159,3 +174,93 @@ def result_lines(result: RunResult, width: int | None = None) -> list[str]:
     elif _is_all_there(result):
         lines.append("nothing is lost; the next run continues from here")
     return [*lines, f"data directory: {result.directory}"]
+
+
+# The dry run
+
+
+def dry_run(loaded: LoadedPipeline, arguments: argparse.Namespace) -> int:
+    """Prints the differences. Returns the exit code of `run` if it would refuse one of them, and 0 otherwise."""
+    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
+    differences = None if arguments.fresh else _differences(directory, loaded, arguments.forget)
+    refused = any(one.effect is Effect.REFUSED for one in differences or ())
+    if arguments.json:
+        listed = [{"effect": one.effect.value, "what": one.what} for one in differences or ()]
+        print(json.dumps({"starts_over": differences is None, "differences": listed}))
+    elif differences is None:
+        stored = (
+            f"removes what is stored in {directory.root}" if arguments.fresh else f"finds nothing in {directory.root}"
+        )
+        print(f"the run {stored}, and starts from the beginning")
+    elif not differences:
+        print(f"nothing differs from the last run in {directory.root}")
+    else:
+        for one in differences:
+            print(f"{one.effect.value:<8} {one.what}")
+        print()
+        for effect in dict.fromkeys(one.effect for one in differences):
+            print(f"{effect.value}: {_MEANINGS[effect]}")
+    return UserError.exit_code if refused else 0
+
+
+def _differences(
+    directory: DataDirectory, loaded: LoadedPipeline, forget: Sequence[str]
+) -> Sequence[Difference] | None:
+    """None if nothing is stored. Raises `DamageError` if what is stored cannot be read."""
+    before = read_json(directory.shape)
+    if before is None:
+        return None
+    loaded, _ = as_stored(loaded, before)
+    found = [*diff(before, shape_of(loaded.plan), forget=forget).differences]
+    if directory.pipeline.exists():
+        found += settings_changed(resolved.load(directory.read_pipeline()).pipeline, loaded.pipeline)
+    return found
+
+
+# The lines after a run that suggest the next step to a new user
+
+
+def next_step(loaded: LoadedPipeline, *, ended: bool, width: int | None = None) -> list[str]:
+    """Lines that say where the results are and which file to change. `ended`: another run on the same data has nothing
+    left to do. `width`: columns of the terminal. Empty if there is neither a file with results nor one to change.
+    """
+    results = list(dict.fromkeys(_results(loaded)))
+    look = f"look into {_listed(results)}" if results else ""
+    change = ""
+    if (first := next(_changes(loaded), None)) is not None:
+        what, is_reloaded = first
+        again = " --fresh --move-outputs" if ended and results else " --fresh" if ended else ""
+        command = f"millstream run {shlex.quote(str(loaded.path))}{again}"
+        change = f"{what} and `{command}`" + (" (or use --watch)" if is_reloaded else "")
+    steps = "; ".join(filter(None, (look, change)))
+    return folded(f"next: {steps}", width, indent=len("next: ")) if steps else []
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _RESULTS_SHOWN_MAX
+    return ", ".join(names[:_RESULTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _results(loaded: LoadedPipeline) -> Iterator[str]:
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.ends:
+            settings = placed.end.settings
+            if isinstance(settings, FileSink):
+                directory = loaded.base_dir / settings.path
+                if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
+                    yield os.path.relpath(directory)
+
+
+def _changes(loaded: LoadedPipeline) -> Iterator[tuple[str, bool]]:
+    """What to change of each function whose file is in this directory, and whether `--watch` applies the change. A
+    window keeps the function with which it began.
+    """
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.programs:
+            place = loaded.base_dir / (placed.program.working_dir or Path())
+            file = (placed.program.python or "").rpartition(":")[0]
+            program = (placed.program.command or [""])[0]
+            if file.endswith(".py") and (place / file).is_file():
+                yield f"change {os.path.relpath(place / file)}", not vertex.definition.has_windows
+            elif "/" in program and not os.path.isabs(program) and (place / program).is_file():
+                yield f"build {os.path.relpath(place / program)} again", True

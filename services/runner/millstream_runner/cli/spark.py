@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -13,16 +12,19 @@ from pathlib import Path
 import uvloop
 
 from millstream_reduce.spark.settings import SparkSettings
+from millstream_runner.cli.answer import answer
 from millstream_runner.local.formatting import aligned
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return (
-        _prepare(again=arguments.again, as_json=arguments.json) if arguments.action == "prepare" else _check(arguments)
-    )
+    if arguments.action == "prepare":
+        _prepare(arguments)
+    else:
+        _check(arguments)
+    return 0
 
 
-def _prepare(*, again: bool, as_json: bool) -> int:
+def _prepare(arguments: argparse.Namespace) -> None:
     from millstream_reduce.spark.preparing import prepare
 
     begun_s = time.monotonic()
@@ -30,26 +32,22 @@ def _prepare(*, again: bool, as_json: bool) -> int:
     def say(what: str) -> None:
         print(f"{time.monotonic() - begun_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 
-    prepared = uvloop.run(prepare(again=again, on_progress=say))
-    if as_json:
-        told = {"cache": str(prepared.path), "made": prepared.made, "bytes": prepared.path.stat().st_size}
-        print(json.dumps({**told, "seconds": round(prepared.seconds, 3)}))
-        return 0
-    size_mib = prepared.path.stat().st_size / 2**20
-    if prepared.made:
-        print(f"created in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")
-    else:
-        print(f"cache already exists: {prepared.path} ({size_mib:.0f} MiB)")
-    return 0
+    prepared = uvloop.run(prepare(again=arguments.again, on_progress=say))
+    size = prepared.path.stat().st_size
+    facts = {
+        "cache": str(prepared.path),
+        "made": prepared.made,
+        "bytes": size,
+        "seconds": round(prepared.seconds, 3),
+    }
+    how = f"created in {prepared.seconds:.0f} s" if prepared.made else "cache already exists"
+    answer(arguments, facts, [f"{how}: {prepared.path} ({size / 2**20:.0f} MiB)"])
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _check(arguments: argparse.Namespace) -> None:
     from millstream_reduce.spark.preparing import report
 
     found = uvloop.run(report(_settings(arguments.file)))
-    if arguments.json:
-        print(json.dumps(asdict(found)))
-        return 0
     rows = [
         ("Spark", f"{found.spark_version} ({found.spark_home})"),
         ("runs on", found.place),
@@ -62,8 +60,7 @@ def _check(arguments: argparse.Namespace) -> int:
         ("its first job", f"{found.first_job_s:.1f} s"),
         ("a small job", f"{found.job_ms:.0f} ms"),
     ]
-    print("\n".join(aligned(rows, left={0, 1})))
-    return 0
+    answer(arguments, asdict(found), aligned(rows, left={0, 1}))
 
 
 def _settings(file: Path | None) -> SparkSettings:

@@ -18,6 +18,7 @@ from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
 from millstream.plan.plan import Plan
 from millstream.printable import indented
+from millstream_runner.cli.answer import answer
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -40,11 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
                 codes.OPTIONS_CONFLICT, "--watch works for runs on this machine; leave it out with --broker"
             )
         vertices = asyncio.run(_look(elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)))
-        if arguments.json:
-            status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
-            print(json.dumps(status))
-        else:
-            print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
+        facts = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
+        answer(arguments, facts, aligned(_lane_rows(vertices), left={0, 1, 5}))
         return 0
     directory = directory_of(arguments)
     if arguments.watch:
@@ -55,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             codes.NO_NUMBERS_YET,
             f"{directory.root} has no figures yet, because the run has just begun; try again in a second",
         )
-    print(json.dumps(_as_json(directory, seen)) if arguments.json else "\n".join(_lines(directory, seen)))
+    answer(arguments, _as_json(directory, seen), _lines(directory, seen))
     return 0
 
 
@@ -165,10 +163,9 @@ def _lines(directory: DataDirectory, seen: _Seen) -> list[str]:
     lines = [*table(seen.scene), "", *aligned(_lane_rows(seen.scene.vertices), left={0, 1, 5}), ""]
     if seen.live:
         rows = [("PROCESS", "PID", "METRICS", "RUNS"), ("runner", str(seen.runtime.runner.pid), "", "")]
-        rows += [
-            (process.name, str(process.identity.pid), _port_text(process.metrics_port), " ".join(process.replicas))
-            for process in seen.runtime.processes
-        ]
+        for process in seen.runtime.processes:
+            port = "" if process.metrics_port is None else f"port {process.metrics_port}"
+            rows.append((process.name, str(process.identity.pid), port, " ".join(process.replicas)))
         lines += [*aligned(rows, left={0, 2, 3}), ""]
         lines.append(f"broker: {seen.runtime.broker_url}, with the key beside {directory.broker_access}")
     return lines + _remarks(directory, seen)
@@ -194,10 +191,6 @@ def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
             watermark = watermark_text(lane.watermark_us, None)
             rows += [(vertex.vertex, lane.lane, f"{lane.records:,}", waiting, watermark, _lane_state(lane))]
     return rows
-
-
-def _port_text(port: int | None) -> str:
-    return "" if port is None else f"port {port}"
 
 
 def _lane_state(lane: PublishedProgress) -> str:

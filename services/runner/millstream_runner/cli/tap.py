@@ -24,9 +24,10 @@ from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
-from millstream_runner.cli.records import check_buffer, record_line, seconds_of
+from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
 from millstream_runner.local.view import PipelineView, open_view
@@ -61,37 +62,30 @@ class _Shown:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: must be at least 1")
-    limit_s = seconds_of("--duration", arguments.duration) if arguments.duration is not None else None
+    limit_s = seconds_of(arguments.duration) if arguments.duration is not None else None
+    if limit_s is None and arguments.duration is not None:
+        what = f"--duration {arguments.duration!r}: must be a duration, such as 30s, 10m or 2h"
+        raise UserError(codes.OPTION_VALUE, what)
     elsewhere = pipeline_elsewhere(arguments)
-    of_edge = {"edge": arguments.edge}
     if elsewhere is not None:
         plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)
         check_buffer(plan.graph, arguments.edge, arguments.partition)
-        audit.note_elsewhere(elsewhere, "tap", **of_edge, broker=access.place, access=access.identity)
-        return _run(plan, lambda: open_elsewhere(plan, access), None, arguments, limit_s)
-    directory = directory_of(arguments)
-    plan = resolved.load(directory.read_pipeline()).plan
-    check_buffer(plan.graph, arguments.edge, arguments.partition)
-    runtime = directory.read_runtime()
-    if runtime is None or not is_alive(runtime.runner):
-        raise UserError(
-            codes.NO_SUCH_RUN,
-            f"pipeline {plan.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
-            "wait",
-        )
-    audit.note(directory, "tap", **of_edge)
-    access_of_run = directory.access(runtime, technology_of(plan.pipeline))
-    return _run(plan, lambda: open_view(plan, access_of_run), directory, arguments, limit_s)
-
-
-def _run(
-    plan: Plan,
-    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
-    directory: DataDirectory | None,
-    arguments: argparse.Namespace,
-    limit_s: float | None,
-) -> int:
-    """`directory`: that of the run; None for a run elsewhere."""
+        audit.note_elsewhere(elsewhere, "tap", edge=arguments.edge, broker=access.place, access=access.identity)
+        directory = None
+        opening = open_elsewhere(plan, access)
+    else:
+        directory = directory_of(arguments)
+        plan = resolved.load(directory.read_pipeline()).plan
+        check_buffer(plan.graph, arguments.edge, arguments.partition)
+        runtime = directory.read_runtime()
+        if runtime is None or not is_alive(runtime.runner):
+            raise UserError(
+                codes.NO_SUCH_RUN,
+                f"pipeline {plan.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
+                "wait",
+            )
+        audit.note(directory, "tap", edge=arguments.edge)
+        opening = open_view(plan, directory.access(runtime, technology_of(plan.pipeline)))
     shown = _Shown()
     # Ctrl-C is the usual way to end it.
     with contextlib.suppress(KeyboardInterrupt):
@@ -103,13 +97,14 @@ def _run(
 
 async def _follow(
     plan: Plan,
-    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
+    opening: AbstractAsyncContextManager[PipelineView],
     directory: DataDirectory | None,
     arguments: argparse.Namespace,
     limit_s: float | None,
     shown: _Shown,
 ) -> None:
-    async with opening() as view, AsyncExitStack() as stack:
+    """`directory`: that of the run; None for a run elsewhere."""
+    async with opening as view, AsyncExitStack() as stack:
         try:
             async with _until_over(directory, shown):
                 with contextlib.suppress(TimeoutError):
@@ -165,8 +160,9 @@ def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespa
         shown.reported_frames = tap.missed_frames
         print(f"tap: {counted(missed, 'frame')} missed here: removed before the tap could show them", file=sys.stderr)
     for one in passed:
-        if _is_wanted(one, arguments.key):
-            print(_line(one, as_json=arguments.json))
+        record = one.record
+        if not arguments.key or any(key in record.keys for key in arguments.key):
+            print(record_line(one.sequence, one.index, record, partition=one.partition, as_json=arguments.json))
             shown.shown += 1
             if shown.shown == arguments.limit:
                 shown.is_enough = True
@@ -174,14 +170,6 @@ def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespa
         else:
             shown.left_out += 1
     sys.stdout.flush()
-
-
-def _is_wanted(passed: TappedRecord, keys: list[str] | None) -> bool:
-    return not keys or any(key in passed.record.keys for key in keys)
-
-
-def _line(passed: TappedRecord, *, as_json: bool) -> str:
-    return record_line(passed.sequence, passed.index, passed.record, partition=passed.partition, as_json=as_json)
 
 
 @asynccontextmanager

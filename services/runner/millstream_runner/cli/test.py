@@ -148,8 +148,7 @@ def _cases(what: Path) -> Iterator[Path]:
 def _is_about(path: Path, pipeline: Path) -> bool:
     """Whether a case belongs to that pipeline. An unreadable case reports its error when it is run."""
     try:
-        case = read_case(path)
-        return _pipeline_of(case).resolve() == pipeline.resolve()
+        return _pipeline_of(read_case(path)).resolve() == pipeline.resolve()
     except MillstreamError:
         return True
 

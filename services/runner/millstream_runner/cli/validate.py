@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         problems += error.problems
         partial = error.partial
     if partial is not None and not arguments.file_only:
-        known = {(problem.path, problem.what) for problem in problems}
-        problems += [problem for problem in local_problems(partial) if (problem.path, problem.what) not in known]
+        _add(problems, local_problems(partial))
         _ask_spark(partial, problems, notes)
     if loaded is not None:
         notes += loaded.notes
@@ -97,7 +96,8 @@ def _notes_of_stored(loaded: LoadedPipeline) -> list[Note]:
 def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes: list[Note]) -> None:
     """Add what Spark finds in the queries that can be parsed. A Spark that does not start is a problem, too."""
     queries = sum(vertex.sql is not None for vertex in loaded.sound.values())
-    if not queries or _has_no_spark():
+    # Without any Spark, that has already been reported as a problem.
+    if not queries or find_spec("pyspark") is None:
         return
     # Spark is large, and a pipeline without SQL does not need it.
     from millstream_reduce.spark.aot import advice as cache_advice
@@ -114,8 +114,7 @@ def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes:
         expected = "a Spark that starts on this machine, to check the queries"
         problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
-    problems += [loaded.problem(finding) for finding in verdict.problems]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, verdict.problems))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
 
 
@@ -128,10 +127,7 @@ def _ask_outside(loaded: LoadedPipeline | Partial | None, problems: list[Problem
     asked, findings = asyncio.run(online_findings(loaded))
     ends = "source or sink" if asked == 1 else "sources and sinks"
     print(f"asked {asked} {ends} about what they talk to", file=sys.stderr)
-    known = {(problem.path, problem.what) for problem in problems}
-    found = [loaded.problem(finding) for finding in findings]
-    problems += [problem for problem in found if (problem.path, problem.what) not in known]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, findings))
 
 
 def _import_functions(
@@ -146,20 +142,21 @@ def _import_functions(
 
     known = {problem.path for problem in problems}
     verdict = asyncio.run(check_functions(ResolvedPipeline(loaded.plan, loaded.base_dir), known))
-    problems += [loaded.problem(finding) for finding in verdict.problems]
-    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    _add(problems, map(loaded.problem, verdict.problems))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
     return verdict.functions
+
+
+def _add(problems: list[Problem], found: Iterable[Problem]) -> None:
+    """Add problems that are not known yet, in the order of the file."""
+    known = {(problem.path, problem.what) for problem in problems}
+    problems += [problem for problem in found if (problem.path, problem.what) not in known]
+    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
 
 
 def _function_line(function: Mapping[str, str]) -> str:
     gives = f", gives {function['gives']}" if function["gives"] else ""
     return f"{function['role']} of {function['vertex']}: {function['function']} takes {function['takes']}{gives}"
-
-
-def _has_no_spark() -> bool:
-    """If there is none, that has already been reported as a problem."""
-    return find_spec("pyspark") is None
 
 
 def _as_json(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from millstream_runner.cli.answer import answer
 from millstream_udf.columns import is_compiled
 
 _DISTRIBUTIONS = (
@@ -32,12 +32,8 @@ def versions() -> dict[str, str]:
 
 def run(arguments: argparse.Namespace) -> int:
     found = versions()
-    if arguments.json:
-        print(json.dumps(found))
-        return 0
-    print(f"millstream {found.pop('millstream')}")
-    for name, number in found.items():
-        print(f"  {name} {number}")
+    ours, *others = (f"{name} {number}" for name, number in found.items())
+    answer(arguments, found, [ours, *(f"  {other}" for other in others)])
     return 0
 
 

@@ -6,7 +6,6 @@ It reads only files, so it works with or without a running lane.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from millstream_reduce.group_keys import key_texts
 from millstream_reduce.log.damage import time_text, window_text
 from millstream_reduce.log.inspection import HandOverInspection, LogInspection, find_logs, inspect_log
 from millstream_reduce.values import WindowContents
+from millstream_runner.cli.answer import answer
 
 _WINDOWS_SHOWN_MAX = 10
 """The most windows of one hand-over that are listed; `-o json` has all."""
@@ -32,11 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"there is no log in or below {arguments.directory}: no file has a name like 0000000000000001.wal",
         )
     logs = [inspect_log(directory, verify=arguments.verify) for directory in directories]
-    if arguments.json:
-        print(json.dumps({"verified": arguments.verify, "logs": [_as_json(log) for log in logs]}))
-    else:
-        for log in logs:
-            print("\n".join(_lines(log, verified=arguments.verify)))
+    facts = {"verified": arguments.verify, "logs": [_as_json(log) for log in logs]}
+    answer(arguments, facts, (line for log in logs for line in _lines(log, verified=arguments.verify)))
     return DamageError.exit_code if any(log.faults for log in logs) else 0
 
 

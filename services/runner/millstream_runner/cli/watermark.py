@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +20,7 @@ from millstream.plan.plan import Plan
 from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
 from millstream.spec.loading import load
+from millstream_runner.cli.answer import answer
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.setting_back import LaneTime, SetBackPoint, Watermarks
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if time_us is None and arguments.accept_loss:
         raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss needs --set-back TIME")
     lines, facts = asyncio.run(_run(loaded.plan, directory, time_us, accept_loss=arguments.accept_loss))
-    print(json.dumps(facts) if arguments.json else "\n".join(lines))
+    answer(arguments, facts, lines)
     return 0
 
 

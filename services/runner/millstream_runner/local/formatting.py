@@ -21,6 +21,14 @@ _WIDTH = 80
 """Columns where the width is unknown: output that is not a terminal's is read in split windows, and pasted."""
 _JOINT = "\0"
 """Stands for a space at which a line is not broken."""
+_LENGTH_OF_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str) -> float | None:
+    """A length of time such as 30s or 2h; None if it is not one."""
+    found = _LENGTH_OF_TIME.fullmatch(text)
+    return float(found[1]) * _UNITS_S[found[2]] if found is not None else None
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:

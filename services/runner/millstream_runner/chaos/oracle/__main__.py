@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.oracle.account import account_checks, by_vertex, inputs
+from millstream_runner.chaos.oracle.account import account_checks, accounts, by_vertex
 from millstream_runner.chaos.oracle.checks import Check, checked, verdict
 from millstream_runner.chaos.oracle.expected import Series, mesh_checks, windows_checks
 from millstream_runner.chaos.oracle.guarantees import sink_checks
@@ -57,7 +57,7 @@ def _expected(
     options: argparse.Namespace, pipeline: OraclePipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
 ) -> list[Check]:
     generator = pipeline.vertices["numbers"]["source"]["generator"]
-    taken = inputs(marks, "numbers")
+    taken = sum(account.inputs for account in accounts(marks, "numbers"))
     records = taken if options.drained else generator["records"]
     faults = [] if taken == records else [f"{taken:,} of {records:,} read"]
     checks = [checked("numbers", "every record was made once", faults, f"{records:,} records")]

@@ -9,11 +9,11 @@ the same as a buffer: what the one has passed on, the other has received.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.oracle.checks import Check, Result, checked
-from millstream_runner.chaos.oracle.pipeline import OraclePipeline
+from millstream_runner.chaos.oracle.pipeline import OracleEdge, OraclePipeline
 
 Marks = Mapping[tuple[str, str], mark_pb2.Mark]
 
@@ -21,7 +21,7 @@ Marks = Mapping[tuple[str, str], mark_pb2.Mark]
 def account_checks(pipeline: OraclePipeline, marks: Marks, *, ended: bool) -> list[Check]:
     """`ended`: the pipeline ran to its end, so no record may wait or be in an open window."""
     checks = [_lanes(pipeline, marks, vertex, ended=ended) for vertex in pipeline.vertices]
-    return checks + [_edge(pipeline, marks, edge.name, ended=ended) for edge in pipeline.edges]
+    return checks + [_edge(pipeline, marks, edge, ended=ended) for edge in pipeline.edges]
 
 
 def by_vertex(pipeline: OraclePipeline, marks: Marks) -> dict[tuple[str, str], mark_pb2.Mark]:
@@ -38,20 +38,10 @@ def by_vertex(pipeline: OraclePipeline, marks: Marks) -> dict[tuple[str, str], m
     return found
 
 
-def processed(marks: Marks, vertex: str) -> int:
-    """Records that a vertex has processed and had outputs for; for a sink, records that it wrote, including those of
-    its fallback."""
-    return sum(mark.account.processed for (name, _), mark in marks.items() if name == vertex)
-
-
-def fallen_back(marks: Marks, vertex: str) -> int:
-    """Records that a sink handed to its fallback."""
-    return sum(mark.account.fallback for (name, _), mark in marks.items() if name == vertex)
-
-
-def inputs(marks: Marks, vertex: str) -> int:
-    """Records that a vertex has read."""
-    return sum(mark.account.inputs for (name, _), mark in marks.items() if name == vertex)
+def accounts(marks: Marks, vertex: str) -> Iterator[mark_pb2.Account]:
+    """The accounts of a vertex's lanes. `inputs` are records that it has read, `processed` those that it had outputs
+    for; for a sink, those that it wrote, including those of its `fallback`."""
+    return (mark.account for (name, _), mark in marks.items() if name == vertex)
 
 
 def _lanes(pipeline: OraclePipeline, marks: Marks, vertex: str, *, ended: bool) -> Check:
@@ -76,8 +66,7 @@ def _lanes(pipeline: OraclePipeline, marks: Marks, vertex: str, *, ended: bool) 
     return checked(vertex, what, faults, f"{total:,} records" + (f", {late:,} of them late" if late else ""))
 
 
-def _edge(pipeline: OraclePipeline, marks: Marks, name: str, *, ended: bool) -> Check:
-    edge = next(edge for edge in pipeline.edges if edge.name == name)
+def _edge(pipeline: OraclePipeline, marks: Marks, edge: OracleEdge, *, ended: bool) -> Check:
     faults: list[str] = []
     total = waiting = 0
     for partition in range(edge.partitions):
@@ -86,16 +75,16 @@ def _edge(pipeline: OraclePipeline, marks: Marks, name: str, *, ended: bool) -> 
             for (vertex, _), mark in marks.items()
             if vertex == edge.source
             for state in mark.written
-            if (state.edge, state.partition) == (name, partition)
+            if (state.edge, state.partition) == (edge.name, partition)
         )
-        read = _read(pipeline, marks, edge.target, name, partition)
+        read = _read(pipeline, marks, edge.target, edge.name, partition)
         if read > written or (ended and read < written):
-            faults.append(f"buffer {name}/{partition}: {written:,} records written, {read:,} read")
+            faults.append(f"buffer {edge.name}/{partition}: {written:,} records written, {read:,} read")
         total, waiting = total + written, waiting + written - read
     what = "every written record was read"
     if waiting and not faults:
-        return Check(name, what, Result.UNCHECKED, f"{waiting:,} of {total:,} records still wait in it")
-    return checked(name, what, faults, f"{total:,} records")
+        return Check(edge.name, what, Result.UNCHECKED, f"{waiting:,} of {total:,} records still wait in it")
+    return checked(edge.name, what, faults, f"{total:,} records")
 
 
 def _read(pipeline: OraclePipeline, marks: Marks, vertex: str, edge: str, partition: int) -> int:

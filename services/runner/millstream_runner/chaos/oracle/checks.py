@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -46,10 +47,9 @@ PROBLEMS_SHOWN_MAX = 5
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
     """The verdict as JSON."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for check in checks:
-        for name, count in check.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(check.counts)
     return {
         "sound": all(check.result is not Result.VIOLATED for check in checks),
         "counts": counts,

@@ -71,9 +71,13 @@ class Series:
     @classmethod
     def of(cls, generator: Mapping[str, Any]) -> Series:
         start = datetime.fromisoformat(generator["start"])
-        step = generator["eventTimeStep"]
-        # The stored pipeline has seconds, as a number or as a text with a unit.
-        return cls(generator["records"], generator["keyCount"], round(start.timestamp() * _US), _duration_us(step))
+        return cls(
+            generator["records"],
+            generator["keyCount"],
+            round(start.timestamp() * _US),
+            # The stored pipeline has seconds, as a number or as a text with a unit.
+            _duration_us(generator["eventTimeStep"]),
+        )
 
     def __iter__(self) -> Iterator[tuple[int, str, int]]:
         """Number, key and event time of every record."""

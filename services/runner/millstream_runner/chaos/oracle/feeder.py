@@ -16,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -30,16 +29,7 @@ _ANSWER_TIMEOUT_S = 5.0
 _KEYS = 13
 
 
-@dataclass(frozen=True, slots=True)
-class SentRecord:
-    """One record as it is sent."""
-
-    source: str
-    split: int
-    number: int
-    key: str
-    event_time_us: int
-    nonce: str
+_Record = dict[str, str | int]
 
 
 class _Lane:
@@ -68,16 +58,21 @@ class _Lane:
             await self._deliver(session, records)
             self._write(records, "acknowledged")
 
-    def _next(self) -> SentRecord:
+    def _next(self) -> _Record:
         number = self._split + self._made * self._splits
         self._made += 1
-        return SentRecord(
-            self._source, self._split, number, f"key-{number % _KEYS}", time.time_ns() // 1000, str(uuid.uuid4())
-        )
+        return {
+            "source": self._source,
+            "split": self._split,
+            "number": number,
+            "key": f"key-{number % _KEYS}",
+            "event_time_us": time.time_ns() // 1000,
+            "nonce": str(uuid.uuid4()),
+        }
 
-    async def _deliver(self, session: aiohttp.ClientSession, records: Sequence[SentRecord]) -> None:
+    async def _deliver(self, session: aiohttp.ClientSession, records: Sequence[_Record]) -> None:
         """Send the records repeatedly until they are acknowledged."""
-        body = "".join(json.dumps(asdict(record)) + "\n" for record in records).encode()
+        body = "".join(json.dumps(record) + "\n" for record in records).encode()
         headers = {"Content-Type": "application/x-ndjson", "x-millstream-id-field": "nonce"}
         while True:
             try:
@@ -89,9 +84,9 @@ class _Lane:
                 pass
             await asyncio.sleep(_RETRY_S)
 
-    def _write(self, records: Sequence[SentRecord], state: str) -> None:
+    def _write(self, records: Sequence[_Record], state: str) -> None:
         for record in records:
-            self._file.write(json.dumps({**asdict(record), "state": state}) + "\n")
+            self._file.write(json.dumps({**record, "state": state}) + "\n")
         self._file.flush()
 
 

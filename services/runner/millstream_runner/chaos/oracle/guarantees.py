@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from millstream_runner.chaos.oracle.account import Marks, fallen_back, processed
+from millstream_runner.chaos.oracle.account import Marks, accounts
 from millstream_runner.chaos.oracle.checks import Check, Result, checked
 from millstream_runner.chaos.oracle.pipeline import OraclePipeline
 from millstream_runner.chaos.oracle.sinks import Row, finished_files, rows_of, unfinished_files
@@ -56,7 +56,7 @@ def sink_checks(
             left = [f"{path.name} is unfinished" for path in unfinished_files(place)]
             checks.append(checked(name, "nothing unfinished is left behind", left))
         rows = Counter(_digest(row) for row in rows_of(place))
-        written = processed(marks, name) - fallen_back(marks, name)
+        written = sum(account.processed - account.fallback for account in accounts(marks, name))
         faults = [] if rows.total() == written else [f"{rows.total():,} records in files, {written:,} in the account"]
         checks.append(checked(name, "as many records as in the account", faults, f"{rows.total():,} records"))
         if id_field is not None:

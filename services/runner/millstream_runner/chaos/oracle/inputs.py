@@ -38,14 +38,10 @@ def received_rows(path: Path) -> Iterator[Row]:
 
 def repeats_check(name: str, path: Path) -> Check:
     """A repeated request had the same body, so the receiver could ignore it without comparing."""
-    again, faults = 0, []
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            row = json.loads(line)
-            if row.get("again"):
-                again += 1
-                faults += [] if row["same"] else [f"another body under the key {row['key']}"]
-    return checked(name, "the same request under the same key", faults, f"{again:,} repeated requests")
+        again = [row for row in map(json.loads, file) if row.get("again")]
+    faults = [f"another body under the key {row['key']}" for row in again if not row["same"]]
+    return checked(name, "the same request under the same key", faults, f"{len(again):,} repeated requests")
 
 
 def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
