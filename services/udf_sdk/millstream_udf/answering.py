@@ -5,14 +5,14 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import nullcontext
 
-from millstream_udf import arrow
 from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import FunctionLane
-from millstream_udf.failures import FAILURES, Outcomes, describe, failure, summary
+from millstream_udf.failures import FAILURES, describe, failure, summary
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.outputs import map_answer, sink_answer
@@ -87,28 +87,13 @@ async def _answer_map(
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
 
-async def _answer_arrow(
+def _answer_arrow(
     lane: FunctionLane, hello: udf_pb2.Hello, call_id: int, inputs: FrameInputs, context: Context
-) -> udf_pb2.SealedMapAnswer:
-    """The answer of an Arrow function. If it takes columns of a schema, it does not get the records that do not fit."""
-    schema = lane.definition.options.schema
-    batch, misfits = (arrow.to_batch(inputs), {}) if schema is None else arrow.to_fields(inputs, schema)
-    rows = [index for index in range(inputs.count) if index not in misfits] if misfits else None
-    answer = udf_pb2.SealedMapAnswer(call_id=call_id)
-    if rows is None or rows:
-        answer = arrow.to_answer(
-            call_id,
-            inputs,
-            await lane.whole(batch, context),
-            times_allowed=hello.kind == SOURCE_TRANSFORM,
-            may_return_arrow=hello.may_return_arrow,
-            rows=rows,
-        )
-    outcomes = Outcomes()
-    for index, misfit in misfits.items():
-        outcomes.add(index, misfit)
-    answer.outcomes.extend(outcomes.items)
-    return answer
+) -> Awaitable[udf_pb2.SealedMapAnswer]:
+    # Only Arrow functions need pyarrow, which may not be installed.
+    from millstream_udf.arrow import answer_arrow
+
+    return answer_arrow(lane, hello, call_id, inputs, context)
 
 
 async def answer_sink(

@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+JSON_TIMES = 8
+"""Bytes of JSON for a byte of columns, at most: see `arrow_values`."""
 _CONTINUATION = 0xFFFFFFFF
 _DICTIONARY, _BATCH = 2, 3
 """Kinds of messages with columns."""

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from millstream_udf import output_prefix
 from millstream_udf.cancellation import called_once, failure_in_task, outcome_of
@@ -34,14 +34,16 @@ from millstream_udf.loading import load as load_definition
 from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
-from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
 from millstream_udf.typed_values import Encoder
 from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
 
+if TYPE_CHECKING:
+    from millstream_udf.reduce_arrow import Tables
+
 ANSWER_BYTES = 1024 * 1024
+"""Bytes of results at which an answer is sent."""
 _RESULT_BYTES = 8
 """Bytes of a result besides its value, so that an answer with empty results is also bounded."""
-"""Bytes of results at which an answer is sent."""
 ANSWER_GROUPS = 4096
 """Number of groups at which an answer is sent."""
 RESULT_BYTES_MAX = 7 * 1024 * 1024
@@ -88,10 +90,16 @@ class ReduceFunction:
         self._call = call
         self._name = name
         self._shape = definition.reduce
-        self._tables = Tables(definition.options.schema)
         self._values = definition.takes is Takes.VALUE
         self._decode = definition.decode
         self._encode = definition.encode
+
+    @cached_property
+    def _tables(self) -> Tables:
+        # Only functions that take tables need pyarrow, which may not be installed.
+        from millstream_udf.reduce_arrow import Tables
+
+        return Tables(self.definition.options.schema)
 
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
         """Reduce every group of `cursor`. Raises `Gone` if the parts end in the middle of one."""
@@ -385,7 +393,20 @@ async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
 
 
 def _outputs(result: Any, encode: Encoder) -> Iterator[bytes | Message]:
-    return outputs_of(result) if is_table(result) else each_output(result, encode)
+    if not _is_table(result):
+        return each_output(result, encode)
+    from millstream_udf.reduce_arrow import outputs_of
+
+    return outputs_of(result)
+
+
+def _is_table(result: Any) -> bool:
+    """A pyarrow.Table, a pyarrow.RecordBatch or a pandas.DataFrame; without importing either."""
+    kind = type(result)
+    return kind.__name__ in ("Table", "RecordBatch", "DataFrame") and kind.__module__.partition(".")[0] in (
+        "pyarrow",
+        "pandas",
+    )
 
 
 def _checked_size(message: Message) -> int:
