@@ -23,7 +23,7 @@ from millstream.stream_writes import StreamEndedError, write
 from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.native.service import FATAL
 from millstream_udf.calls_socket import SUFFIX
-from millstream_udf.message_socket import MessageSocket, TooLarge
+from millstream_udf.message_socket import MessageSocket
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _RawCall = Any
@@ -136,12 +136,10 @@ class CallsWire:
         await self.send(token)
 
     async def _receive_from(self, socket: MessageSocket) -> bytes:
-        try:
-            message = await socket.receive()
-        except TooLarge as error:
-            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
-        if message is not None:
+        if (message := await socket.receive()) is not None:
             return message
+        if socket.failed:
+            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, socket.failed)
         # The function closes the socket when its stream ends, and the status of the stream gives the reason. A process
         # that has died may send no status, so the wait is short.
         try:

@@ -12,7 +12,7 @@ from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import FunctionLane
-from millstream_udf.failures import FAILURES, describe, failure, summary
+from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.outputs import map_answer, sink_answer
@@ -142,9 +142,3 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     )
     failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
     return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]
-
-
-def error_text(error: BaseException) -> str:
-    """Message first, then the user's traceback."""
-    detail = describe(error)
-    return f"{summary(error)}\n{detail}" if detail else summary(error)

@@ -267,18 +267,23 @@ def flavour_of(function: Any) -> Flavour:
 def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any) -> None:
     """Store a decorator's options on `target`."""
     options = Options(kinds=(kind,), **given)
-    if options.batch and options.arrow:
-        raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")
-    if options.arrow and options.pandas:
-        raise TypeError(f"{DECORATORS[kind]}: arrow or pandas, not both")
-    if options.decode is not None and (options.arrow or options.pandas):
-        raise TypeError(f"{DECORATORS[kind]}: decode is for single values; with arrow=True or pandas=True use schema=")
-    if options.schema is not None and not (options.arrow or options.pandas):
-        raise TypeError(f"{DECORATORS[kind]}: schema is for functions with arrow=True or pandas=True")
-    if options.concurrency is not None and options.concurrency < 1:
-        raise TypeError(f"{DECORATORS[kind]}: concurrency must be at least 1, not {options.concurrency}")
-    if options.threads < 0:
-        raise TypeError(f"{DECORATORS[kind]}: threads must be at least 0, not {options.threads}")
-    if options.threads and (options.batch or options.arrow):
-        raise TypeError(f"{DECORATORS[kind]}: threads is for functions of single records, not for batch or arrow")
+    as_table = options.arrow or options.pandas
+    faults = {
+        "batch or arrow, not both": options.batch and options.arrow,
+        "arrow or pandas, not both": options.arrow and options.pandas,
+        "decode is for single values; with arrow=True or pandas=True use schema=": (
+            options.decode is not None and as_table
+        ),
+        "schema is for functions with arrow=True or pandas=True": options.schema is not None and not as_table,
+        f"concurrency must be at least 1, not {options.concurrency}": (
+            options.concurrency is not None and options.concurrency < 1
+        ),
+        f"threads must be at least 0, not {options.threads}": options.threads < 0,
+        "threads is for functions of single records, not for batch or arrow": (
+            options.threads and (options.batch or options.arrow)
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise TypeError(f"{DECORATORS[kind]}: {fault}")
     setattr(target, ATTRIBUTE, options)

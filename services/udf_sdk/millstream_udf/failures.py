@@ -122,6 +122,12 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= DETAIL_BYTES_MAX else "..." + text[-DETAIL_BYTES_MAX:]
 
 
+def error_text(error: BaseException) -> str:
+    """Message first, then the user's traceback."""
+    detail = describe(error)
+    return f"{summary(error)}\n{detail}" if detail else summary(error)
+
+
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         trace = trace.tb_next

@@ -14,8 +14,8 @@ import types
 import typing
 from typing import Any, NamedTuple
 
-from millstream_udf.json_types import UnsupportedType, name_of
-from millstream_udf.typed_values import is_object, supported
+from millstream_udf.json_types import UnsupportedType, converter, name_of
+from millstream_udf.typed_values import is_object
 from millstream_udf.values import Message, Record
 
 UNKNOWN = object()
@@ -197,7 +197,7 @@ def _check_object(leaf: Any, kind: Any, name: str) -> None:
             "the decorator"
         )
     try:
-        supported(leaf)
+        converter(leaf)
     except UnsupportedType as error:
         raise TypeError(
             f"{name} is annotated to return {name_of(leaf)}, which cannot be written as JSON: {error}; set "

@@ -202,24 +202,22 @@ class Feed:
             chunk, self._next = self._next, None
             if chunk is not None and chunk.stop > chunk.start:
                 yield chunk
-            elif self._cursor is None:
+            if self._cursor is None:
                 return
-            if self._cursor is not None:
-                self._next, goes_on = self._cursor.pull_blocking()
-                if not goes_on:
-                    self._cursor = None
+            self._next, goes_on = self._cursor.pull_blocking()
+            if not goes_on:
+                self._cursor = None
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         while True:
             chunk, self._next = self._next, None
             if chunk is not None and chunk.stop > chunk.start:
                 yield chunk
-            elif self._cursor is None:
+            if self._cursor is None:
                 return
-            if self._cursor is not None:
-                self._next, goes_on = await self._cursor.pull()
-                if not goes_on:
-                    self._cursor = None
+            self._next, goes_on = await self._cursor.pull()
+            if not goes_on:
+                self._cursor = None
 
     async def skip(self) -> None:
         """Read the records that the function has not read, to the end of the group."""

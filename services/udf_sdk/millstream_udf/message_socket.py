@@ -25,10 +25,6 @@ _KERNEL_BYTES = 2 * 1024 * 1024
 not switch several times per message on busy processors."""
 
 
-class TooLarge(Exception):
-    """A message is larger than the other side may send."""
-
-
 class MessageSocket(asyncio.BufferedProtocol):
     """One connection. One task calls `receive`, and one task at a time calls `send`."""
 
@@ -48,8 +44,8 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._ended = False
         """Whether the other side has ended."""
         self._stopped = False
-        self.failed: TooLarge | None = None
-        """Why it stopped reading, if the other side is the cause."""
+        self.failed = ""
+        """Why it stopped reading, if the other side is the cause: it may not send a message of that size."""
         self._aborted = False
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
@@ -67,14 +63,9 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._changed.set()
 
     async def receive(self) -> bytes | None:
-        """The next message; None if the other side has ended, the connection is lost, or it was stopped. Raises
-        `TooLarge`."""
+        """The next message; None if the other side has ended or `failed`, the connection is lost, or it was stopped."""
         while not self._received or self._stopped:
-            if self._stopped:
-                return None
-            if self.failed is not None:
-                raise self.failed
-            if self._ended:
+            if self._stopped or self._ended or self.failed:
                 return None
             self._changed.clear()
             await self._changed.wait()
@@ -198,7 +189,7 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._changed.set()
 
     def _refuse(self, size: int) -> None:
-        self.failed = TooLarge(f"the size of the next message is {size:,} bytes; the limit is {self._bytes_max:,}")
+        self.failed = f"the size of the next message is {size:,} bytes; the limit is {self._bytes_max:,}"
         self._changed.set()
         self.abort()
 

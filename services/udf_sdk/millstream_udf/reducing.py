@@ -35,7 +35,7 @@ from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
 from millstream_udf.typed_values import Encoder
-from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
+from millstream_udf.values import Message, RecordOutcome
 
 if TYPE_CHECKING:
     from millstream_udf.reduce_arrow import Tables
@@ -114,7 +114,7 @@ class ReduceFunction:
                     # A function that cancels the task that it runs in, which is one for its group, has failed.
                     found = await asyncio.gather(*reductions, return_exceptions=True)
                     for (group, _), results in zip(some, found, strict=True):
-                        for full in builder.whole(group, _outcome(results)):
+                        for full in builder.whole(group, results):
                             yield full
             else:
                 feeds = ((group, Feed(chunk)) for group, chunk in groups)
@@ -239,11 +239,6 @@ class ReduceFunction:
         return table.to_pandas() if self.definition.takes is Takes.FRAME else table
 
 
-def _outcome(results: list[bytes | Message] | BaseException) -> list[bytes | Message] | BaseException:
-    """The results of a group, or its failure."""
-    return failure(results) if isinstance(results, BaseException) else results
-
-
 class _Builder:
     """Collects results until they make an answer."""
 
@@ -273,7 +268,7 @@ class _Builder:
         """The same as `group`, for available results."""
         if isinstance(results, FAILURES):
             self.begin(group)
-            self.fail(results)
+            self.fail(failure(results))
             return iter(())
         return self.group(group, iter(results))
 
@@ -299,7 +294,11 @@ class _Builder:
         answer = self.answer
         del answer.results[self._begun :]
         answer.counts[-1] = 0
-        error = _as_failure(error)
+        if isinstance(error, RecordOutcome):
+            error = BadOutput(
+                f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
+                f"for no results, or raise any other exception to fail the group ({error})"
+            )
         code = MISFIT_CODE if isinstance(error, Misfit) else 0
         answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error), code))
 
@@ -326,7 +325,7 @@ class Reducer:
         Spark worker ends without notice.)
         """
         process = _process(self.target, self.directory, self._context)
-        answers = process.function.answers(Cursor(_Iterated(iter(parts))), self._context)
+        answers = process.function.answers(Cursor(Parts(parts)), self._context)
         try:
             while (answer := process.runner.run(_next(answers))) is not None:
                 yield answer
@@ -349,14 +348,14 @@ class _Process:
     runner: asyncio.Runner
 
 
-class _Iterated:
-    """Parts from an iterator, for a loop that has nothing else to do meanwhile."""
+class Parts:
+    """A source of parts that are there, or for whose origin a loop may wait that has nothing else to do meanwhile."""
 
-    def __init__(self, parts: Iterator[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = iter(parts)
 
     async def next(self) -> Part | None:
-        return next(self._parts, None)
+        return self.next_blocking()
 
     def next_blocking(self) -> Part | None:
         return next(self._parts, None)
@@ -418,12 +417,3 @@ def _checked_size(message: Message) -> int:
     headers = sum(len(name) + len(value) for name, value in (message.headers or {}).items())
     # A text has up to four bytes per character.
     return len(message.value) + 4 * texts + headers
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    if isinstance(error, (Retry, DeadLetter, Drop, Fallback)):
-        return BadOutput(
-            f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
-            f"for no results, or raise any other exception to fail the group ({error})"
-        )
-    return error

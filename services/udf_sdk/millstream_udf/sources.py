@@ -12,7 +12,7 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.cancellation import result_of_call
 from millstream_udf.context import Context, set_current
-from millstream_udf.failures import FAILURES, describe, failure, summary
+from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.misfits import BadOutput
 from millstream_udf.outputs import fault_of_record
 from millstream_udf.outside_loop import call_plainly
@@ -43,8 +43,9 @@ class SourceLane:
         """Never raises what the function raises: the result of a failed read has an `error`."""
         set_current(self._context)
         try:
-            timeout_s = request.timeout_us / 1_000_000
-            batch = await result_of_call(self._source.read, self._context, request.records_max, timeout_s)
+            batch = await result_of_call(
+                self._source.read, self._context, request.records_max, request.timeout_us / 1_000_000
+            )
             if not isinstance(batch, Batch):
                 raise BadOutput(f"read must return a Batch, not {type(batch).__name__}")
             if len(batch.records) > request.records_max:
@@ -56,8 +57,7 @@ class SourceLane:
                 answer.frame.MergeFromString(frame_of(batch.records, self._encode))
             return answer
         except FAILURES as error:
-            detail = describe(failure(error))
-            return udf_pb2.SourceBatch(error=f"{summary(error)}\n{detail}" if detail else summary(error))
+            return udf_pb2.SourceBatch(error=error_text(failure(error)))
 
     async def committed(self, request: udf_pb2.SourceCommitted) -> None:
         """Raises what the user's `committed` raises; the stream then fails, and is opened again."""

@@ -18,7 +18,7 @@ from millstream_udf.definition import REDUCE, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
 from millstream_udf.groups import Cursor, Group, Part, decode_part
-from millstream_udf.reducing import Answer, ReduceFunction
+from millstream_udf.reducing import Answer, Parts, ReduceFunction
 from millstream_udf.sources import frame_of
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.values import Message, Record, Window
@@ -110,7 +110,7 @@ async def _answers(
     parts = [part for group, records in groups.items() for part in _parts(group, records, frame_records)]
     async with open_function(definition, context) as opened:
         reducing = ReduceFunction(definition, opened.call)
-        return [answer async for answer in reducing.answers(Cursor(_Listed(parts)), context)]
+        return [answer async for answer in reducing.answers(Cursor(Parts(parts)), context)]
 
 
 def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> Iterable[Part]:
@@ -130,19 +130,6 @@ def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> 
             unfinished=first + frame_records < len(records),
         )
         yield decode_part(message, continues=first > 0)
-
-
-class _Listed:
-    """A source of available parts."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = iter(parts)
-
-    async def next(self) -> Part | None:
-        return self.next_blocking()
-
-    def next_blocking(self) -> Part | None:
-        return next(self._parts, None)
 
 
 def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:

@@ -21,7 +21,6 @@ from typing import Any
 
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.json_types import (
-    Convert,
     UnsupportedType,
     converter,
     is_msgspec,
@@ -93,10 +92,9 @@ def decoder(kind: Any) -> Decoder:
     if _is_function(kind):
         return Decoder(kind, None, kind)
     convert = converter(kind)
-    explain = _explaining(convert)
     if is_pydantic(kind):
         return Decoder(kind, kind.__pydantic_validator__.validate_json, _pydantic(kind))
-    return Decoder(kind, _msgspec(kind), explain)
+    return Decoder(kind, _msgspec(kind), lambda value: convert(loaded(value)))
 
 
 def _is_function(kind: Any) -> bool:
@@ -113,10 +111,6 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise Misfit(f"is not UTF-8 from byte {error.start} on: {shown_bytes(value, error.start)}") from None
-
-
-def _explaining(convert: Convert) -> Decode:
-    return lambda value: convert(loaded(value))
 
 
 def _pydantic(kind: Any) -> Decode:
@@ -159,7 +153,10 @@ class Encoder:
         """Raises `BadOutput` for an object without an encoding, and what the user's own function raises."""
         if self._own is None:
             if not is_object(type(value)):
-                raise BadOutput(_no_object(value))
+                raise BadOutput(
+                    "an output becomes JSON if it is a dict, a dataclass or a model, but this is "
+                    f"{type(value).__name__}; return json.dumps(value)"
+                )
             return _written(value)
         encoded: object = self._own(value)
         if not isinstance(encoded, bytes):
@@ -217,13 +214,6 @@ def _is_object(kind: Any) -> bool:
     return issubclass(kind, abc.Mapping) or dataclasses.is_dataclass(kind) or is_pydantic(kind) or is_msgspec(kind)
 
 
-def _no_object(value: Any) -> str:
-    kind = type(value).__name__
-    return (
-        f"an output becomes JSON if it is a dict, a dataclass or a model, but this is {kind}; return json.dumps(value)"
-    )
-
-
 def _written(value: Any) -> bytes:
     kind: Any = type(value)
     try:
@@ -261,9 +251,4 @@ def _plain_json(value: Any) -> bytes:
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def supported(kind: Any) -> None:
-    """Raises `UnsupportedType` if objects of the annotated type cannot be written as JSON."""
-    converter(kind)
-
-
-__all__ = ["JSON", "Decoder", "Encoder", "UnsupportedType", "decoder", "encoder", "is_object", "supported"]
+__all__ = ["JSON", "Decoder", "Encoder", "UnsupportedType", "decoder", "encoder", "is_object"]
