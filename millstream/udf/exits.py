@@ -35,8 +35,7 @@ def ending_of(exit_code: int, *, out_of_memory: bool, tail: str) -> Ending:
     because the memory was full, at about the same time."""
     why = f"exited with {exit_text(exit_code)}"
     if exit_code >= 0:
-        own = exit_code not in _KILLED_CHILD
-        return Ending(why, own, maybe_asked=exit_code == 0, tail=tail)
+        return Ending(why, exit_code not in _KILLED_CHILD, maybe_asked=exit_code == 0, tail=tail)
     if -exit_code == signal.SIGKILL and out_of_memory:
         return Ending("was killed by the kernel because the memory of its cgroup was full", own=True, tail=tail)
     return Ending(why, -exit_code in _CRASHES, tail=tail)

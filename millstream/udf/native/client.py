@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
@@ -23,11 +22,15 @@ from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
+    ANSWER,
+    CALL,
     MAP_COLUMNS,
     calls_allowed,
+    decoded,
     description_of,
     hello_of,
     map_answer_of,
+    request_of,
     sink_answer_of,
 )
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
@@ -36,17 +39,8 @@ from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
-from millstream_udf.fields import field, without_large
+from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
-
-_ANSWER = (2,)
-"""Number of the answer's field in a response."""
-_CALL = 2
-"""Number of the call's field in a request."""
-_FRAME = 2
-"""Number of the frame's field in a call."""
-
-_Message = TypeVar("_Message", bound=Message)
 
 
 class NativeConnection(Connection):
@@ -75,7 +69,7 @@ class NativeConnection(Connection):
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
             hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
-            welcome=partial(_map_welcome, where=name.where, stated=stated),
+            welcome=partial(_welcome, of=udf_pb2.SealedMapResponse, where=name.where, stated=stated),
             answer=partial(
                 map_answer, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=may_return_arrow
             ),
@@ -91,7 +85,7 @@ class NativeConnection(Connection):
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Sink", name.where, beside),
             hello=udf_pb2.SealedSinkRequest(hello=hello).SerializeToString(),
-            welcome=partial(_sink_welcome, where=name.where),
+            welcome=partial(_welcome, of=udf_pb2.SinkResponse, where=name.where, stated=_Stated()),
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
         )
@@ -148,7 +142,7 @@ class _MapStream:
                 id_prefix=id_prefix,
                 first_index=first_index,
             )
-            return _request(call, frame if self._stated.takes_arrow else frame.with_values())
+            return request_of(CALL, call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
             encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
@@ -181,7 +175,7 @@ class _SinkStream:
                 attempt=attempt,
                 traceparent=traceparent,
             )
-            return _request(call, frame)
+            return request_of(CALL, call, frame)
 
         return await self._stream.call(
             encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
@@ -210,62 +204,41 @@ async def open_connection(target: str, lives: Lives, tls: ClientTls | None = Non
         yield NativeConnection(channel, target, lives)
 
 
-def decoded(kind: type[_Message], data: bytes) -> _Message:
-    """A decoded message. Raises `ValueError` for bytes that are not a message."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ValueError(str(error)) from error
-
-
 def map_answer(
     data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
 ) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
-    check_parts(data, _ANSWER)
-    rest, large = without_large(data, MAP_COLUMNS, _ANSWER)
+    check_parts(data, ANSWER)
+    rest, large = without_large(data, MAP_COLUMNS, ANSWER)
     message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    answer = message.answer
-    fit = partial(
+    return message.answer.call_id, partial(
         map_answer_of,
-        answer,
+        message.answer,
         large=large,
         outputs_max=outputs_max,
         times_allowed=times_allowed,
         arrow_allowed=arrow_allowed,
     )
-    return answer.call_id, fit
 
 
 def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     """See `Dialect.answer`."""
-    check_parts(data, _ANSWER)
     message = decoded(udf_pb2.SinkResponse, data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _map_welcome(data: bytes, *, where: str, stated: _Stated) -> int:
-    message = decoded(udf_pb2.SealedMapResponse, data)
+def _welcome(
+    data: bytes, *, of: type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse], where: str, stated: _Stated
+) -> int:
+    message = decoded(of, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
     stated.takes_arrow = message.welcome.takes_arrow
     return calls_allowed(message.welcome, where)
-
-
-def _sink_welcome(data: bytes, *, where: str) -> int:
-    message = decoded(udf_pb2.SinkResponse, data)
-    if not message.HasField("welcome"):
-        raise ValueError("its first message is not Welcome")
-    return calls_allowed(message.welcome, where)
-
-
-def _request(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
-    """A request with the call, which contains the frame."""
-    return b"".join(field(_CALL, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 def _first(frame: Frame, id_prefix: str, first_index: int) -> str:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import UdfError
@@ -19,23 +18,25 @@ from millstream.plurals import counted
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
 from millstream.udf.calls import Wire, WireEndedError
-from millstream.udf.checks import check_parts
 from millstream.udf.endings import Ending, LostCall
 from millstream.udf.lives import Lives
-from millstream.udf.native.messages import calls_allowed, hello_of, shown_position, sink_answer_of
+from millstream.udf.native.messages import (
+    CALL,
+    calls_allowed,
+    decoded,
+    hello_of,
+    request_of,
+    shown_position,
+    sink_answer_of,
+)
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
 from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError
-from millstream_udf.fields import field
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-_CALL, _CHECK = 2, 4
-"""Numbers of the fields in a request."""
-_FRAME = 2
-"""Number of the frame's field in a call."""
-_ANSWER = (2,)
-"""Number of the answer's field in a response."""
+_CHECK = 4
+"""Number of the field of a call to check in a request."""
 
 
 class NativePositionSinkStream:
@@ -91,7 +92,7 @@ class NativePositionSinkStream:
     ) -> SinkAnswer:
         """Returns which of these records the sink refuses."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CHECK, call, frame), "answer", self._named("check", call, frame))).answer
+        answer = (await self._ask(request_of(_CHECK, call, frame), "answer", self._named("check", call, frame))).answer
         return self._fitting(answer, call.call_id, frame.records)
 
     async def write(
@@ -99,7 +100,7 @@ class NativePositionSinkStream:
     ) -> None:
         """Adds records to the transaction."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CALL, call, frame), "answer", self._named("write", call, frame))).answer
+        answer = (await self._ask(request_of(CALL, call, frame), "answer", self._named("write", call, frame))).answer
         if self._fitting(answer, call.call_id, frame.records).outcomes:
             raise self._broken("it refused records in `call`; a sink that keeps positions refuses them in `check`")
 
@@ -147,12 +148,10 @@ class NativePositionSinkStream:
                 data = await self._wire.receive()
             except WireEndedError as ended:
                 alone = self._is_alone and self._lives.is_cause_alone(self._life)
-                lost = LostCall(self._life, alone, ended.broke)
-                raise StreamLostError(str(ended), lost) from ended
+                raise StreamLostError(str(ended), LostCall(self._life, alone, ended.broke)) from ended
         try:
-            check_parts(data, _ANSWER)
-            response = udf_pb2.SinkResponse.FromString(data)
-        except (DecodeError, ValueError) as error:
+            response = decoded(udf_pb2.SinkResponse, data)
+        except ValueError as error:
             raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
         if response.WhichOneof("message") != expected:
             raise self._broken(f"it sent `{response.WhichOneof('message')}`, where `{expected}` was due")
@@ -167,10 +166,6 @@ def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
         raise SinkFencedError(answer.fenced, answer.position)
     if answer.error:
         raise SinkFunctionError(answer.error)
-
-
-def _request(number: int, call: udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
-    return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The messages of a reduce stream: encodes parts of groups from Arrow, and decodes answers into results. Pure.
+"""The messages of a reduce stream: encodes parts of groups from Arrow, and checks and decodes answers. Pure.
 
 Above it: `reduce_client`. Below it: the column codecs. A message contains the records of many groups, or some records
 of a group that is larger than PART_BYTES. Values and event times are copied once, from Arrow's buffers into the
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.udf.checks import check_columns, in_column
 from millstream_udf import columns
 from millstream_udf.groups import Group, Part, Rows, decode_part
 from millstream_udf.reducing import RESULT_BYTES_MAX, Answer, Failure
@@ -187,6 +189,31 @@ def encode_rows(rows: Rows, start: int, stop: int) -> bytes:
         if headers is not None:
             frame.headers = columns.pack_headers(headers[start:stop])
     return frame.SerializeToString()
+
+
+def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
+    """Raises `ValueError` unless every column has an entry per result. `check_reduce_groups` must be called before."""
+    count = sum(answer.counts)
+    if count > ANSWER_RECORDS_MAX:
+        raise ValueError(
+            f"it has {count:,} results; at most {ANSWER_RECORDS_MAX:,} are allowed at once, and more in further answers"
+        )
+    in_column("values", columns.check_bytes, answer.values, count)
+    check_columns(answer.keys, answer.headers, answer.tags, count)
+
+
+def check_reduce_groups(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
+    """Raises `ValueError` unless the answer has at most `groups` groups, and each failure refers to one of them. Only
+    then can an error in the rest of the answer be attributed to these groups."""
+    if not answer.counts:
+        raise ValueError("it contains no group")
+    if len(answer.counts) > groups:
+        raise ValueError(f"it contains {len(answer.counts)} groups, but {groups} are unanswered")
+    failed = [failure.index for failure in answer.failures]
+    if failed and max(failed) >= len(answer.counts):
+        raise ValueError(f"a failure is for group {max(failed)} of {len(answer.counts)}")
+    if len(set(failed)) != len(failed):
+        raise ValueError("two failures are for one group")
 
 
 def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -> Answer:

@@ -21,7 +21,7 @@ from millstream.errors import UdfError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.stream_writes import StreamEndedError, write
 from millstream.udf.calls import Wire, WireEndedError
-from millstream.udf.native.service import FATAL
+from millstream.udf.native.service import fatal_error
 from millstream_udf.calls_socket import SUFFIX
 from millstream_udf.message_socket import MessageSocket
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -151,9 +151,8 @@ class CallsWire:
 
 def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | WireEndedError:
     """The error for the end of a stream."""
-    if code in FATAL:
-        error_code, what = FATAL[code]
-        return UdfError(error_code, f"{where}: {what}: {details or code.name}")
+    if (fatal := fatal_error(code, details, where)) is not None:
+        return fatal
     failure = (details or code.name) if code is grpc.StatusCode.ABORTED else ""
     why = f"{code.name}: {details or 'the function closed it'}"
     return WireEndedError(why, broke=code is not grpc.StatusCode.OK, failure=failure)
