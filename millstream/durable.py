@@ -24,7 +24,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from types import TracebackType
 
@@ -37,20 +37,6 @@ _FORM = re.compile(r"(?P<point>[a-z_]+(\.[a-z_]+)+:(before|after))(#(?P<time>[1-
 
 Listener = Callable[[str, str], None]
 """Gets the point and the vertex ("" if the step does not belong to one vertex), in the thread that has reached it."""
-
-
-class _Unheard:
-    """A step without a listener."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
 
 class _Heard:
@@ -73,7 +59,8 @@ class _Heard:
             self._listener(f"{self._name}:after", self._vertex)
 
 
-_UNHEARD = _Unheard()
+_UNHEARD = nullcontext()
+"""A step without a listener."""
 _listeners: list[Listener] = []
 """At most one listener."""
 

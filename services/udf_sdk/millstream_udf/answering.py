@@ -43,20 +43,14 @@ def context_of(
 
 def map_call_of(data: bytes) -> tuple[udf_pb2.SealedMapCall, Data]:
     """The call in a request; apart from it, its frame, if that is large."""
-    rest, frame = _without_frame(data)
-    return udf_pb2.SealedMapRequest.FromString(rest).call, frame
+    rest, large = without_large(data, (_FRAME,), (_CALL,))
+    return udf_pb2.SealedMapRequest.FromString(rest).call, large.get(_FRAME, b"")
 
 
 def sink_call_of(data: bytes) -> tuple[udf_pb2.SealedSinkCall, Data]:
     """The same for a sink."""
-    rest, frame = _without_frame(data)
-    return udf_pb2.SealedSinkRequest.FromString(rest).call, frame
-
-
-def _without_frame(data: bytes) -> tuple[bytes, Data]:
-    """A request without the frame of its call, and that frame, if it is large."""
     rest, large = without_large(data, (_FRAME,), (_CALL,))
-    return rest, large.get(_FRAME, b"")
+    return udf_pb2.SealedSinkRequest.FromString(rest).call, large.get(_FRAME, b"")
 
 
 async def answer_map(
@@ -112,8 +106,7 @@ async def _answer_sink(
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
-        results = await lane.results(inputs, context)
-        return sink_answer(call.call_id, results)
+        return sink_answer(call.call_id, await lane.results(inputs, context))
     except FAILURES as error:
         return udf_pb2.SinkAnswer(call_id=call.call_id, error=error_text(failure(error)))
 

@@ -175,8 +175,7 @@ def to_answer(
         answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
-        pairs: list[Any] = cast.to_pylist() if _has_items(cast) else []
-        headers: list[dict[str, bytes]] = [dict(some or ()) for some in pairs]
+        headers: list[dict[str, bytes]] = [dict(some or ()) for some in (cast.to_pylist() if _has_items(cast) else ())]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if "event_time" in names:
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())

@@ -46,15 +46,32 @@ class _Compiled(Protocol):
     """The functions of `_columns.c`, which return None if the Python code has to do the work. Indexes are packed in the
     machine's byte order."""
 
-    def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None: ...
-    def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None: ...
-    def join(self, kind: int, columns: list[bytes], counts: list[int], /) -> bytes | None: ...
-    def check(self, kind: int, column: bytes, records: int, text: bool, /) -> int | None: ...
-    def unpack(self, column: bytes, /) -> list[bytes] | None: ...
-    def pack(self, items: object, /) -> bytes | None: ...
-    def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None: ...
-    def bounds(self, times: bytes, /) -> tuple[int, int] | None: ...
-    def pick_times(self, times: bytes, groups: list[bytes], /) -> list[bytes] | None: ...
+    def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None:
+        """See `slice_bytes`, `slice_lists` and `slice_headers`."""
+
+    def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None:
+        """See `split_bytes`, `split_lists` and `split_headers`. -1 records: as many as there are."""
+
+    def join(self, kind: int, columns: list[bytes], counts: list[int], /) -> bytes | None:
+        """See `join_bytes`, `join_lists` and `join_headers`. A count of -1: as in `pick`."""
+
+    def check(self, kind: int, column: bytes, records: int, text: bool, /) -> int | None:
+        """The number of items of a valid column, all of whose texts are UTF-8 if it is `text`."""
+
+    def unpack(self, column: bytes, /) -> list[bytes] | None:
+        """See `unpack_bytes`."""
+
+    def pack(self, items: object, /) -> bytes | None:
+        """See `pack_bytes`."""
+
+    def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None:
+        """See `partition_lists`."""
+
+    def bounds(self, times: bytes, /) -> tuple[int, int] | None:
+        """See `time_bounds`."""
+
+    def pick_times(self, times: bytes, groups: list[bytes], /) -> list[bytes] | None:
+        """See `split_times`."""
 
 
 def _load() -> _Compiled | None:
@@ -334,12 +351,11 @@ def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
     """An encoded `HeadersColumn`; empty if no record has headers."""
     if not any(headers):
         return b""
-    column = frame_pb2.SealedHeadersColumn(
+    return frame_pb2.SealedHeadersColumn(
         starts=_offsets_of(headers),
         names=list(chain.from_iterable(headers)),
         values=list(chain.from_iterable(h.values() for h in headers)),
-    )
-    return column.SerializeToString()
+    ).SerializeToString()
 
 
 def pack_no_headers(records: int) -> bytes:
@@ -367,12 +383,11 @@ def slice_headers(column: bytes, start: int, stop: int) -> bytes:
         return b""
     if starts[-1] > min(len(message.names), len(message.values)):
         raise ValueError("a headers column ends before its last entry")
-    part = frame_pb2.SealedHeadersColumn(
+    return frame_pb2.SealedHeadersColumn(
         starts=_from_zero(starts),
         names=message.names[starts[0] : starts[-1]],
         values=message.values[starts[0] : starts[-1]],
-    )
-    return part.SerializeToString()
+    ).SerializeToString()
 
 
 def split_headers(column: bytes, records: int, groups: Groups) -> list[bytes]:

@@ -221,13 +221,16 @@ def takes_of(
 def gives_of(definition: Definition, hints: Mapping[str, Any]) -> Any:
     """The type of the objects that it returns, from its annotation. Raises `TypeError` if it cannot be sent."""
     options = definition.options
-    gives = Gives(
-        nothing=definition.for_sinks,
-        many=options.batch,
-        table=options.arrow or options.pandas,
-        anything=options.encode is not None,
+    return given(
+        hints.get("return", inspect.Parameter.empty),
+        Gives(
+            nothing=definition.for_sinks,
+            many=options.batch,
+            table=options.arrow or options.pandas,
+            anything=options.encode is not None,
+        ),
+        definition.name,
     )
-    return given(hints.get("return", inspect.Parameter.empty), gives, definition.name)
 
 
 COLUMNS = ("event_time", "keys", "headers")

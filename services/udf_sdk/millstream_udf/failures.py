@@ -117,8 +117,7 @@ def describe(error: BaseException) -> str:
     """The user's traceback."""
     if isinstance(error, BadOutput | Misfit):
         return ""
-    trimmed = _users_part(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trimmed)).rstrip()
+    text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
     return text if len(text) <= DETAIL_BYTES_MAX else "..." + text[-DETAIL_BYTES_MAX:]
 
 

@@ -41,10 +41,12 @@ class Rows(Protocol):
     """Records in columns, decoded as far as a function needs them. Raises `ValueError` if they cannot be decoded."""
 
     @property
-    def values(self) -> Sequence[bytes]: ...
+    def values(self) -> Sequence[bytes]:
+        """Their values, as JSON where they are Arrow columns."""
 
     @property
-    def event_times_us(self) -> Sequence[int]: ...
+    def event_times_us(self) -> Sequence[int]:
+        """Their event times, in microseconds since the epoch."""
 
     @property
     def keys(self) -> Sequence[tuple[str, ...]] | None:
@@ -82,7 +84,7 @@ class FrameRows:
     def values(self) -> Sequence[bytes]:
         return self._inputs.values
 
-    @cached_property
+    @property
     def event_times_us(self) -> Sequence[int]:
         return self._inputs.event_times_us
 

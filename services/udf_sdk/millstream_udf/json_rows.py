@@ -63,8 +63,7 @@ def json_column(table: Any) -> Any:
     if table.num_rows >= MANY_ROWS:
         return _joined(names, columns)
     form = "{" + ",".join(encode_basestring(name).replace("%", "%%") + ":%s" for name in names) + "}"
-    rows = zip(*map(_cells, columns), strict=True)
-    return pa.array([(form % row).encode() for row in rows], pa.binary())
+    return pa.array([(form % row).encode() for row in zip(*map(_cells, columns), strict=True)], pa.binary())
 
 
 def whole(column: Any) -> Any:

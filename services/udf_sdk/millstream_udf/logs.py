@@ -82,8 +82,7 @@ def _short(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    encoded = json.dumps(text)
-    if len(encoded) <= _TEXT_BYTES_MAX:
+    if len(json.dumps(text)) <= _TEXT_BYTES_MAX:
         return text
     # A character takes up to twelve bytes of JSON.
     return text[: _TEXT_BYTES_MAX // 12] + f"... ({len(text):,} characters)"

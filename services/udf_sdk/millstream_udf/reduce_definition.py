@@ -103,8 +103,9 @@ def _per_group(definition: Definition) -> Definition:
         tuple(role for role in roles if role is not None), per_group=True, add_is_async=adding is Flavour.ASYNC
     )
     definition = _taking(definition, added[0], hints_of(target.add), many=False)
-    gives = gives_of(definition, hints_of(target.result))
-    return _checked(replace(definition, flavour=flavour, reduce=shape, gives=gives))
+    return _checked(
+        replace(definition, flavour=flavour, reduce=shape, gives=gives_of(definition, hints_of(target.result)))
+    )
 
 
 def _checked(definition: Definition) -> Definition:

@@ -182,8 +182,8 @@ class Server:
         with self._stream(context) as stream:
             try:
                 while (data := await stream.receive()) is not None:
-                    request = udf_pb2.SealedSinkRequest.FromString(data)
-                    await context.write((await self._thread.run(lane.answer(request))).SerializeToString())
+                    answer = await self._thread.run(lane.answer(udf_pb2.SealedSinkRequest.FromString(data)))
+                    await context.write(answer.SerializeToString())
             finally:
                 await self._thread.run(lane.close())
 
@@ -313,8 +313,7 @@ class Server:
             if descriptor < 0:
                 # The stream has ended meanwhile, and closed it.
                 return
-            accepted = socket.socket(fileno=descriptor)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, accepted)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, socket.socket(fileno=descriptor))
             try:
                 if waits:
                     await _converse(messages, answer, result_of, self.calls_max)

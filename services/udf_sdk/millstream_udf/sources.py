@@ -95,15 +95,14 @@ def _encoded(records: Sequence[Record[Any]], encode: Encoder) -> bytes:
     ids = [record.id for record in records if record.id is not None]
     if ids and len(ids) != len(records):
         raise BadOutput("either all records of a batch have an id or none")
-    sealed = frame_pb2.SealedFrame(
+    return frame_pb2.SealedFrame(
         info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
         values=columns.pack_bytes([_bytes_of(record.value, encode) for record in records]),
         event_times_us=columns.pack_times(times),
         keys=columns.pack_lists([[part.encode() for part in record.keys] for record in records]),
         headers=columns.pack_headers([record.headers for record in records]),
         ids=columns.pack_bytes([item.encode() for item in ids]) if ids else b"",
-    )
-    return sealed.SerializeToString()
+    ).SerializeToString()
 
 
 def _bytes_of(value: Any, encode: Encoder) -> Any:

@@ -69,8 +69,7 @@ def run_reduce(
     records = [record_of(item, window.start_us) for item in inputs]
     group = Group(window, tuple(keys))
     definition = _reducing(function)
-    answers = asyncio.run(_answers(definition, {group: records}, frame_records))
-    return _reduced(definition, [group], answers)[0]
+    return _reduced(definition, [group], asyncio.run(_answers(definition, {group: records}, frame_records)))[0]
 
 
 def run_windows(
