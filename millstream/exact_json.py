@@ -66,8 +66,6 @@ def parse_all(values: Sequence[bytes]) -> list[Any] | None:
     try:
         deque(map(check_depth, values), maxlen=0)
         return list(map(_fast(), values))
-    except ValueError:
-        return None
     except failures():
         return None
 

@@ -144,10 +144,8 @@ def key_text(value: object) -> str:
     """The key part for a member of a JSON value."""
     if isinstance(value, str):
         return value
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Decimal):

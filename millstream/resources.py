@@ -84,6 +84,15 @@ def control_groups(controller: str, groups: Path, mounted: Path) -> Iterator[Pat
 
     `groups`, `mounted`: as `GROUPS` and `MOUNTED`.
     """
+    for root, inner in own_groups(controller, groups, mounted):
+        # In a container, possibly only its own group is mounted, as the root, although the list has its full path.
+        yield inner
+        yield from (above for above in inner.parents if above.is_relative_to(root))
+
+
+def own_groups(controller: str, groups: Path, mounted: Path) -> Iterator[tuple[Path, Path]]:
+    """For each tree of control groups that a controller may limit, its root and the group of a process. Arguments: see
+    `control_groups`."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -98,7 +107,4 @@ def control_groups(controller: str, groups: Path, mounted: Path) -> Iterator[Pat
             root = mounted / controller
         else:
             continue
-        # In a container, possibly only its own group is mounted, as the root, although the list has its full path.
-        inner = root / path.strip("/")
-        yield inner
-        yield from (above for above in inner.parents if above.is_relative_to(root))
+        yield root, root / path.strip("/")

@@ -41,8 +41,6 @@ from millstream_udf.groups import Group, Part
 from millstream_udf.reducing import Answer, Failure
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-__all__ = ["FunctionLostError", "UdfReduction", "reduce_over_grpc"]
-
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of unanswered messages that are kept so that they can be sent again. A slow function does not get more."""
 PARTIAL_BYTES_MAX = 16 * 1024 * 1024

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.udf.checks import check_columns, in_column
 from millstream_udf import columns
-from millstream_udf.groups import Group, Part, Rows, decode_part
+from millstream_udf.groups import Group, Part, Rows, decode_part, encode_group
 from millstream_udf.reducing import RESULT_BYTES_MAX, Answer, Failure
 from millstream_udf.values import Message
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -131,7 +131,7 @@ class PartEncoder:
         first = self.count if first_run.begins else self.count - 1
         self.groups.extend(begun)
         message = udf_pb2.SealedReducePart(
-            groups=[_group_message(group) for group in begun],
+            groups=map(encode_group, begun),
             counts=[run.stop - run.start for run in runs],
             frame=encode_rows(first_run.rows, first_run.start, last_run.stop),
             unfinished=not last_run.ends,
@@ -148,11 +148,15 @@ def one_by_one(messages: Iterable[PartMessage], left_out: int) -> Iterator[PartM
         begun = iter(part.groups)
         for number, count in enumerate(part.counts, message.first):
             continues = message.continues and number == message.first
-            group = [] if continues else [_group_message(next(begun))]
+            group = [] if continues else [encode_group(next(begun))]
             if number >= left_out:
                 unfinished = message.unfinished and number == message.last
-                frame = encode_rows(part.rows, start, start + count)
-                sealed = udf_pb2.SealedReducePart(groups=group, counts=[count], frame=frame, unfinished=unfinished)
+                sealed = udf_pb2.SealedReducePart(
+                    groups=group,
+                    counts=[count],
+                    frame=encode_rows(part.rows, start, start + count),
+                    unfinished=unfinished,
+                )
                 data = udf_pb2.SealedReduceRequest(part=sealed).SerializeToString()
                 yield PartMessage(data, number, number, unfinished, continues)
             start += count
@@ -235,11 +239,6 @@ def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -
     if max(sizes, default=0) > RESULT_BYTES_MAX:
         _fail_large(decoded, sizes)
     return decoded
-
-
-def _group_message(group: Group) -> udf_pb2.Group:
-    window = group.window
-    return udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
 
 
 def _size_of(result: bytes | Message) -> int:

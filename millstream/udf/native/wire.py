@@ -52,7 +52,7 @@ class GrpcWire:
         try:
             data: _RawMessage = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            self._ended(error.code(), error.details())
+            raise _end(self._where, error.code(), error.details()) from error
         except asyncio.InvalidStateError:
             await self.end()
         if data is grpc.aio.EOF:
@@ -62,18 +62,15 @@ class GrpcWire:
 
     async def end(self) -> NoReturn:
         """Waits for the end of the stream, and raises its error."""
-        self._ended(await self._call.code(), await self._call.details())
+        raise _end(self._where, await self._call.code(), await self._call.details())
 
     async def half_close(self) -> None:
         try:
             await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
-            self._ended(error.code(), error.details())
+            raise _end(self._where, error.code(), error.details()) from error
         except asyncio.InvalidStateError:
             await self.end()
-
-    def _ended(self, code: grpc.StatusCode, details: str | None) -> NoReturn:
-        raise _end(self._where, code, details)
 
 
 class CallsWire:

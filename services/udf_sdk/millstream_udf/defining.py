@@ -138,11 +138,10 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         takes = Takes.ARROW
         check_schema(definition, (*COLUMNS, "parent"))
     else:
-        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch)
-        if whole is None:
-            whole = decorated and parameters[0].name not in ("value", "values")
+        by_name = decorated and parameters[0].name not in ("value", "values")
+        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch, unless_said=by_name)
         definition = replace(definition, decode=decode)
-        takes = _TAKES[bool(options.batch), bool(whole)]
+        takes = _TAKES[bool(options.batch), whole]
     if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
         raise TypeError(
             f"{definition.name} takes whole batches, so it must return its outputs instead of yielding them"

@@ -188,10 +188,10 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
 
 
 def takes_of(
-    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
-) -> tuple[bool | None, Decoder | None]:
-    """Whether a parameter gets whole records (None if its annotation does not say), and the decoder of their values.
-    Raises `TypeError`."""
+    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool, unless_said: bool
+) -> tuple[bool, Decoder | None]:
+    """Whether a parameter gets whole records (`unless_said`: if neither its annotation nor the decorator says), and the
+    decoder of their values. Raises `TypeError`."""
     wanted, name = definition.options.decode, f"parameter {parameter.name} of {definition.name}"
     try:
         found = taken(hints.get(parameter.name, parameter.annotation), many=many)
@@ -201,16 +201,16 @@ def takes_of(
         found = RecordsAnnotation()
     if wanted is None:
         if found.kind in (UNKNOWN, bytes):
-            return found.whole, None
+            return unless_said if found.whole is None else found.whole, None
         wanted = found.kind
     elif found.kind is bytes:
         raise TypeError(
             f"{name} is annotated bytes, but its decorator has decode={name_of(wanted)}: use one of the two"
         )
     elif found.whole is None:
-        found = found._replace(whole=parameter.name in ("record", "records"))
+        unless_said = parameter.name in ("record", "records")
     try:
-        return found.whole, decoder(wanted)
+        return unless_said if found.whole is None else found.whole, decoder(wanted)
     except UnsupportedType as error:
         raise TypeError(
             f"{name} takes {name_of(wanted)}, and values cannot be decoded to that: {error}. Annotate it bytes, or "

@@ -118,6 +118,12 @@ def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
     return Part(groups, counts, rows, message.unfinished)
 
 
+def encode_group(group: Group) -> udf_pb2.Group:
+    """A group that begins, as it is in a part."""
+    window = group.window
+    return udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
+
+
 class PartSource(Protocol):
     """A source of parts."""
 

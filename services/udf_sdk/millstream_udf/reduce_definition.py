@@ -132,9 +132,8 @@ def _taking(
         return replace(definition, takes=Takes.ARROW)
     if definition.options.pandas:
         return replace(definition, takes=Takes.FRAME)
-    whole, decode = takes_of(definition, parameter, hints, many=many)
-    if whole is None:
-        whole = parameter.name not in ("value", "values")
+    by_name = parameter.name not in ("value", "values")
+    whole, decode = takes_of(definition, parameter, hints, many=many, unless_said=by_name)
     return replace(definition, takes=Takes.RECORD if whole else Takes.VALUE, decode=decode)
 
 

@@ -17,7 +17,7 @@ from millstream_udf.defining import define
 from millstream_udf.definition import REDUCE, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
-from millstream_udf.groups import Cursor, Group, Part, decode_part
+from millstream_udf.groups import Cursor, Group, Part, decode_part, encode_group
 from millstream_udf.reducing import Answer, Parts, ReduceFunction
 from millstream_udf.sources import frame_of
 from millstream_udf.testing_objects import objects_of, record_of
@@ -114,8 +114,6 @@ async def _answers(
 
 def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> Iterable[Part]:
     """Parts as they would arrive over a stream: many frames, decoded from their bytes."""
-    window = group.window
-    begun = udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
     if all(record.keys in ((), group.keys) for record in records):
         # As in a keyed vertex: the keys belong to the group, and no frame repeats them.
         records = [Record(record.value, record.event_time_us, (), record.headers) for record in records]
@@ -123,7 +121,7 @@ def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> 
     for first in range(0, max(1, len(records)), frame_records):
         some = list(islice(left, frame_records))
         message = udf_pb2.SealedReducePart(
-            groups=[] if first else [begun],
+            groups=[] if first else [encode_group(group)],
             counts=[len(some)],
             frame=frame_of(some) if some else b"",
             unfinished=first + frame_records < len(records),

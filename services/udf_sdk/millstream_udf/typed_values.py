@@ -21,7 +21,6 @@ from typing import Any
 
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.json_types import (
-    UnsupportedType,
     converter,
     is_msgspec,
     is_pydantic,
@@ -249,6 +248,3 @@ def _plain_json(value: Any) -> bytes:
     from millstream_udf.json_writing import plain
 
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-
-
-__all__ = ["JSON", "Decoder", "Encoder", "UnsupportedType", "decoder", "encoder", "is_object"]

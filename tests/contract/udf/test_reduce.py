@@ -17,7 +17,8 @@ from millstream import codes
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction
 from millstream.udf.native import reduce_client
-from millstream.udf.native.reduce_client import FunctionLostError, UdfReduction, reduce_over_grpc
+from millstream.udf.native.reduce_client import UdfReduction, reduce_over_grpc
+from millstream.udf.native.reduce_stream import FunctionLostError
 from millstream.udf.sidecar import python_command
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import FrameRows, Group, Part
