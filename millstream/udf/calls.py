@@ -317,7 +317,7 @@ class CallStream(Generic[_Answer]):
     def _take_welcome(self, data: bytes) -> None:
         self.calls_max = self._decoded(self._dialect.welcome, data)
         if self.calls_max < 1:
-            raise self._broken("it does not allow any calls")
+            raise broken(self._where, "it does not allow any calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
@@ -325,10 +325,11 @@ class CallStream(Generic[_Answer]):
         call_id, fit = self._decoded(self._dialect.answer, data)
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
-            raise self._broken(
+            raise broken(
+                self._where,
                 f"it answered call {call_id} twice"
                 if 0 < call_id <= self._ids
-                else f"it answered call {call_id}, which does not exist"
+                else f"it answered call {call_id}, which does not exist",
             )
         try:
             answer = fit(call.records)
@@ -358,10 +359,14 @@ class CallStream(Generic[_Answer]):
         try:
             return decode(data)
         except ValueError as error:
-            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
+            raise broken(
+                self._where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}"
+            ) from error
 
-    def _broken(self, what: str) -> UdfError:
-        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")
+
+def broken(where: str, what: str) -> UdfError:
+    """The error for a function that breaks its protocol."""
+    return UdfError(codes.FUNCTION_PROTOCOL, f"{where}: the function breaks its protocol: {what}")
 
 
 @asynccontextmanager

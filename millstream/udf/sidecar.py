@@ -396,10 +396,9 @@ class Sidecar:
         if spec.debug_port is not None:
             await process.wait()
             return ""
-        patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
         health = Health(
             process.pid,
-            patience,
+            Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2)),
             report=lambda text: _log.warning("%s %s", spec.where, text),
             has_answered=True,
             waits=spec.held.strict,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,7 +23,6 @@ from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
     ANSWER,
-    CALL,
     MAP_COLUMNS,
     calls_allowed,
     decoded,
@@ -41,6 +40,8 @@ from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswer
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
+
+_Answer = TypeVar("_Answer")
 
 
 class NativeConnection(Connection):
@@ -76,21 +77,22 @@ class NativeConnection(Connection):
             failed=lambda error: MapAnswer(error=error),
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _MapStream(stream, stated)
+            yield _FrameStream(stream, udf_pb2.SealedMapCall, stated)
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
         beside = calls_socket_of(self._target)
         hello = hello_of(FunctionKind.SINK, name, calls_socket=bool(beside))
+        stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Sink", name.where, beside),
             hello=udf_pb2.SealedSinkRequest(hello=hello).SerializeToString(),
-            welcome=partial(_welcome, of=udf_pb2.SinkResponse, where=name.where, stated=_Stated()),
+            welcome=partial(_welcome, of=udf_pb2.SinkResponse, where=name.where, stated=stated),
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _SinkStream(stream)
+            yield _FrameStream(stream, udf_pb2.SealedSinkCall, stated)
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
         return open_position_sink_stream(self._channel, name, self._lives)
@@ -109,9 +111,17 @@ class _Stated:
     takes_arrow: bool = False
 
 
-class _MapStream:
-    def __init__(self, stream: CallStream[MapAnswer], stated: _Stated) -> None:
+class _FrameStream(Generic[_Answer]):
+    """See `MapStream` and `SinkStream`: one frame in each call."""
+
+    def __init__(
+        self,
+        stream: CallStream[_Answer],
+        message: type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall],
+        stated: _Stated,
+    ) -> None:
         self._stream = stream
+        self._message = message
         self._stated = stated
 
     @property
@@ -123,59 +133,13 @@ class _MapStream:
         return self._stream.calls_max
 
     async def call(
-        self,
-        frame: Frame,
-        *,
-        watermark_us: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        id_prefix: str = "",
-        first_index: int = 0,
-        alone: bool = False,
-    ) -> MapAnswer:
+        self, frame: Frame, *, id_prefix: str = "", first_index: int = 0, alone: bool = False, **fields: Any
+    ) -> _Answer:
+        """`fields`: the other fields of the message."""
+
         def encode(call_id: int) -> bytes:
-            call = udf_pb2.SealedMapCall(
-                call_id=call_id,
-                watermark_us=watermark_us,
-                attempt=attempt,
-                traceparent=traceparent,
-                id_prefix=id_prefix,
-                first_index=first_index,
-            )
-            return request_of(CALL, call, frame if self._stated.takes_arrow else frame.with_values())
-
-        return await self._stream.call(
-            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
-        )
-
-
-class _SinkStream:
-    def __init__(self, stream: CallStream[SinkAnswer]) -> None:
-        self._stream = stream
-
-    @property
-    def calls_max(self) -> int:
-        return self._stream.calls_max
-
-    async def call(
-        self,
-        frame: Frame,
-        *,
-        id_prefix: str,
-        first_index: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        alone: bool = False,
-    ) -> SinkAnswer:
-        def encode(call_id: int) -> bytes:
-            call = udf_pb2.SealedSinkCall(
-                call_id=call_id,
-                id_prefix=id_prefix,
-                first_index=first_index,
-                attempt=attempt,
-                traceparent=traceparent,
-            )
-            return request_of(CALL, call, frame)
+            call = self._message(call_id=call_id, id_prefix=id_prefix, first_index=first_index, **fields)
+            return request_of(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
             encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
@@ -183,8 +147,8 @@ class _SinkStream:
 
 
 @asynccontextmanager
-async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to `unix:/path` or `host:port`."""
+async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
+    """A connection to `unix:/path` or `host:port`."""
     if tls is None:
         channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
     else:
@@ -192,16 +156,9 @@ async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterat
         name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name is not None else []
         channel = grpc.aio.secure_channel(target, credentials, options=[*CHANNEL_OPTIONS, *name])
     try:
-        yield channel
+        yield NativeConnection(channel, target, lives)
     finally:
         await channel.close()
-
-
-@asynccontextmanager
-async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
-    """A connection to `unix:/path` or `host:port`."""
-    async with open_channel(target, tls) as channel:
-        yield NativeConnection(channel, target, lives)
 
 
 def map_answer(

@@ -32,7 +32,7 @@ MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8:
 """The columns of an answer by the number of their field."""
 ANSWER = (2,)
 """Number of the field of an answer, or of a batch, in a response."""
-CALL = 2
+_CALL = 2
 """Number of the call's field in a request."""
 _FRAME = 2
 """Number of the frame's field in a call."""
@@ -62,7 +62,7 @@ def decoded(kind: type[_Message], data: bytes) -> _Message:
         raise ValueError(str(error)) from error
 
 
-def request_of(number: int, call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
+def request_of(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame, number: int = _CALL) -> bytes:
     """A request with the call, which contains the frame. `number`: that of the call's field."""
     return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
@@ -104,9 +104,12 @@ def description_of(data: bytes) -> Description:
             f"version {PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
             f"{described.sdk_version or 'version unknown'})",
         )
-    kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
     return Description(
-        kinds, described.language, described.sdk_version, described.concurrency, described.keeps_positions
+        frozenset(kind for kind, number in KINDS.items() if number in described.kinds),
+        described.language,
+        described.sdk_version,
+        described.concurrency,
+        described.keeps_positions,
     )
 
 

@@ -165,15 +165,16 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
     `first`: number of the first group on the stream. Raises `FunctionLostError` if nothing answers, and `UdfError` if
     the program that answers is not a reduce function.
     """
-    hello = udf_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        kind=udf_pb2.KIND_REDUCE,
-        pipeline=program.pipeline,
-        vertex=program.vertex,
-        lane=program.lane,
-        replica=program.replica,
-    )
-    opening = udf_pb2.SealedReduceRequest(hello=hello).SerializeToString()
+    opening = udf_pb2.SealedReduceRequest(
+        hello=udf_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            kind=udf_pb2.KIND_REDUCE,
+            pipeline=program.pipeline,
+            vertex=program.vertex,
+            lane=program.lane,
+            replica=program.replica,
+        )
+    ).SerializeToString()
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         _wait_ready(program.address, where, deadline)

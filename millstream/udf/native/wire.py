@@ -151,8 +151,11 @@ def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | W
     if (fatal := fatal_error(code, details, where)) is not None:
         return fatal
     failure = (details or code.name) if code is grpc.StatusCode.ABORTED else ""
-    why = f"{code.name}: {details or 'the function closed it'}"
-    return WireEndedError(why, broke=code is not grpc.StatusCode.OK, failure=failure)
+    return WireEndedError(
+        f"{code.name}: {details or 'the function closed it'}",
+        broke=code is not grpc.StatusCode.OK,
+        failure=failure,
+    )
 
 
 def _token_in(welcome: bytes) -> bytes:

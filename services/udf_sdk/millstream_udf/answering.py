@@ -116,7 +116,9 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     rest = udf_pb2.SealedMapAnswer(
         call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
     )
-    columns = (
+    parts = field(
+        _ANSWER,
+        rest.SerializeToString(),
         *field(3, answer.values),
         *field(4, answer.parents),
         *field(5, answer.keys),
@@ -125,7 +127,6 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         *field(8, answer.event_times_us),
         *field(11, answer.arrow),
     )
-    parts = field(_ANSWER, rest.SerializeToString(), *columns)
     size = sum(map(len, parts))
     if size <= MESSAGE_BYTES_MAX:
         return parts

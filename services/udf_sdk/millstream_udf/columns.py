@@ -187,8 +187,7 @@ def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
         return b""
     if _compiled is not None and (part := _compiled.slice(_BYTES, column, start, stop)) is not None:
         return part
-    message = _parse(frame_pb2.SealedBytesColumn, column)
-    return _slice(message, start, stop).SerializeToString()
+    return _slice(_parse(frame_pb2.SealedBytesColumn, column), start, stop).SerializeToString()
 
 
 def split_bytes(column: bytes, groups: Groups) -> list[bytes]:
@@ -316,8 +315,7 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
         return b""
     items = _slice(message.items, starts[0], starts[-1])
     one_each = starts == array("I", range(starts[0], starts[0] + len(starts)))
-    written = b"" if one_each else _from_zero(starts)
-    return frame_pb2.SealedListColumn(starts=written, items=items).SerializeToString()
+    return frame_pb2.SealedListColumn(starts=b"" if one_each else _from_zero(starts), items=items).SerializeToString()
 
 
 def split_lists(column: bytes, records: int, groups: Groups) -> list[bytes]:

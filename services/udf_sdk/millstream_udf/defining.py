@@ -159,10 +159,9 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
 def _check_installed(definition: Definition) -> None:
     for package, asked in (("pyarrow", definition.options.arrow), ("pandas", definition.options.pandas)):
         if asked and find_spec(package) is None:
-            option = "arrow=True" if package == "pyarrow" else "pandas=True"
             raise TypeError(
-                f"{definition.name} has {option}, but {package} is not installed where it runs: pip install "
-                f"{'millstream-udf[arrow]' if package == 'pyarrow' else package}"
+                f"{definition.name} has {'arrow' if package == 'pyarrow' else 'pandas'}=True, but {package} is not "
+                f"installed where it runs: pip install {'millstream-udf[arrow]' if package == 'pyarrow' else package}"
             )
 
 

@@ -27,7 +27,7 @@ from itertools import repeat
 from typing import Any
 
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import FrameInputs
@@ -108,7 +108,7 @@ class FunctionLane:
 
     async def results(self, inputs: FrameInputs, context: Context) -> Sequence[Any]:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed."""
-        set_current(context)
+        CURRENT.set(context)
         items, misfits = items_of(self.definition, inputs)
         if not misfits:
             return await self._called(items, context)
@@ -132,7 +132,7 @@ class FunctionLane:
 
     async def whole(self, argument: Any, context: Context) -> Any:
         """Call the function once, with a whole batch in its own form."""
-        set_current(context)
+        CURRENT.set(context)
         arguments = (argument, context) if self.definition.wants_context else (argument,)
         if not self.definition.is_async:
             try:
@@ -165,7 +165,7 @@ class FunctionLane:
         call, context = self._function.call, tuple(next(iterator) for iterator in arguments)
 
         def work() -> None:
-            set_current(current)
+            CURRENT.set(current)
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
@@ -220,7 +220,7 @@ class FunctionLane:
                 job, index = self._pending.popleft()
                 try:
                     if job is not last:
-                        set_current(job.current)
+                        CURRENT.set(job.current)
                         last = job
                     job.results[index] = await call(job.items[index], *job.context)
                 except asyncio.CancelledError as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from millstream_udf.answering import context_of
 from millstream_udf.cancellation import result_in_task, result_of_call
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import Definition
 from millstream_udf.execution import items_of
 from millstream_udf.failures import FAILURES, Outcomes, error_text, failure
@@ -154,7 +154,7 @@ class PositionSink:
     def _enter(self, call: udf_pb2.SealedSinkCall | None = None) -> Context:
         attempt, traceparent = (0, "") if call is None else (call.attempt, call.traceparent)
         context = context_of(self._hello, attempt=attempt, traceparent=traceparent)
-        set_current(context)
+        CURRENT.set(context)
         return context
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream_udf import output_prefix
 from millstream_udf.cancellation import called_once, failure_in_task, outcome_of
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate
 from millstream_udf.failures import FAILURES, describe, failure, summary
@@ -103,7 +103,7 @@ class ReduceFunction:
 
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
         """Reduce every group of `cursor`. Raises `Gone` if the parts end in the middle of one."""
-        set_current(context)
+        CURRENT.set(context)
         builder = _Builder()
         while await cursor.advance():
             groups = cursor.whole()
@@ -299,8 +299,14 @@ class _Builder:
                 f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
                 f"for no results, or raise any other exception to fail the group ({error})"
             )
-        code = MISFIT_CODE if isinstance(error, Misfit) else 0
-        answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error), code))
+        answer.failures.append(
+            Failure(
+                len(answer.groups) - 1,
+                summary(error),
+                describe(error),
+                MISFIT_CODE if isinstance(error, Misfit) else 0,
+            )
+        )
 
     def take(self, *, unfinished: bool = False) -> Answer:
         taken, self.answer, self._size = self.answer, Answer(), 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream_udf import columns
 from millstream_udf.cancellation import result_of_call
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.misfits import BadOutput
 from millstream_udf.outputs import fault_of_record
@@ -35,13 +35,13 @@ class SourceLane:
 
     async def open(self, request: udf_pb2.SourceOpen) -> None:
         """Raises what the user's class or its `open` raises; the stream then fails."""
-        set_current(self._context)
+        CURRENT.set(self._context)
         self._source = call_plainly(self._target)
         await self._call("open", request.position, request.partition, request.partitions)
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
         """Never raises what the function raises: the result of a failed read has an `error`."""
-        set_current(self._context)
+        CURRENT.set(self._context)
         try:
             batch = await result_of_call(
                 self._source.read, self._context, request.records_max, request.timeout_us / 1_000_000
@@ -67,7 +67,7 @@ class SourceLane:
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> None:
-        set_current(self._context)
+        CURRENT.set(self._context)
         method = getattr(self._source, name, None)
         if method is not None:
             await result_of_call(method, *arguments)

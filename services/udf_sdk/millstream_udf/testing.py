@@ -259,5 +259,9 @@ def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
 
 def _batch(batch: udf_pb2.SourceBatch) -> Batch:
     records = FrameInputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
-    pending = batch.pending if batch.HasField("pending") else None
-    return Batch(records, position=batch.position, ended=batch.ended, pending=pending)
+    return Batch(
+        records,
+        position=batch.position,
+        ended=batch.ended,
+        pending=batch.pending if batch.HasField("pending") else None,
+    )

@@ -142,5 +142,10 @@ def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[
 
 def _filled(group: Group, result: bytes | Message) -> Message:
     message = result if isinstance(result, Message) else Message(result)
-    keys = group.keys if message.keys is None else message.keys
-    return Message(message.value, keys, message.tags, message.headers or {}, group.window.end_us - 1)
+    return Message(
+        message.value,
+        group.keys if message.keys is None else message.keys,
+        message.tags,
+        message.headers or {},
+        group.window.end_us - 1,
+    )
