@@ -26,6 +26,7 @@ from millstream_udf.definition import (
     check_schema,
     flavour_of,
     gives_of,
+    positional_parameters,
     takes_of,
 )
 from millstream_udf.function_types import hints_of
@@ -167,25 +168,17 @@ def _check_installed(definition: Definition) -> None:
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     try:
-        signature = inspect.signature(function)
+        given = positional_parameters(function, name)
     except ValueError:
         # A function written in C may not have a signature; it then takes one argument.
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            continue
-        # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or
-        # annotated as the context.
-        optional = parameter.default is not parameter.empty
-        if parameters and optional and not (parameter.name == "context" or "Context" in str(parameter.annotation)):
-            continue
-        parameters.append(parameter)
-    if not parameters and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+    if not given and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
-    return parameters
+    # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or annotated
+    # as the context.
+    return given[:1] + [
+        p for p in given[1:] if p.default is p.empty or p.name == "context" or "Context" in str(p.annotation)
+    ]
 
 
 def _check_source(target: Any, name: str) -> None:

@@ -187,6 +187,18 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
     return definition
 
 
+def positional_parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    """The parameters of a function that can be passed by their place. Raises `TypeError` for one that has to be passed
+    by name, and `ValueError` for a function written in C without a signature."""
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            found.append(parameter)
+    return found
+
+
 def takes_of(
     definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool, unless_said: bool
 ) -> tuple[bool, Decoder | None]:

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -39,20 +40,16 @@ _TURN_S = 0.02
 """Time after which an async function that never waits yields to the event loop."""
 
 
+@dataclass(frozen=True, slots=True)
 class Function:
     """A user's function, set up and ready to run. Created by `open_function`."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        call: Callable[..., Any],
-        pool: ThreadPoolExecutor | None,
-        workers: asyncio.TaskGroup,
-    ) -> None:
-        self.definition = definition
-        self.call = call
-        self.pool = pool
-        self.workers = workers
+    definition: Definition
+    call: Callable[..., Any]
+    pool: ThreadPoolExecutor | None
+    """The threads of a function that is not async and has some."""
+    workers: asyncio.TaskGroup
+    """The tasks of an async function."""
 
     def lane(self) -> FunctionLane:
         """The function's lane for one stream."""

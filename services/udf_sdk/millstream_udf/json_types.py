@@ -115,7 +115,7 @@ class _Types:
         if not isinstance(found, type):
             raise UnsupportedType(f"{name_of(kind)} is not a type")
         if is_pydantic(found):
-            return _pydantic(found)
+            return lambda value: validated(found, _rewritten(value))
         if is_msgspec(found):
             return _msgspec(kind)
         if issubclass(found, enum.Enum):
@@ -464,14 +464,12 @@ def _hashable(kind: Any) -> Any:
     return kind
 
 
-def _pydantic(kind: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        try:
-            return kind.__pydantic_validator__.validate_json(_rewritten(value))
-        except ValueError as error:
-            raise pydantic_misfit(error) from None
-
-    return convert
+def validated(kind: Any, text: str | bytes) -> Any:
+    """The object of a pydantic model, from JSON. Raises `Misfit`."""
+    try:
+        return kind.__pydantic_validator__.validate_json(text)
+    except ValueError as error:
+        raise pydantic_misfit(error) from None
 
 
 def pydantic_misfit(error: ValueError) -> Misfit:

@@ -29,6 +29,7 @@ from millstream_udf.definition import (
     check_schema,
     flavour_of,
     gives_of,
+    positional_parameters,
     takes_of,
 )
 from millstream_udf.function_types import hints_of
@@ -139,19 +140,8 @@ def _taking(
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     """Parameters that need an argument."""
-    parameters = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        optional = parameter.default is not parameter.empty
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            if not optional:
-                raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
-            continue
-        # A parameter with a default belongs to the author, unless it has one of our names.
-        if not optional or parameter.name in GIVEN:
-            parameters.append(parameter)
-    return parameters
+    # A parameter with a default belongs to the author, unless it has one of our names.
+    return [p for p in positional_parameters(function, name) if p.default is p.empty or p.name in GIVEN]
 
 
 def _listed(parameters: list[inspect.Parameter]) -> str:

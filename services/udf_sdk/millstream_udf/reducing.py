@@ -330,13 +330,13 @@ class Reducer:
         The function is imported and set up at the first part of a process. (`close` of a class is not called here: a
         Spark worker ends without notice.)
         """
-        process = _process(self.target, self.directory, self._context)
-        answers = process.function.answers(Cursor(Parts(parts)), self._context)
+        function, runner = _process(self.target, self.directory, self._context)
+        answers = function.answers(Cursor(Parts(parts)), self._context)
         try:
-            while (answer := process.runner.run(_next(answers))) is not None:
+            while (answer := runner.run(_next(answers))) is not None:
                 yield answer
         finally:
-            process.runner.run(answers.aclose())
+            runner.run(answers.aclose())
 
 
 def load(target: str, directory: str = "", context: Context | None = None) -> Reducer:
@@ -346,12 +346,6 @@ def load(target: str, directory: str = "", context: Context | None = None) -> Re
     """
     _definition(target, directory)
     return Reducer(target, directory, context or Context())
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    function: ReduceFunction
-    runner: asyncio.Runner
 
 
 class Parts:
@@ -377,7 +371,8 @@ def _definition(target: str, directory: str) -> Definition:
 
 
 @cache
-def _process(target: str, directory: str, context: Context) -> _Process:
+def _process(target: str, directory: str, context: Context) -> tuple[ReduceFunction, asyncio.Runner]:
+    """The function in this process, and the loop on which it runs."""
     output_prefix.install()
     definition = _definition(target, directory)
     runner = asyncio.Runner()
@@ -385,7 +380,7 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
         runner.run(called_once(setup, context, what=f"setup of {target}"))
-    return _Process(ReduceFunction(definition, call, target), runner)
+    return ReduceFunction(definition, call, target), runner
 
 
 async def _forget_loop() -> None:

@@ -26,7 +26,7 @@ from millstream_udf.json_types import (
     is_pydantic,
     loaded,
     name_of,
-    pydantic_misfit,
+    validated,
 )
 from millstream_udf.misfits import BadOutput, Misfit, shown_bytes
 from millstream_udf.values import Message, Record
@@ -114,11 +114,9 @@ def _text(value: bytes) -> str:
 
 def _pydantic(kind: Any) -> Decode:
     def explain(value: bytes) -> Any:
+        # What is not JSON at all has the message that it has with every other type.
         loaded(value)
-        try:
-            return kind.__pydantic_validator__.validate_json(value)
-        except ValueError as error:
-            raise pydantic_misfit(error) from None
+        return validated(kind, value)
 
     return explain
 
