@@ -140,5 +140,4 @@ def _raw_lines() -> Callable[[bytes], list[Any]]:
     from msgspec import Raw
     from msgspec.json import Decoder
 
-    decode: Callable[[bytes], list[Any]] = Decoder(Raw).decode_lines
-    return decode
+    return Decoder(Raw).decode_lines

@@ -57,8 +57,7 @@ class GrpcWire:
             await self.end()
         if data is grpc.aio.EOF:
             await self.end()
-        message: bytes = data
-        return message
+        return bytes(data)
 
     async def end(self) -> NoReturn:
         """Waits for the end of the stream, and raises its error."""

@@ -134,5 +134,8 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         f"the outputs of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
         "Return smaller or fewer outputs per record"
     )
-    failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
-    return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]
+    return [
+        udf_pb2.SealedMapResponse(
+            answer=udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
+        ).SerializeToString()
+    ]

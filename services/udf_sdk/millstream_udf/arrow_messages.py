@@ -62,5 +62,4 @@ def _field(stream: bytes, table: int, number: int) -> int:
 
 
 def _number(stream: bytes, form: str, at: int) -> int:
-    number: int = struct.unpack_from(form, stream, at)[0]
-    return number
+    return int(struct.unpack_from(form, stream, at)[0])

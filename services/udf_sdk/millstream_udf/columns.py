@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -76,12 +76,10 @@ class _Compiled(Protocol):
 
 def _load() -> _Compiled | None:
     try:
-        module: Any = importlib.import_module("millstream_udf._columns")
+        return cast("_Compiled", importlib.import_module("millstream_udf._columns"))
     except ImportError:
         # There was no C compiler at the installation, or the package is in an archive.
         return None
-    compiled: _Compiled = module
-    return compiled
 
 
 _compiled = _load()

@@ -133,10 +133,9 @@ def _msgspec(kind: Any) -> Decode | None:
         return converter(wanted)(value)
 
     try:
-        decode: Decode = msgspec.json.Decoder(kind, dec_hook=foreign).decode
+        return msgspec.json.Decoder(kind, dec_hook=foreign).decode
     except TypeError:
         return None
-    return decode
 
 
 class Encoder:
@@ -236,8 +235,7 @@ def _writer(kind: Any) -> Encode:
         return _plain_json
     from millstream_udf.json_writing import plain
 
-    encode: Encode = msgspec.json.Encoder(enc_hook=plain).encode
-    return encode
+    return msgspec.json.Encoder(enc_hook=plain).encode
 
 
 def _plain_json(value: Any) -> bytes:
