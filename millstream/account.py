@@ -143,8 +143,14 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumption]:
     position = Position(mark.sequence, mark.record_index)
     records = mark.account.inputs + sum(item.records for item in mark.accepted)
     size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
-    own = Consumption(BufferId(lane.input, lane.partition), position, records, size)
-    return [own, *_handed_on(lane, mark)]
+    return [
+        Consumption(BufferId(lane.input, lane.partition), position, records, size),
+        # What the vertices after the first of a chain have consumed has no sequences, because it was never stored.
+        *(
+            Consumption(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
+            for one in mark.members
+        ),
+    ]
 
 
 def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
@@ -158,14 +164,6 @@ def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
         records += item.records
         size += item.bytes
     return records, size
-
-
-def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumption]:
-    """What the vertices after the first of a chain have consumed. It has no sequences, because it was never stored."""
-    return [
-        Consumption(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
-        for one in mark.members
-    ]
 
 
 def account_of(vertex: str, lane: LaneId, mark: mark_pb2.Mark) -> Account:

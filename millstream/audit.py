@@ -146,5 +146,4 @@ def _user() -> dict[str, Any]:
 
 def _command(arguments: Sequence[str]) -> list[str]:
     """The command line, without credentials in front of the host of an address."""
-    shown = [_CREDENTIALS.sub("***@", argument) for argument in arguments]
-    return [argument[:_COMMAND_CHARACTERS_MAX] for argument in shown[:100]]
+    return [_CREDENTIALS.sub("***@", argument)[:_COMMAND_CHARACTERS_MAX] for argument in arguments[:100]]

@@ -382,8 +382,7 @@ def _limit(limits: dict[str, int]) -> None:
         # The process id decides which ones, so that not all functions run on the first processors.
         processors = sorted(os.sched_getaffinity(0))
         first = os.getpid() % len(processors)
-        chosen = (processors[first:] + processors[:first])[: limits["cpu"]]
-        os.sched_setaffinity(0, chosen)
+        os.sched_setaffinity(0, (processors[first:] + processors[:first])[: limits["cpu"]])
 
 
 # The processes

@@ -106,8 +106,9 @@ def envelope_of(
     """A record's envelope, as JSON values. Absent members are left out."""
     envelope: dict[str, Any] = {}
     if REASON_HEADER in headers or PLACE_HEADER in headers:
-        texts = [headers.get(name, b"").decode(errors="replace") for name in DEAD_LETTER_HEADERS]
-        reason, code, detail, place, position, run = texts
+        reason, code, detail, place, position, run = (
+            headers.get(name, b"").decode(errors="replace") for name in DEAD_LETTER_HEADERS
+        )
         _, _, rest = place.partition("/")
         vertex, _, lane = rest.partition("/")
         members = (reason, code, detail, vertex, lane, position, run)

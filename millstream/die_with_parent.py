@@ -59,8 +59,7 @@ def main(arguments: list[str]) -> int:
     if sys.platform == "linux":
         import ctypes
 
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             print(f"die_with_parent: prctl failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
             return NOT_RUNNABLE
     # The parent may have died before the line above: then the signal never comes, and the command must not start.

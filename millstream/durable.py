@@ -23,10 +23,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
-from types import TracebackType
 
 from millstream import codes
 from millstream.errors import UserError
@@ -39,48 +38,23 @@ Listener = Callable[[str, str], None]
 """Gets the point and the vertex ("" if the step does not belong to one vertex), in the thread that has reached it."""
 
 
-class _Unheard:
-    """A step without a listener."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-class _Heard:
+@contextmanager
+def _heard(listener: Listener, name: str, vertex: str) -> Iterator[None]:
     """A step that calls the listener."""
-
-    __slots__ = ("_listener", "_name", "_vertex")
-
-    def __init__(self, listener: Listener, name: str, vertex: str) -> None:
-        self._listener = listener
-        self._name = name
-        self._vertex = vertex
-
-    def __enter__(self) -> None:
-        self._listener(f"{self._name}:before", self._vertex)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._listener(f"{self._name}:after", self._vertex)
+    listener(f"{name}:before", vertex)
+    yield
+    listener(f"{name}:after", vertex)
 
 
-_UNHEARD = _Unheard()
+_UNHEARD = nullcontext()
+"""A step without a listener."""
 _listeners: list[Listener] = []
 """At most one listener."""
 
 
 def step(name: str, vertex: str = "") -> AbstractContextManager[None]:
     """One durable step. `name` is a literal that occurs in only one place: a point says where the process is."""
-    return _Heard(_listeners[0], name, vertex) if _listeners else _UNHEARD
+    return _heard(_listeners[0], name, vertex) if _listeners else _UNHEARD
 
 
 def listen(listener: Listener | None) -> None:

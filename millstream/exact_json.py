@@ -22,11 +22,11 @@ from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any
 
+from millstream.extract import shown
 from millstream.json_parser import check_depth
 from millstream.json_text import failures
 from millstream.limits import NUMBER_EXPONENT_MAX
 
-_SHOWN = 60
 _SPACE = " \t\n\r"
 _DOUBLE_DIGITS = 17
 """Significant digits that distinguish every double. Programs write no more of them."""
@@ -66,8 +66,6 @@ def parse_all(values: Sequence[bytes]) -> list[Any] | None:
     try:
         deque(map(check_depth, values), maxlen=0)
         return list(map(_fast(), values))
-    except ValueError:
-        return None
     except failures():
         return None
 
@@ -92,7 +90,7 @@ def double_of(number: int | Decimal) -> float:
     except OverflowError:
         made = math.inf
     if math.isinf(made):
-        raise ValueError(f"{_shown(number)} is not within the range of a 64-bit float")
+        raise ValueError(f"{shown(number)} is not within the range of a 64-bit float")
     if Decimal(repr(made)) == number or made == number:
         return made
     exact = Decimal(number)
@@ -101,12 +99,7 @@ def double_of(number: int | Decimal) -> float:
         return made
     if digits <= _DOUBLE_DIGITS and abs(made) >= _DOUBLE_MIN and exact != exact.to_integral_value():
         return made
-    raise ValueError(f"{_shown(number)} has more digits than a 64-bit float holds")
-
-
-def _shown(number: int | Decimal) -> str:
-    text = str(number)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    raise ValueError(f"{shown(number)} has more digits than a 64-bit float holds")
 
 
 def number_of(text: str) -> Decimal:

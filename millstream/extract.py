@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -79,7 +79,7 @@ def _number_parser(name: str, unit: str, per_second: int) -> TimeParser:
     def parse_value(value: object) -> int:
         try:
             time_us = _scaled(value, per_second)
-        except (ValueError, OverflowError):
+        except (ValueError, ArithmeticError):
             raise ValueError(f"{shown(value)} is not {expected}") from None
         if not YEAR_1_US <= time_us < YEAR_10000_US:
             raise ValueError(
@@ -93,7 +93,7 @@ def _number_parser(name: str, unit: str, per_second: int) -> TimeParser:
 def _scaled(value: object, per_second: int) -> int:
     if isinstance(value, str):
         # Digits alone are parsed as an integer, which is exact; a fraction is rounded to microseconds.
-        value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else _decimal(value)
+        value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else Decimal(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError
     if isinstance(value, int):
@@ -104,13 +104,6 @@ def _scaled(value: object, per_second: int) -> int:
         raise ValueError
     whole = int(exact)
     return whole * MICROSECONDS // per_second + round((exact - whole) * MICROSECONDS / per_second)
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError from None
 
 
 def _unit_hint(value: object) -> str:
@@ -151,10 +144,8 @@ def key_text(value: object) -> str:
     """The key part for a member of a JSON value."""
     if isinstance(value, str):
         return value
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Decimal):

@@ -171,8 +171,9 @@ def is_stopped(pid: int, *, children: bool = False) -> bool:
     that a debugger has stopped does not count."""
     try:
         process = psutil.Process(pid)
-        looked_at = [process, *(process.children() if children else ())]
-        return any(one.status() == psutil.STATUS_STOPPED for one in looked_at)
+        return any(
+            one.status() == psutil.STATUS_STOPPED for one in (process, *(process.children() if children else ()))
+        )
     except psutil.Error:
         return False
 

@@ -27,18 +27,15 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 def parse_json(
     text: str | bytes | bytearray | memoryview,
     *,
-    constants: bool = True,
-    parse_float: Callable[[str], Any] | None = None,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """The value of a JSON text, in UTF-8 if it is bytes. `constants`: whether NaN and infinities are accepted, which
-    are not JSON. Raises `ValueError`, also for a text that is nested more than `JSON_NESTED_MAX` levels deep."""
+    """The value of a JSON text, in UTF-8 if it is bytes. NaN and infinities are accepted, which are not JSON. Raises
+    `ValueError`, also for a text that is nested more than `JSON_NESTED_MAX` levels deep."""
     if not isinstance(text, str):
         text = bytes(text).decode()
     check_depth(text)
-    refuse = None if constants else _refuse_constant
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=parse_float, object_pairs_hook=object_pairs_hook)
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -57,7 +54,3 @@ def check_depth(text: str | bytes) -> None:
 def _depth(text: str) -> int:
     brackets = _OTHERS.sub("", _STRING.sub("", text))
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

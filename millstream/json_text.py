@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def all_json(values: Sequence[bytes]) -> bool:
     """Whether each text is certainly one JSON value."""
     try:
-        decode = _raw()
-        deque(map(decode, values), maxlen=0)
+        deque(map(_raw(), values), maxlen=0)
         # The parser does not check the UTF-8 inside strings. Complete values begin and end in ASCII, so an error cannot
         # disappear when they are joined.
         b"".join(values).decode()
@@ -141,5 +140,4 @@ def _raw_lines() -> Callable[[bytes], list[Any]]:
     from msgspec import Raw
     from msgspec.json import Decoder
 
-    decode: Callable[[bytes], list[Any]] = Decoder(Raw).decode_lines
-    return decode
+    return Decoder(Raw).decode_lines

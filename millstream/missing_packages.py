@@ -28,8 +28,11 @@ def missing_package(error: ModuleNotFoundError, place: str, *, windows: bool = F
         return None
     extra = "reduce" if windows and package in OF_REDUCES else _EXTRAS.get(package)
     install = package if extra is None else f"'millstream[{extra}]'"
-    what = f"needs the package {package}, which is not installed: `pip install {install}`, or use an image that has it"
-    return UserError(codes.EXTRA_NEEDED, f"{place} {what}")
+    return UserError(
+        codes.EXTRA_NEEDED,
+        f"{place} needs the package {package}, which is not installed: `pip install {install}`, or use an image that "
+        "has it",
+    )
 
 
 @contextmanager

@@ -56,26 +56,10 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
-class PrintedOutput:
-    """What became of the output of a process."""
-
-    def __init__(self, raw: OutputDescriptor | None) -> None:
-        self._raw = raw
-
-    @property
-    def error(self) -> OSError | None:
-        """Why standard output did not take everything, also if that exception was caught elsewhere."""
-        return self._raw.error if self._raw is not None else None
-
-    def give_up(self) -> None:
-        """The error is reported: the rest in the buffers is dropped."""
-        if self._raw is not None:
-            self._raw.may_be_lost = True
-
-
 @contextmanager
-def printable_output() -> Iterator[PrintedOutput]:
-    """Escapes everything that is printed to standard output and standard error, until the end of the block.
+def printable_output() -> Iterator[OutputDescriptor]:
+    """Escapes everything that is printed to standard output and standard error, until the end of the block. Gives what
+    becomes of standard output.
 
     An error of standard output is raised and remembered; one of standard error, which has only messages, is not.
     """
@@ -85,16 +69,17 @@ def printable_output() -> Iterator[PrintedOutput]:
     sys.stdout = cast("TextIO", PrintableStream(out))
     sys.stderr = cast("TextIO", PrintableStream(err))
     try:
-        yield PrintedOutput(raw)
+        yield raw
     finally:
         sys.stdout, sys.stderr = before
 
 
-def _over_descriptor(stream: TextIO, *, may_be_lost: bool = False) -> tuple[TextIO, OutputDescriptor | None]:
+def _over_descriptor(stream: TextIO, *, may_be_lost: bool = False) -> tuple[TextIO, OutputDescriptor]:
     """The stream in our own form, if it has a descriptor; a program that calls this one may have replaced it."""
     try:
         descriptor = stream.fileno()
         stream.flush()
     except (OSError, ValueError):
-        return stream, None
+        # Nothing is written to this one, so it has no error.
+        return stream, OutputDescriptor(-1)
     return open_output(descriptor, stream, may_be_lost=may_be_lost)

@@ -103,9 +103,8 @@ def confined(
             "read": _mounts([*(path for path in _PROGRAMS if not os.path.islink(path)), *shown]),
             "hidden": sorted({os.path.realpath(path) for path in held.hidden}),
         }
-    text = json.dumps(settings)
-    start = [sys.executable, "-I", "-S", "-c", confine.START, str(Path(confine.__file__).parent)]
-    return [*start, str(os.getpid()), text, "--", *command]
+    start = (sys.executable, "-I", "-S", "-c", confine.START, str(Path(confine.__file__).parent))
+    return [*start, str(os.getpid()), json.dumps(settings), "--", *command]
 
 
 def holds_home(directory: Path) -> bool:

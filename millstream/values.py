@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 
 from millstream import codes
@@ -105,14 +106,19 @@ def _checked_arrow() -> Iterator[ModuleType]:
         ) from error
 
 
-def _arrow_values() -> ModuleType:
-    # Only a few processes ever need it.
-    from millstream_udf import arrow_values
+def reads_arrow() -> bool:
+    """Whether this process could read Arrow columns."""
+    return find_spec("pyarrow") is not None
 
-    if not arrow_values.available():
+
+def _arrow_values() -> ModuleType:
+    if not reads_arrow():
         raise UserError(
             codes.EXTRA_NEEDED,
             "frames whose values are Arrow columns need the package pyarrow, which is not installed here: "
             "`pip install 'millstream[arrow]'`",
         )
+    # Only a few processes ever need it.
+    from millstream_udf import arrow_values
+
     return arrow_values

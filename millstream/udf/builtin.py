@@ -22,23 +22,16 @@ from millstream.udf.protocol import StreamName
 from millstream.udf.streams import MapStream
 from millstream_udf import columns
 
-_CALLS_MAX = 1
-"""Built-ins answer immediately, so a second call in flight would only wait."""
-
 _Answer = Callable[[Frame], MapAnswer]
 
 
 class _BuiltinStream:
+    takes_arrow = False
+    calls_max = 1
+    """Built-ins answer immediately, so a second call in flight would only wait."""
+
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer
-
-    @property
-    def takes_arrow(self) -> bool:
-        return False
-
-    @property
-    def calls_max(self) -> int:
-        return _CALLS_MAX
 
     async def call(
         self,

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from millstream import codes
+from millstream.background import beside
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.plurals import counted
-from millstream.udf.background import beside
-from millstream.udf.endings import ProcessEndedError
+from millstream.udf.endings import LostCall, ProcessEndedError
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import StreamName
 
@@ -58,9 +58,11 @@ class Wire(Protocol):
     """One stream to a function. Its methods raise `WireEndedError` if it has ended for any reason, and `UdfError` if
     the next stream would end as well."""
 
-    async def send(self, message: bytes) -> None: ...
+    async def send(self, message: bytes) -> None:
+        """Sends a message, and waits until there is space for another one."""
 
-    async def receive(self) -> bytes: ...
+    async def receive(self) -> bytes:
+        """The next message."""
 
     async def half_close(self) -> None:
         """Sends nothing more; the function ends the stream when it has answered."""
@@ -107,8 +109,8 @@ class _Call(Generic[_Answer]):
     alone: bool = field(default=False)
     """The function has no other call meanwhile."""
     sends: int = field(default=0)
-    life: int | None = field(default=None)
-    """The process that has the call, or had it when its stream broke."""
+    life: int = field(default=0)
+    """The process that has the call, or had it when its stream broke; 0 for none."""
 
     @property
     def what(self) -> str:
@@ -181,11 +183,8 @@ class CallStream(Generic[_Answer]):
         wire = self._wire if not self._outbox and self._sent < self.calls_max and self._may_send(call) else None
         if wire is not None and wire.send_at_once(call.message):
             self._count_sent(call)
-        elif alone:
-            self._outbox.appendleft(call)
-            self._wake.set()
         else:
-            self._outbox.append(call)
+            self._outbox.insert(0 if alone else len(self._outbox), call)
             self._wake.set()
         return await call.answered
 
@@ -286,11 +285,11 @@ class CallStream(Generic[_Answer]):
         """Put the calls without an answer into the outbox, except for those that the last process had when it ended by
         its own doing."""
         for call in list(self._waiting.values()):
-            ending = self._lives.ending(call.life) if call.life else None
-            if ending is not None and ending.counts(broke=self._broke) and not call.answered.done():
-                alone = call.alone and call.life is not None and self._lives.is_cause_alone(call.life)
-                call.answered.set_exception(ProcessEndedError(ending, alone=alone))
-            call.life = None
+            lost = LostCall(call.life, call.alone and self._lives.is_cause_alone(call.life), self._broke)
+            ending = self._lives.cause(lost)
+            if ending is not None and not call.answered.done():
+                call.answered.set_exception(ProcessEndedError(ending, alone=lost.alone))
+            call.life = 0
         # The call that has the function alone comes first: the others wait for its end.
         calls = [call for call in self._waiting.values() if not call.answered.done()]
         self._waiting = {call.call_id: call for call in calls}
@@ -318,7 +317,7 @@ class CallStream(Generic[_Answer]):
     def _take_welcome(self, data: bytes) -> None:
         self.calls_max = self._decoded(self._dialect.welcome, data)
         if self.calls_max < 1:
-            raise self._broken("it does not allow any calls")
+            raise broken(self._where, "it does not allow any calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
@@ -326,10 +325,11 @@ class CallStream(Generic[_Answer]):
         call_id, fit = self._decoded(self._dialect.answer, data)
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
-            raise self._broken(
+            raise broken(
+                self._where,
                 f"it answered call {call_id} twice"
                 if 0 < call_id <= self._ids
-                else f"it answered call {call_id}, which does not exist"
+                else f"it answered call {call_id}, which does not exist",
             )
         try:
             answer = fit(call.records)
@@ -359,10 +359,14 @@ class CallStream(Generic[_Answer]):
         try:
             return decode(data)
         except ValueError as error:
-            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
+            raise broken(
+                self._where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}"
+            ) from error
 
-    def _broken(self, what: str) -> UdfError:
-        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")
+
+def broken(where: str, what: str) -> UdfError:
+    """The error for a function that breaks its protocol."""
+    return UdfError(codes.FUNCTION_PROTOCOL, f"{where}: the function breaks its protocol: {what}")
 
 
 @asynccontextmanager

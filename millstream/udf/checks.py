@@ -24,6 +24,7 @@ from millstream.limits import (
 )
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
 from millstream_udf import columns
+from millstream_udf.fields import read_varint
 
 MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
 SINK_RESULTS = MAP_RESULTS | {Result.FALLBACK}
@@ -114,8 +115,9 @@ def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collecti
         if outcome.index in named:
             raise ValueError(f"two outcomes are for input {outcome.index}")
         if outcome.result not in results:
-            result = outcome.result.value
-            raise ValueError(f"the outcome of input {outcome.index} has the result {result}, which is not allowed here")
+            raise ValueError(
+                f"the outcome of input {outcome.index} has the result {outcome.result.value}, which is not allowed here"
+            )
         named.add(outcome.index)
     return named
 
@@ -152,8 +154,9 @@ def _check_times(data: bytes, count: int) -> None:
     times = columns.unpack_times(data)
     for time_us in (min(times), max(times)):
         if not YEAR_1_US <= time_us < YEAR_10000_US:
-            place = times.index(time_us)
-            raise ValueError(f"the event time of record {place}, {time_us} us, is not in the years 1 to 9999")
+            raise ValueError(
+                f"the event time of record {times.index(time_us)}, {time_us} us, is not in the years 1 to 9999"
+            )
 
 
 def in_column(name: str, check: Callable[..., object], *arguments: object, **options: object) -> None:
@@ -172,15 +175,15 @@ def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
         left -= 1
         if left < 0:
             raise ValueError("it has more fields than this message can have")
-        tag, position = _varint(data, position)
+        tag, position = read_varint(data, position)
         kind = tag & 7
         if kind == 2:
-            length, position = _varint(data, position)
+            length, position = read_varint(data, position)
             if path and tag >> 3 == path[0]:
                 left = count_parts(data[position : position + length], path[1:], left)
             position += length
         elif kind == 0:
-            _, position = _varint(data, position)
+            _, position = read_varint(data, position)
         elif kind in _FIXED_BYTES:
             position += _FIXED_BYTES[kind]
         else:
@@ -189,16 +192,3 @@ def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
 
 
 _FIXED_BYTES = {1: 8, 5: 4}
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """A number, and the position after it."""
-    value = shift = 0
-    while position < len(data) and shift < 70:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise ValueError("a number has no last byte")

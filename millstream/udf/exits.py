@@ -9,10 +9,11 @@ Above it: the supervisor of the process (`sidecar.py`). Below it: nothing.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.processes import exit_text
+from millstream.resources import MOUNTED, own_groups
 from millstream.udf.endings import Ending
 
 _CRASHES = frozenset(
@@ -25,7 +26,6 @@ _CRASHES = frozenset(
 """Signals by which a program ends itself. All others come from outside."""
 _KILLED_CHILD = frozenset((128 + signal.SIGKILL, 128 + signal.SIGTERM))
 """Exit codes of a shell whose program was killed."""
-_ROOT = Path("/sys/fs/cgroup")
 LOOK_INTERVAL_S = 1.0
 """Time between two checks of the kernel's count."""
 
@@ -35,8 +35,7 @@ def ending_of(exit_code: int, *, out_of_memory: bool, tail: str) -> Ending:
     because the memory was full, at about the same time."""
     why = f"exited with {exit_text(exit_code)}"
     if exit_code >= 0:
-        own = exit_code not in _KILLED_CHILD
-        return Ending(why, own, maybe_asked=exit_code == 0, tail=tail)
+        return Ending(why, exit_code not in _KILLED_CHILD, maybe_asked=exit_code == 0, tail=tail)
     if -exit_code == signal.SIGKILL and out_of_memory:
         return Ending("was killed by the kernel because the memory of its cgroup was full", own=True, tail=tail)
     return Ending(why, -exit_code in _CRASHES, tail=tail)
@@ -85,20 +84,11 @@ class OomKills:
 
 def oom_kills_of(pid: int) -> OomKills:
     """The count for the cgroup of a process."""
-    try:
-        cgroups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return OomKills(None)
-    return OomKills(next((path for path in counters(cgroups) if path.is_file()), None))
+    found = counters(Path(f"/proc/{pid}/cgroup"), MOUNTED)
+    return OomKills(next((path for path in found if path.is_file()), None))
 
 
-def counters(cgroups: Sequence[str]) -> list[Path]:
-    """The files that may have the count, from the lines of /proc/PID/cgroup."""
-    found = []
-    for line in cgroups:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            found.append(_ROOT / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
-    return found
+def counters(groups: Path, mounted: Path) -> Iterator[Path]:
+    """The files that may have the count. Arguments: see `control_groups`."""
+    for _, group in own_groups("memory", groups, mounted):
+        yield from (group / "memory.events", group / "memory.oom_control")

@@ -78,10 +78,6 @@ class Lives:
 
     # The streams
 
-    def ending(self, number: int) -> Ending | None:
-        """How the process with this number has ended; None if it runs, or nothing is known of it."""
-        return self._endings.get(number)
-
     def cause(self, lost: LostCall) -> Ending | None:
         """The end of the process that had the call, if the call may be the cause. Known when the next process runs."""
         ending = self._endings.get(lost.life)

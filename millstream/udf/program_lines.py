@@ -13,10 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from millstream.json_parser import parse_json
+from millstream_udf.logs import MARKER, OF_EVERY_RECORD
 
-LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
-"""Environment variable with the lowest level to log. It also signals that lines in this format are understood."""
-_MARKER = "millstream_log"
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -26,9 +24,7 @@ _LEVELS = {
     "critical": logging.CRITICAL,
     "fatal": logging.CRITICAL,
 }
-_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
-"""Attributes of every log record. A field must not replace one of them."""
-_NOT_FIELDS = {_MARKER, "time", "level", "message", "logger"}
+_NOT_FIELDS = {MARKER, "time", "level", "message", "logger"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class ProgramLine:
         if self.created_s is not None:
             record.created = self.created_s
         for name, value in {**self.fields, **more}.items():
-            record.__dict__[f"{name}_" if name in _OWN else name] = value
+            record.__dict__[f"{name}_" if name in OF_EVERY_RECORD else name] = value
         return record
 
 
@@ -78,13 +74,13 @@ def readable(line: str) -> list[str]:
 
 def _entry(line: str) -> dict[str, Any] | None:
     # Most lines are text: parsing each as JSON would cost as much as the rest of the work on it.
-    if not line.startswith("{") or _MARKER not in line:
+    if not line.startswith("{") or MARKER not in line:
         return None
     try:
         entry = parse_json(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and entry.get(_MARKER) == 1 else None
+    return entry if isinstance(entry, dict) and entry.get(MARKER) == 1 else None
 
 
 def _seconds(value: object) -> float | None:

@@ -74,7 +74,8 @@ class UdfClient(Protocol):
     """A running function that is ready for calls."""
 
     @property
-    def description(self) -> Description: ...
+    def description(self) -> Description:
+        """Its last description of itself."""
 
     def open_map(
         self,
@@ -87,7 +88,8 @@ class UdfClient(Protocol):
         """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
         may have Arrow columns in place of values."""
 
-    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
+    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        """For a sink that keeps no positions."""
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
         """For a function whose description says that it keeps positions. The stream is not reopened after a break.
@@ -95,7 +97,8 @@ class UdfClient(Protocol):
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
-    ) -> AbstractAsyncContextManager[SourceStream]: ...
+    ) -> AbstractAsyncContextManager[SourceStream]:
+        """For one split of a source, which continues after `position`; empty for its beginning."""
 
 
 class NoAnswerError(Exception):

@@ -43,6 +43,7 @@ from functools import partial
 from pathlib import Path
 
 from millstream import codes
+from millstream.background import beside
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
 from millstream.files import make_private_directories
@@ -55,7 +56,6 @@ from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import NOTICE
 from millstream.tracebacks import shortened
-from millstream.udf.background import beside
 from millstream.udf.endings import Ending
 from millstream.udf.environment import inherited
 from millstream.udf.exits import LOOK_INTERVAL_S, OomKills, ending_of, oom_kills_of
@@ -191,9 +191,11 @@ class Sidecar:
         """Why the last start failed, if the function waits for a change of its files."""
 
     def statistics(self) -> SidecarStatistics:
-        pid = None if self._process is None else self._process.pid
         return SidecarStatistics(
-            running=self._is_ready, restarts=self._restarts, pid=pid, oldest_call_s=self._oldest.seconds
+            running=self._is_ready,
+            restarts=self._restarts,
+            pid=None if self._process is None else self._process.pid,
+            oldest_call_s=self._oldest.seconds,
         )
 
     async def wait_ready(self) -> None:
@@ -270,19 +272,8 @@ class Sidecar:
                     f"the process of {self.spec.vertex} is {process.pid}, for a debugger to attach to (of Go: `dlv "
                     f"attach {process.pid}`); it is not replaced while it does not answer"
                 )
-        try:
-            await self._wait_well(process)
-        except _NotReady as error:
-            return _Run(
-                str(error),
-                0.0,
-                hopeless=error.hopeless,
-                not_held=error.not_held,
-                waits_for_change=error.is_its_own,
-            )
-        except UdfError as error:
-            # The program answers, but does not use our protocol.
-            return _Run(str(error), 0.0, hopeless=True, waits_for_change=True)
+        if (failed := await self._failed_start(process)) is not None:
+            return failed
         began = time.monotonic()
         self._is_ready = True
         if self._reported_start:
@@ -359,33 +350,37 @@ class Sidecar:
         """Logs something that the developer of the function should see."""
         _log.info("%s", text, extra={"role": self.spec.role, NOTICE: True})
 
-    async def _wait_well(self, process: Process) -> None:
-        """Returns when the function has answered. Raises `_NotReady` if its process ended before, or took too long, and
-        `UdfError` if the answer does not fit."""
+    async def _failed_start(self, process: Process) -> _Run | None:
+        """Returns None when the function has answered. Otherwise how its start has failed: the process ended before, or
+        took too long, or the answer does not fit."""
         spec = self.spec
-        async with beside(process.wait(), "exit") as ended, beside(self._first_answer(), "probe") as asked:
+        timeout_s = spec.start_timeout_s if spec.debug_port is None else _FOR_DEBUGGERS_S
+        async with beside(process.wait(), "exit") as ended, beside(self._answer(timeout_s), "probe") as asked:
             await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
             answer = asked.result() if asked.done() else None
         if isinstance(answer, UdfError):
-            raise answer
+            # The program answers, but does not use our protocol.
+            return _Run(str(answer), 0.0, hopeless=True, waits_for_change=True)
         if answer is True:
             if not self._ready.done():
                 self._ready.set_result(None)
-        elif process.exit_code is not None:
-            raise _NotReady(
-                f"exited with {exit_text(process.exit_code)} before it was ready",
-                hopeless=process.exit_code in _HOPELESS,
-                not_held=process.exit_code == NOT_HELD,
-                is_its_own=process.exit_code >= 0 and process.exit_code != NOT_HELD,
-            )
-        else:
+            return None
+        code = process.exit_code
+        if code is None:
             where = " or ".join(self._serves_at)
-            raise _NotReady(f"did not answer at {where} within {spec.start_timeout_s:g} s of its start", hopeless=False)
+            return _Run(f"did not answer at {where} within {spec.start_timeout_s:g} s of its start", 0.0)
+        return _Run(
+            f"exited with {exit_text(code)} before it was ready",
+            0.0,
+            hopeless=code in _HOPELESS,
+            not_held=code == NOT_HELD,
+            waits_for_change=code >= 0 and code != NOT_HELD,
+        )
 
-    async def _first_answer(self) -> bool | UdfError:
+    async def _answer(self, timeout_s: float) -> bool | UdfError:
         """Whether the function has answered in time, or the error if its answer does not fit."""
         try:
-            await self._probe(self.spec.start_timeout_s if self.spec.debug_port is None else _FOR_DEBUGGERS_S)
+            await self._probe(timeout_s)
         except NoAnswerError:
             return False
         except UdfError as error:
@@ -393,11 +388,7 @@ class Sidecar:
         return True
 
     async def _is_well(self) -> bool:
-        try:
-            await self._probe(_PROBE_TIMEOUT_S)
-        except (NoAnswerError, UdfError):
-            return False
-        return True
+        return await self._answer(_PROBE_TIMEOUT_S) is True
 
     async def _watch(self, process: Process) -> str:
         """Returns when the process has ended: empty, or why it was killed."""
@@ -405,10 +396,9 @@ class Sidecar:
         if spec.debug_port is not None:
             await process.wait()
             return ""
-        patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
         health = Health(
             process.pid,
-            patience,
+            Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2)),
             report=lambda text: _log.warning("%s %s", spec.where, text),
             has_answered=True,
             waits=spec.held.strict,
@@ -477,8 +467,9 @@ class Sidecar:
                 shutil.rmtree(sockets)
             make_private_directories(sockets)
         except OSError as error:
-            what = f"the directory for its sockets cannot be prepared: {error}"
-            raise InfrastructureError(codes.TEMPORARY_DIRECTORY, what) from error
+            raise InfrastructureError(
+                codes.TEMPORARY_DIRECTORY, f"the directory for its sockets cannot be prepared: {error}"
+            ) from error
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec
@@ -536,8 +527,7 @@ class Sidecar:
     def _never_ready(self, why: str, starts: int) -> str:
         tries = "" if starts == 1 else f" (tried {starts} times)"
         printed = self._printed() or ["it printed no error"]
-        lines = [f"{self.spec.where} {why}{tries}", *printed, f"command: {shlex.join(self.spec.command)}"]
-        return "\n  ".join(lines)
+        return "\n  ".join((f"{self.spec.where} {why}{tries}", *printed, f"command: {shlex.join(self.spec.command)}"))
 
     def _printed(self) -> list[str]:
         """The part of the last lines that a person needs; all of them are in the log."""
@@ -576,14 +566,6 @@ class _Run:
     """It was ended from here because a call took too long."""
     out_of_memory: bool = False
     """Just before its end, the kernel killed a process in its cgroup because memory was full."""
-
-
-class _NotReady(Exception):
-    def __init__(self, why: str, *, hopeless: bool, not_held: bool = False, is_its_own: bool = False) -> None:
-        super().__init__(why)
-        self.hopeless = hopeless
-        self.not_held = not_held
-        self.is_its_own = is_its_own
 
 
 @asynccontextmanager

@@ -28,41 +28,31 @@ _LOOK_COUNTS_S = 2 * _LOOK_INTERVAL_S
 
 
 class OldestCall:
-    """The age of the oldest call. Pure."""
+    """The age of the oldest call, and when it deserves a message. Pure."""
 
     def __init__(self) -> None:
         self.call: InFlight | None = None
         self.seconds = 0.0
+        self.is_slow = False
+        """Whether the oldest call has had no answer for long."""
         self._life = 0
         self._checked_at_s = 0.0
+        self._next_s = SLOW_AFTER_S
 
-    def look(self, call: InFlight | None, life: int, now_s: float) -> None:
-        """`call`: the oldest one now; `life`: the number of the process that has it."""
+    def look(self, call: InFlight | None, life: int, now_s: float) -> bool:
+        """`call`: the oldest one now; `life`: the number of the process that has it. Returns whether to report it. The
+        limit doubles with each report, so that a function whose calls are always slow is not reported each time."""
+        if life != self._life:
+            self._next_s = SLOW_AFTER_S
         if call is None or call is not self.call or life != self._life:
             self.call, self._life, self.seconds = call, life, 0.0
         else:
             self.seconds += min(now_s - self._checked_at_s, _LOOK_COUNTS_S)
         self._checked_at_s = now_s
-
-
-class Reporting:
-    """When the age of the oldest call deserves a message. Pure."""
-
-    def __init__(self) -> None:
-        self._life = 0
-        self._next_s = SLOW_AFTER_S
-        self.is_slow = False
-        """Whether the oldest call has had no answer for that long."""
-
-    def look(self, oldest: OldestCall, life: int) -> bool:
-        """Whether to report the oldest call. The limit doubles with each report, so that a function whose calls are
-        always slow is not reported each time."""
-        if life != self._life:
-            self._life, self._next_s = life, SLOW_AFTER_S
-        self.is_slow = oldest.seconds >= SLOW_AFTER_S
-        if oldest.seconds < self._next_s:
+        self.is_slow = self.seconds >= SLOW_AFTER_S
+        if self.seconds < self._next_s:
             return False
-        self._next_s = 2 * max(self._next_s, oldest.seconds)
+        self._next_s = 2 * max(self._next_s, self.seconds)
         return True
 
 
@@ -77,15 +67,13 @@ async def watch_calls(
 ) -> None:
     """Looks at the oldest call every second. `report` gets messages; `on_slow` whether a call is slow. After
     `timeout_s`, `end` has to end the process."""
-    reporting = Reporting()
     while True:
         await asyncio.sleep(until_next(_LOOK_INTERVAL_S))
-        oldest.look(lives.oldest, lives.number, time.monotonic())
-        was_slow = reporting.is_slow
-        if reporting.look(oldest, lives.number) and oldest.call is not None:
+        was_slow = oldest.is_slow
+        if oldest.look(lives.oldest, lives.number, time.monotonic()) and oldest.call is not None:
             limit = "" if timeout_s is None else f"; the process is ended after {timeout_s:g} s"
             report(f"has had {oldest.call.what} for {oldest.seconds:.0f} s without an answer{limit}")
-        if reporting.is_slow is not was_slow:
-            on_slow(reporting.is_slow)
+        if oldest.is_slow is not was_slow:
+            on_slow(oldest.is_slow)
         if timeout_s is not None and end is not None and oldest.seconds >= timeout_s:
             await end()

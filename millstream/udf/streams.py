@@ -52,7 +52,8 @@ class SinkStream(Protocol):
     """One open stream for one lane of a user-defined sink."""
 
     @property
-    def calls_max(self) -> int: ...
+    def calls_max(self) -> int:
+        """How many unanswered calls the function allows."""
 
     async def call(
         self,
@@ -134,4 +135,5 @@ class SourceStream(Protocol):
         after such a batch, the stream is reopened at the position of the last batch that was read: earlier records are
         still in this process, and reopening at the last committed position would repeat them."""
 
-    async def committed(self, position: bytes) -> None: ...
+    async def committed(self, position: bytes) -> None:
+        """Tells the source that everything up to a position is committed, at once or when its stream is open again."""

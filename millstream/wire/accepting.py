@@ -167,8 +167,7 @@ class Accepting:
             accepted.close()
             return
         # Closing a socket with unread data resets the connection, possibly before the client has read the answer.
-        loop = asyncio.get_running_loop()
-        self._lingering[accepted] = loop.call_later(_REFUSED_LINGER_S, self._close, accepted)
+        self._lingering[accepted] = asyncio.get_running_loop().call_later(_REFUSED_LINGER_S, self._close, accepted)
 
     def _close(self, accepted: socket.socket) -> None:
         self._lingering.pop(accepted).cancel()

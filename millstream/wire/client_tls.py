@@ -31,11 +31,11 @@ def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
             parts.append(resolve(tls.key, base_dir, f"{where}: tls.key"))
             load_chain(context, "\n".join(parts).encode())
     except (OSError, ValueError) as error:
-        what = (
+        raise UserError(
+            codes.CERTIFICATES,
             f"{where}: `tls` has a certificate or a key that cannot be used: {error}. Both must be PEM, and the key "
-            "must not have a passphrase"
-        )
-        raise UserError(codes.CERTIFICATES, what) from error
+            "must not have a passphrase",
+        ) from error
     return context
 
 

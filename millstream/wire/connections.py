@@ -54,18 +54,14 @@ class Refusals:
         """`where` names the listener in messages."""
         self._where = where
         self._clock = clock
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """Number of refusals by reason, since the listener was opened."""
         self._unreported: Counter[str] = Counter()
         self._reported_at_s: float | None = None
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Number of refusals by reason, since the listener was opened."""
-        return self._counts
-
     def note(self, reason: str, client: str = "", *, logged: bool = True) -> None:
         """Count a refusal. `client`: the client's address; `logged`: whether to log it."""
-        self._counts[reason] += 1
+        self.counts[reason] += 1
         if not logged:
             return
         self._unreported[reason] += 1
@@ -87,22 +83,18 @@ class Lease:
         self.give_way: Callable[[str], object] | None = None
         """Ends the connection for the given reason; None while it must not end."""
         self._connections = connections
-        self._sender: str | None = None
-        self._released = False
-
-    @property
-    def sender(self) -> str | None:
+        self.sender: str | None = None
         """The sender that the client has shown to be; None before that."""
-        return self._sender
+        self._released = False
 
     def show(self, identity: str) -> bool:
         """The client has shown that it is this sender, or that it needs no identity (an empty one). Its connection no
         longer gives way to new ones. Returns False if the sender has too many connections: this one has to end."""
-        if self._sender is None and not self._released:
+        if self.sender is None and not self._released:
             sender = f"{self.client} {identity}"
             if not self._connections.shown(self, sender):
                 return False
-            self._sender = sender
+            self.sender = sender
         return True
 
     def release(self) -> None:
@@ -124,11 +116,7 @@ class Connections:
         self._anonymous: dict[str, dict[Lease, None]] = {}
         """By client: the connections without a sender, the oldest first."""
         self._senders: Counter[str] = Counter()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
+        self.count = 0
 
     def admit(self, address: str) -> Lease | str:
         """A slot for a connection from that address, or why there is none: `TOO_MANY` or `TOO_MANY_OF_CLIENT`."""
@@ -136,13 +124,13 @@ class Connections:
         same = self._anonymous.get(client, {})
         if len(same) >= self._limits.client_connections_max and not self._make_way(same, TOO_MANY_OF_CLIENT):
             return TOO_MANY_OF_CLIENT
-        if self._count >= self._limits.connections_max:
+        if self.count >= self._limits.connections_max:
             most = max(self._anonymous.values(), key=len, default={})
             if not self._make_way(most, TOO_MANY):
                 return TOO_MANY
         lease = Lease(self, client)
         self._anonymous.setdefault(client, {})[lease] = None
-        self._count += 1
+        self.count += 1
         return lease
 
     @staticmethod
@@ -165,7 +153,7 @@ class Connections:
 
     def gone(self, lease: Lease) -> None:
         """Release the slot of a connection."""
-        self._count -= 1
+        self.count -= 1
         if lease.sender is None:
             self._forget(lease)
             return

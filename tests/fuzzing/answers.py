@@ -17,7 +17,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
 from millstream.udf.answers import MapAnswer
-from millstream.udf.native import client, messages, reduce_checks, reduce_parts
+from millstream.udf.native import client, messages, reduce_parts
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.user_defined.sink import positions
 from millstream_connectors.user_defined.sink.outcomes import failures_of
@@ -179,8 +179,8 @@ def reduce_answer(data: bytes) -> None:
     try:
         checks.check_parts(data, (2,))
         answer = udf_pb2.SealedReduceResponse.FromString(data).answer
-        reduce_checks.check_reduce_groups(answer, len(_GROUPS))
-        reduce_checks.check_reduce_answer(answer)
+        reduce_parts.check_reduce_groups(answer, len(_GROUPS))
+        reduce_parts.check_reduce_answer(answer)
     except (ValueError, DecodeError):
         return
     decoded = reduce_parts.decode_answer(answer, _GROUPS[: len(answer.counts)])

@@ -25,8 +25,8 @@ from millstream.errors import FencedError
 from millstream.nats.connection import open_connection
 from millstream.plan import resolved
 from millstream.ports import free_ports
-from millstream.processors import processors
 from millstream.record import LaneId
+from millstream.resources import processors
 from millstream.spec.loading import load
 from millstream_worker.assembly import open_vertex
 from millstream_worker.environment import Outside, VertexConfig, open_outside

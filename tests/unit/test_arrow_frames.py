@@ -126,7 +126,7 @@ def test_what_is_done_with_columns_that_cannot_be_read() -> None:
 def test_without_pyarrow_columns_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a pipeline is looked at, or continued, with fewer packages than it ran with."""
     frame, _ = of_columns(ROWS)
-    monkeypatch.setattr(arrow_values, "available", lambda: False)
+    monkeypatch.setattr("millstream.values.reads_arrow", lambda: False)
     for use in (frame.check, frame.values, lambda: frame.slice(0, 1)):
         with raises(codes.EXTRA_NEEDED, match="pyarrow.*pip install"):
             use()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from millstream.limits import MIB
-from millstream.memory import limits, taken_by, usable_memory
+from millstream.resources import limits, taken_by, usable_memory
 
 V2 = "0::/kubepods.slice/pod.slice\n"
 V1 = "4:memory:/docker/c\n2:cpu,cpuacct:/docker/c\n0::/\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream import processors as module
-from millstream.processors import processors, quotas
+from millstream import resources as module
+from millstream.resources import processors, quotas
 
 V2 = "0::/kubepods.slice/pod.slice/c.scope\n"
 V1 = "4:memory:/docker/c\n3:cpuset:/docker/c\n2:cpu,cpuacct:/docker/c\n0::/\n"

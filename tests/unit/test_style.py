@@ -17,6 +17,10 @@ SDK = style.REPOSITORY / "services/udf_sdk/millstream_udf"
 SDK_MAY_IMPORT = sys.stdlib_module_names | {"grpc", "google", "millstream_udf"}
 SDK_MAY_IMPORT_LATE = {"pyarrow", "opentelemetry", "uvloop", "msgspec", "typing_extensions"}
 """Inside a function only, or for type checkers: what works with them when they are there."""
+SDK_FOR_ARROW = {
+    f"millstream_udf.{name}" for name in ("arrow", "arrow_json", "arrow_values", "json_rows", "reduce_arrow")
+}
+"""Modules that import pyarrow. Others import them inside a function only."""
 
 
 def relative(path: Path) -> PurePosixPath:
@@ -160,14 +164,20 @@ def test_the_sdk_needs_grpcio_and_protobuf_only() -> None:
     for path in sorted(SDK.rglob("*.py")):
         tree = ast.parse(path.read_text())
         at_import = {id(node) for node in tree.body}
+        is_for_arrow = f"millstream_udf.{path.stem}" in SDK_FOR_ARROW
         for node in ast.walk(tree):
             match node:
                 case ast.Import():
-                    names = {alias.name.partition(".")[0] for alias in node.names}
+                    modules = {alias.name for alias in node.names}
                 case ast.ImportFrom():
-                    names = {(node.module or "").partition(".")[0]}
+                    modules = {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
                 case _:
                     continue
+            names = {module.partition(".")[0] for module in modules}
+            if is_for_arrow:
+                names.discard("pyarrow")
+            elif id(node) in at_import:
+                names |= modules & SDK_FOR_ARROW
             allowed = SDK_MAY_IMPORT if id(node) in at_import else SDK_MAY_IMPORT | SDK_MAY_IMPORT_LATE
             faults += [f"{relative(path)}:{node.lineno}: {name}" for name in sorted(names - allowed)]
     assert not faults, "\n".join(faults)

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
@@ -23,11 +22,14 @@ from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
+    ANSWER,
     MAP_COLUMNS,
     calls_allowed,
+    decoded,
     description_of,
     hello_of,
     map_answer_of,
+    request_of,
     sink_answer_of,
 )
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
@@ -36,17 +38,10 @@ from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
-from millstream_udf.fields import field, without_large
+from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-_ANSWER = (2,)
-"""Number of the answer's field in a response."""
-_CALL = 2
-"""Number of the call's field in a request."""
-_FRAME = 2
-"""Number of the frame's field in a call."""
-
-_Message = TypeVar("_Message", bound=Message)
+_Answer = TypeVar("_Answer")
 
 
 class NativeConnection(Connection):
@@ -75,28 +70,29 @@ class NativeConnection(Connection):
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
             hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
-            welcome=partial(_map_welcome, where=name.where, stated=stated),
+            welcome=partial(_welcome, of=udf_pb2.SealedMapResponse, where=name.where, stated=stated),
             answer=partial(
                 map_answer, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=may_return_arrow
             ),
             failed=lambda error: MapAnswer(error=error),
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _MapStream(stream, stated)
+            yield _FrameStream(stream, udf_pb2.SealedMapCall, stated)
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
         beside = calls_socket_of(self._target)
         hello = hello_of(FunctionKind.SINK, name, calls_socket=bool(beside))
+        stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Sink", name.where, beside),
             hello=udf_pb2.SealedSinkRequest(hello=hello).SerializeToString(),
-            welcome=partial(_sink_welcome, where=name.where),
+            welcome=partial(_welcome, of=udf_pb2.SinkResponse, where=name.where, stated=stated),
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _SinkStream(stream)
+            yield _FrameStream(stream, udf_pb2.SealedSinkCall, stated)
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
         return open_position_sink_stream(self._channel, name, self._lives)
@@ -115,9 +111,17 @@ class _Stated:
     takes_arrow: bool = False
 
 
-class _MapStream:
-    def __init__(self, stream: CallStream[MapAnswer], stated: _Stated) -> None:
+class _FrameStream(Generic[_Answer]):
+    """See `MapStream` and `SinkStream`: one frame in each call."""
+
+    def __init__(
+        self,
+        stream: CallStream[_Answer],
+        message: type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall],
+        stated: _Stated,
+    ) -> None:
         self._stream = stream
+        self._message = message
         self._stated = stated
 
     @property
@@ -129,59 +133,13 @@ class _MapStream:
         return self._stream.calls_max
 
     async def call(
-        self,
-        frame: Frame,
-        *,
-        watermark_us: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        id_prefix: str = "",
-        first_index: int = 0,
-        alone: bool = False,
-    ) -> MapAnswer:
+        self, frame: Frame, *, id_prefix: str = "", first_index: int = 0, alone: bool = False, **fields: Any
+    ) -> _Answer:
+        """`fields`: the other fields of the message."""
+
         def encode(call_id: int) -> bytes:
-            call = udf_pb2.SealedMapCall(
-                call_id=call_id,
-                watermark_us=watermark_us,
-                attempt=attempt,
-                traceparent=traceparent,
-                id_prefix=id_prefix,
-                first_index=first_index,
-            )
-            return _request(call, frame if self._stated.takes_arrow else frame.with_values())
-
-        return await self._stream.call(
-            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
-        )
-
-
-class _SinkStream:
-    def __init__(self, stream: CallStream[SinkAnswer]) -> None:
-        self._stream = stream
-
-    @property
-    def calls_max(self) -> int:
-        return self._stream.calls_max
-
-    async def call(
-        self,
-        frame: Frame,
-        *,
-        id_prefix: str,
-        first_index: int,
-        attempt: int = 0,
-        traceparent: str = "",
-        alone: bool = False,
-    ) -> SinkAnswer:
-        def encode(call_id: int) -> bytes:
-            call = udf_pb2.SealedSinkCall(
-                call_id=call_id,
-                id_prefix=id_prefix,
-                first_index=first_index,
-                attempt=attempt,
-                traceparent=traceparent,
-            )
-            return _request(call, frame)
+            call = self._message(call_id=call_id, id_prefix=id_prefix, first_index=first_index, **fields)
+            return request_of(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
             encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
@@ -189,8 +147,8 @@ class _SinkStream:
 
 
 @asynccontextmanager
-async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to `unix:/path` or `host:port`."""
+async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
+    """A connection to `unix:/path` or `host:port`."""
     if tls is None:
         channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
     else:
@@ -198,74 +156,46 @@ async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterat
         name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name is not None else []
         channel = grpc.aio.secure_channel(target, credentials, options=[*CHANNEL_OPTIONS, *name])
     try:
-        yield channel
+        yield NativeConnection(channel, target, lives)
     finally:
         await channel.close()
-
-
-@asynccontextmanager
-async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
-    """A connection to `unix:/path` or `host:port`."""
-    async with open_channel(target, tls) as channel:
-        yield NativeConnection(channel, target, lives)
-
-
-def decoded(kind: type[_Message], data: bytes) -> _Message:
-    """A decoded message. Raises `ValueError` for bytes that are not a message."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ValueError(str(error)) from error
 
 
 def map_answer(
     data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
 ) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
-    check_parts(data, _ANSWER)
-    rest, large = without_large(data, MAP_COLUMNS, _ANSWER)
+    check_parts(data, ANSWER)
+    rest, large = without_large(data, MAP_COLUMNS, ANSWER)
     message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    answer = message.answer
-    fit = partial(
+    return message.answer.call_id, partial(
         map_answer_of,
-        answer,
+        message.answer,
         large=large,
         outputs_max=outputs_max,
         times_allowed=times_allowed,
         arrow_allowed=arrow_allowed,
     )
-    return answer.call_id, fit
 
 
 def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     """See `Dialect.answer`."""
-    check_parts(data, _ANSWER)
     message = decoded(udf_pb2.SinkResponse, data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _map_welcome(data: bytes, *, where: str, stated: _Stated) -> int:
-    message = decoded(udf_pb2.SealedMapResponse, data)
+def _welcome(
+    data: bytes, *, of: type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse], where: str, stated: _Stated
+) -> int:
+    message = decoded(of, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
     stated.takes_arrow = message.welcome.takes_arrow
     return calls_allowed(message.welcome, where)
-
-
-def _sink_welcome(data: bytes, *, where: str) -> int:
-    message = decoded(udf_pb2.SinkResponse, data)
-    if not message.HasField("welcome"):
-        raise ValueError("its first message is not Welcome")
-    return calls_allowed(message.welcome, where)
-
-
-def _request(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
-    """A request with the call, which contains the frame."""
-    return b"".join(field(_CALL, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 def _first(frame: Frame, id_prefix: str, first_index: int) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from millstream import codes
 from millstream.errors import UdfError
@@ -17,17 +17,25 @@ from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.checks import check_map_answer, check_read_batch, check_sink_answer
+from millstream.udf.checks import check_map_answer, check_parts, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
 from millstream.values import Values
 from millstream_udf import columns
-from millstream_udf.fields import Large
+from millstream_udf.fields import Large, field
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
+_Message = TypeVar("_Message", bound=Message)
+
 MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8: "event_times_us", 11: "arrow"}
 """The columns of an answer by the number of their field."""
+ANSWER = (2,)
+"""Number of the field of an answer, or of a batch, in a response."""
+_CALL = 2
+"""Number of the call's field in a request."""
+_FRAME = 2
+"""Number of the frame's field in a call."""
 KINDS = {
     FunctionKind.MAP: udf_pb2.KIND_MAP,
     FunctionKind.SOURCE_TRANSFORM: udf_pb2.KIND_SOURCE_TRANSFORM,
@@ -42,6 +50,21 @@ _RESULTS = {
     udf_pb2.Outcome.RESULT_DROP: Result.DROP,
     udf_pb2.Outcome.RESULT_FALLBACK: Result.FALLBACK,
 }
+
+
+def decoded(kind: type[_Message], data: bytes) -> _Message:
+    """A message of a function. Raises `ValueError` for bytes that are not one, and if an answer in it has more fields
+    than it can have."""
+    check_parts(data, ANSWER)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+def request_of(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame, number: int = _CALL) -> bytes:
+    """A request with the call, which contains the frame. `number`: that of the call's field."""
+    return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 def hello_of(
@@ -81,9 +104,12 @@ def description_of(data: bytes) -> Description:
             f"version {PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
             f"{described.sdk_version or 'version unknown'})",
         )
-    kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
     return Description(
-        kinds, described.language, described.sdk_version, described.concurrency, described.keeps_positions
+        frozenset(kind for kind, number in KINDS.items() if number in described.kinds),
+        described.language,
+        described.sdk_version,
+        described.concurrency,
+        described.keeps_positions,
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import UdfError
@@ -18,24 +17,25 @@ from millstream.frame import Frame
 from millstream.plurals import counted
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
-from millstream.udf.calls import Wire, WireEndedError
-from millstream.udf.checks import check_parts
+from millstream.udf.calls import Wire, WireEndedError, broken
 from millstream.udf.endings import Ending, LostCall
 from millstream.udf.lives import Lives
-from millstream.udf.native.messages import calls_allowed, hello_of, shown_position, sink_answer_of
+from millstream.udf.native.messages import (
+    calls_allowed,
+    decoded,
+    hello_of,
+    request_of,
+    shown_position,
+    sink_answer_of,
+)
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
 from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError
-from millstream_udf.fields import field
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _CALL, _CHECK = 2, 4
 """Numbers of the fields in a request."""
-_FRAME = 2
-"""Number of the frame's field in a call."""
-_ANSWER = (2,)
-"""Number of the answer's field in a response."""
 
 
 class NativePositionSinkStream:
@@ -91,17 +91,17 @@ class NativePositionSinkStream:
     ) -> SinkAnswer:
         """Returns which of these records the sink refuses."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CHECK, call, frame), "answer", self._named("check", call, frame))).answer
-        return self._fitting(answer, call.call_id, frame.records)
+        return await self._answer(call, frame, "check", _CHECK)
 
     async def write(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> None:
         """Adds records to the transaction."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CALL, call, frame), "answer", self._named("write", call, frame))).answer
-        if self._fitting(answer, call.call_id, frame.records).outcomes:
-            raise self._broken("it refused records in `call`; a sink that keeps positions refuses them in `check`")
+        if (await self._answer(call, frame, "write", _CALL)).outcomes:
+            raise broken(
+                self._where, "it refused records in `call`; a sink that keeps positions refuses them in `check`"
+            )
 
     async def flush(self, position: bytes) -> None:
         """Commits the transaction and the position together."""
@@ -109,9 +109,10 @@ class NativePositionSinkStream:
         flushed = (await self._ask(request.SerializeToString(), "flushed")).flushed
         _raise(flushed)
         if flushed.position != position:
-            raise self._broken(
+            raise broken(
+                self._where,
                 f"it was to store the position {shown_position(position)}, and answered that it has "
-                f"{shown_position(flushed.position)}"
+                f"{shown_position(flushed.position)}",
             )
 
     def _call(self, id_prefix: str, first_index: int, attempt: int, traceparent: str) -> udf_pb2.SealedSinkCall:
@@ -124,17 +125,19 @@ class NativePositionSinkStream:
             traceparent=traceparent,
         )
 
-    def _named(self, method: str, call: udf_pb2.SealedSinkCall, frame: Frame) -> str:
+    async def _answer(self, call: udf_pb2.SealedSinkCall, frame: Frame, method: str, number: int) -> SinkAnswer:
+        """The answer to a call with records."""
         first = f" (from {call.id_prefix}{call.first_index})" if call.id_prefix else ""
-        return f"a {method} of {counted(frame.records, 'record')} of {self._where}{first}"
-
-    def _fitting(self, answer: udf_pb2.SinkAnswer, call_id: int, records: int) -> SinkAnswer:
-        if answer.call_id != call_id:
-            raise self._broken(f"it answered call {answer.call_id} instead of call {call_id}")
+        what = f"a {method} of {counted(frame.records, 'record')} of {self._where}{first}"
+        answer = (await self._ask(request_of(call, frame, number), "answer", what)).answer
+        if answer.call_id != call.call_id:
+            raise broken(self._where, f"it answered call {answer.call_id} instead of call {call.call_id}")
         try:
-            fit = sink_answer_of(answer, records)
+            fit = sink_answer_of(answer, frame.records)
         except ValueError as error:
-            raise self._broken(f"its answer to call {call_id} ({records} records) does not fit: {error}") from error
+            raise broken(
+                self._where, f"its answer to call {call.call_id} ({frame.records} records) does not fit: {error}"
+            ) from error
         if fit.error:
             raise SinkFunctionError(fit.error)
         return fit
@@ -147,19 +150,16 @@ class NativePositionSinkStream:
                 data = await self._wire.receive()
             except WireEndedError as ended:
                 alone = self._is_alone and self._lives.is_cause_alone(self._life)
-                lost = LostCall(self._life, alone, ended.broke)
-                raise StreamLostError(str(ended), lost) from ended
+                raise StreamLostError(str(ended), LostCall(self._life, alone, ended.broke)) from ended
         try:
-            check_parts(data, _ANSWER)
-            response = udf_pb2.SinkResponse.FromString(data)
-        except (DecodeError, ValueError) as error:
-            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
+            response = decoded(udf_pb2.SinkResponse, data)
+        except ValueError as error:
+            raise broken(
+                self._where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}"
+            ) from error
         if response.WhichOneof("message") != expected:
-            raise self._broken(f"it sent `{response.WhichOneof('message')}`, where `{expected}` was due")
+            raise broken(self._where, f"it sent `{response.WhichOneof('message')}`, where `{expected}` was due")
         return response
-
-    def _broken(self, what: str) -> UdfError:
-        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")
 
 
 def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
@@ -167,10 +167,6 @@ def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
         raise SinkFencedError(answer.fenced, answer.position)
     if answer.error:
         raise SinkFunctionError(answer.error)
-
-
-def _request(number: int, call: udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
-    return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 @asynccontextmanager

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -27,16 +26,20 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.plurals import counted
 from millstream.udf.checks import check_parts
-from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
-from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
+from millstream.udf.native.reduce_parts import (
+    PartEncoder,
+    PartMessage,
+    check_reduce_answer,
+    check_reduce_groups,
+    decode_answer,
+    one_by_one,
+)
 from millstream.udf.native.reduce_stream import FunctionLostError, Stream, open_stream
-from millstream.udf.native.service import FATAL
+from millstream.udf.native.service import fatal_error
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import Group, Part
 from millstream_udf.reducing import Answer, Failure
 from millstream_udf.wire.udf.v1 import udf_pb2
-
-__all__ = ["FunctionLostError", "UdfClientStatistics", "UdfReduction", "reduce_over_grpc"]
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of unanswered messages that are kept so that they can be sent again. A slow function does not get more."""
@@ -46,19 +49,6 @@ _ANSWER = (2,)
 """Number of the answer's field in a response."""
 BREAKS_MAX = 3
 """Breaks in a row that one group may cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class UdfClientStatistics:
-    """Statistics of one call of `reduce_over_grpc`."""
-
-    groups_sent: int
-    """Groups of which at least one record was sent."""
-    groups_answered: int
-    kept_bytes: int
-    """Bytes of messages without an answer."""
-    breaks: int
-    """Streams that broke."""
 
 
 class UdfReduction:
@@ -77,13 +67,11 @@ class UdfReduction:
         self._tail_bytes = 0
         self._once: set[int] = set()
         """The group that cannot be sent again, if there is one."""
-        self._breaks = 0
+        self.breaks = 0
+        """Streams that broke."""
         self._suspect = -1
         self._suspected = 0
         """Breaks in a row at which the suspect was the first group without an answer."""
-
-    def statistics(self) -> UdfClientStatistics:
-        return UdfClientStatistics(self._encoder.count, self._answered, self._kept_bytes, self._breaks)
 
     def run(self, parts: Iterable[Part]) -> Iterator[Answer]:
         """Sends the parts, and returns the answers."""
@@ -160,10 +148,9 @@ class UdfReduction:
 
     def _judge(self, stream: Stream) -> Iterator[Answer]:
         """Decides what a break means for the first group without an answer."""
-        self._breaks += 1
-        if (fatal := FATAL.get(stream.code)) is not None:
-            error_code, what = fatal
-            raise UdfError(error_code, f"{self._where}: {what}: {stream.details or stream.code.name}")
+        self.breaks += 1
+        if (fatal := fatal_error(stream.code, stream.details, self._where)) is not None:
+            raise fatal
         number = self._answered
         if number == self._encoder.count:
             return

@@ -1,4 +1,4 @@
-"""The messages of a reduce stream: encodes parts of groups from Arrow, and decodes answers into results. Pure.
+"""The messages of a reduce stream: encodes parts of groups from Arrow, and checks and decodes answers. Pure.
 
 Above it: `reduce_client`. Below it: the column codecs. A message contains the records of many groups, or some records
 of a group that is larger than PART_BYTES. Values and event times are copied once, from Arrow's buffers into the
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.udf.checks import check_columns, in_column
 from millstream_udf import columns
-from millstream_udf.groups import Group, Part, Rows, decode_part
+from millstream_udf.groups import Group, Part, Rows, decode_part, encode_group
 from millstream_udf.reducing import RESULT_BYTES_MAX, Answer, Failure
 from millstream_udf.values import Message
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -129,7 +131,7 @@ class PartEncoder:
         first = self.count if first_run.begins else self.count - 1
         self.groups.extend(begun)
         message = udf_pb2.SealedReducePart(
-            groups=[_group_message(group) for group in begun],
+            groups=map(encode_group, begun),
             counts=[run.stop - run.start for run in runs],
             frame=encode_rows(first_run.rows, first_run.start, last_run.stop),
             unfinished=not last_run.ends,
@@ -146,11 +148,15 @@ def one_by_one(messages: Iterable[PartMessage], left_out: int) -> Iterator[PartM
         begun = iter(part.groups)
         for number, count in enumerate(part.counts, message.first):
             continues = message.continues and number == message.first
-            group = [] if continues else [_group_message(next(begun))]
+            group = [] if continues else [encode_group(next(begun))]
             if number >= left_out:
                 unfinished = message.unfinished and number == message.last
-                frame = encode_rows(part.rows, start, start + count)
-                sealed = udf_pb2.SealedReducePart(groups=group, counts=[count], frame=frame, unfinished=unfinished)
+                sealed = udf_pb2.SealedReducePart(
+                    groups=group,
+                    counts=[count],
+                    frame=encode_rows(part.rows, start, start + count),
+                    unfinished=unfinished,
+                )
                 data = udf_pb2.SealedReduceRequest(part=sealed).SerializeToString()
                 yield PartMessage(data, number, number, unfinished, continues)
             start += count
@@ -189,6 +195,31 @@ def encode_rows(rows: Rows, start: int, stop: int) -> bytes:
     return frame.SerializeToString()
 
 
+def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
+    """Raises `ValueError` unless every column has an entry per result. `check_reduce_groups` must be called before."""
+    count = sum(answer.counts)
+    if count > ANSWER_RECORDS_MAX:
+        raise ValueError(
+            f"it has {count:,} results; at most {ANSWER_RECORDS_MAX:,} are allowed at once, and more in further answers"
+        )
+    in_column("values", columns.check_bytes, answer.values, count)
+    check_columns(answer.keys, answer.headers, answer.tags, count)
+
+
+def check_reduce_groups(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
+    """Raises `ValueError` unless the answer has at most `groups` groups, and each failure refers to one of them. Only
+    then can an error in the rest of the answer be attributed to these groups."""
+    if not answer.counts:
+        raise ValueError("it contains no group")
+    if len(answer.counts) > groups:
+        raise ValueError(f"it contains {len(answer.counts)} groups, but {groups} are unanswered")
+    failed = [failure.index for failure in answer.failures]
+    if failed and max(failed) >= len(answer.counts):
+        raise ValueError(f"a failure is for group {max(failed)} of {len(answer.counts)}")
+    if len(set(failed)) != len(failed):
+        raise ValueError("two failures are for one group")
+
+
 def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -> Answer:
     """Decodes an answer. `groups`: the groups that it answers. A group with a result that is too large for a record has
     failed."""
@@ -208,11 +239,6 @@ def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -
     if max(sizes, default=0) > RESULT_BYTES_MAX:
         _fail_large(decoded, sizes)
     return decoded
-
-
-def _group_message(group: Group) -> udf_pb2.Group:
-    window = group.window
-    return udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
 
 
 def _size_of(result: bytes | Message) -> int:

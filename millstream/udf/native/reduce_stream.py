@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UdfError
-from millstream.udf.native.service import CHANNEL_OPTIONS, FATAL, PROTOCOL_VERSION, SERVICE
+from millstream.udf.native.service import CHANNEL_OPTIONS, PROTOCOL_VERSION, SERVICE, fatal_error
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -165,15 +165,16 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
     `first`: number of the first group on the stream. Raises `FunctionLostError` if nothing answers, and `UdfError` if
     the program that answers is not a reduce function.
     """
-    hello = udf_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        kind=udf_pb2.KIND_REDUCE,
-        pipeline=program.pipeline,
-        vertex=program.vertex,
-        lane=program.lane,
-        replica=program.replica,
-    )
-    opening = udf_pb2.SealedReduceRequest(hello=hello).SerializeToString()
+    opening = udf_pb2.SealedReduceRequest(
+        hello=udf_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            kind=udf_pb2.KIND_REDUCE,
+            pipeline=program.pipeline,
+            vertex=program.vertex,
+            lane=program.lane,
+            replica=program.replica,
+        )
+    ).SerializeToString()
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         _wait_ready(program.address, where, deadline)
@@ -183,9 +184,8 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
             return stream
         # A server that drains does not accept new streams, until its successor has replaced it.
         stream.close()
-        if stream.code in FATAL:
-            error_code, what = FATAL[stream.code]
-            raise UdfError(error_code, f"{where}: {what}: {stream.details or stream.code.name}")
+        if (fatal := fatal_error(stream.code, stream.details, where)) is not None:
+            raise fatal
         threading.Event().wait(REOPEN_PAUSE_S)
         if time.monotonic() > deadline:
             raise FunctionLostError(f"{where} has not opened a stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")

@@ -1,8 +1,11 @@
 """Names and settings of the gRPC service, for the asynchronous and the synchronous client."""
 
+from __future__ import annotations
+
 import grpc
 
 from millstream import codes
+from millstream.errors import UdfError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 
 PROTOCOL_VERSION = 1
@@ -30,3 +33,11 @@ FATAL = {
     grpc.StatusCode.OUT_OF_RANGE: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
 }
 """Statuses with which a stream would end again after a retry: the cause has to be removed."""
+
+
+def fatal_error(code: grpc.StatusCode, details: str | None, where: str) -> UdfError | None:
+    """The error for a stream that has ended with this status, if the next one would end as well."""
+    if code not in FATAL:
+        return None
+    error_code, what = FATAL[code]
+    return UdfError(error_code, f"{where}: {what}: {details or code.name}")

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import UdfError
@@ -24,10 +23,9 @@ from millstream.pauses import Pauses
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import ReadBatch
 from millstream.udf.calls import HALF_CLOSE_TIMEOUT_S, Wire, WireEndedError
-from millstream.udf.checks import check_parts
 from millstream.udf.endings import LostCall
 from millstream.udf.lives import Lives
-from millstream.udf.native.messages import batch_of, calls_allowed, hello_of, shown_position
+from millstream.udf.native.messages import batch_of, calls_allowed, decoded, hello_of, shown_position
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
@@ -36,8 +34,6 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)
 
-_BATCH = (2,)
-"""Number of the batch's field in a response."""
 _READ = (0,)
 """The read of a stream, for `Suspects`: only one is in flight."""
 
@@ -212,9 +208,8 @@ class NativeSourceStream:
     async def _receive(self, wire: Wire) -> udf_pb2.SourceResponse:
         data = await wire.receive()
         try:
-            check_parts(data, _BATCH)
-            return udf_pb2.SourceResponse.FromString(data)
-        except (DecodeError, ValueError) as error:
+            return decoded(udf_pb2.SourceResponse, data)
+        except ValueError as error:
             raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:

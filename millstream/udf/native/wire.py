@@ -21,9 +21,9 @@ from millstream.errors import UdfError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.stream_writes import StreamEndedError, write
 from millstream.udf.calls import Wire, WireEndedError
-from millstream.udf.native.service import FATAL
+from millstream.udf.native.service import fatal_error
 from millstream_udf.calls_socket import SUFFIX
-from millstream_udf.message_socket import MessageSocket, TooLarge
+from millstream_udf.message_socket import MessageSocket
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _RawCall = Any
@@ -52,28 +52,24 @@ class GrpcWire:
         try:
             data: _RawMessage = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            self._ended(error.code(), error.details())
+            raise _end(self._where, error.code(), error.details()) from error
         except asyncio.InvalidStateError:
             await self.end()
         if data is grpc.aio.EOF:
             await self.end()
-        message: bytes = data
-        return message
+        return bytes(data)
 
     async def end(self) -> NoReturn:
         """Waits for the end of the stream, and raises its error."""
-        self._ended(await self._call.code(), await self._call.details())
+        raise _end(self._where, await self._call.code(), await self._call.details())
 
     async def half_close(self) -> None:
         try:
             await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
-            self._ended(error.code(), error.details())
+            raise _end(self._where, error.code(), error.details()) from error
         except asyncio.InvalidStateError:
             await self.end()
-
-    def _ended(self, code: grpc.StatusCode, details: str | None) -> NoReturn:
-        raise _end(self._where, code, details)
 
 
 class CallsWire:
@@ -136,12 +132,10 @@ class CallsWire:
         await self.send(token)
 
     async def _receive_from(self, socket: MessageSocket) -> bytes:
-        try:
-            message = await socket.receive()
-        except TooLarge as error:
-            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
-        if message is not None:
+        if (message := await socket.receive()) is not None:
             return message
+        if socket.failed:
+            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, socket.failed)
         # The function closes the socket when its stream ends, and the status of the stream gives the reason. A process
         # that has died may send no status, so the wait is short.
         try:
@@ -153,12 +147,14 @@ class CallsWire:
 
 def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | WireEndedError:
     """The error for the end of a stream."""
-    if code in FATAL:
-        error_code, what = FATAL[code]
-        return UdfError(error_code, f"{where}: {what}: {details or code.name}")
+    if (fatal := fatal_error(code, details, where)) is not None:
+        return fatal
     failure = (details or code.name) if code is grpc.StatusCode.ABORTED else ""
-    why = f"{code.name}: {details or 'the function closed it'}"
-    return WireEndedError(why, broke=code is not grpc.StatusCode.OK, failure=failure)
+    return WireEndedError(
+        f"{code.name}: {details or 'the function closed it'}",
+        broke=code is not grpc.StatusCode.OK,
+        failure=failure,
+    )
 
 
 def _token_in(welcome: bytes) -> bytes:

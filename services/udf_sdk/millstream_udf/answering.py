@@ -5,14 +5,14 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import nullcontext
 
-from millstream_udf import arrow
 from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import FunctionLane
-from millstream_udf.failures import FAILURES, Outcomes, describe, failure, summary
+from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.outputs import map_answer, sink_answer
@@ -43,20 +43,14 @@ def context_of(
 
 def map_call_of(data: bytes) -> tuple[udf_pb2.SealedMapCall, Data]:
     """The call in a request; apart from it, its frame, if that is large."""
-    rest, frame = _without_frame(data)
-    return udf_pb2.SealedMapRequest.FromString(rest).call, frame
+    rest, large = without_large(data, (_FRAME,), (_CALL,))
+    return udf_pb2.SealedMapRequest.FromString(rest).call, large.get(_FRAME, b"")
 
 
 def sink_call_of(data: bytes) -> tuple[udf_pb2.SealedSinkCall, Data]:
     """The same for a sink."""
-    rest, frame = _without_frame(data)
-    return udf_pb2.SealedSinkRequest.FromString(rest).call, frame
-
-
-def _without_frame(data: bytes) -> tuple[bytes, Data]:
-    """A request without the frame of its call, and that frame, if it is large."""
     rest, large = without_large(data, (_FRAME,), (_CALL,))
-    return rest, large.get(_FRAME, b"")
+    return udf_pb2.SealedSinkRequest.FromString(rest).call, large.get(_FRAME, b"")
 
 
 async def answer_map(
@@ -87,28 +81,13 @@ async def _answer_map(
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
 
-async def _answer_arrow(
+def _answer_arrow(
     lane: FunctionLane, hello: udf_pb2.Hello, call_id: int, inputs: FrameInputs, context: Context
-) -> udf_pb2.SealedMapAnswer:
-    """The answer of an Arrow function. If it takes columns of a schema, it does not get the records that do not fit."""
-    schema = lane.definition.options.schema
-    batch, misfits = (arrow.to_batch(inputs), {}) if schema is None else arrow.to_fields(inputs, schema)
-    rows = [index for index in range(inputs.count) if index not in misfits] if misfits else None
-    answer = udf_pb2.SealedMapAnswer(call_id=call_id)
-    if rows is None or rows:
-        answer = arrow.to_answer(
-            call_id,
-            inputs,
-            await lane.whole(batch, context),
-            times_allowed=hello.kind == SOURCE_TRANSFORM,
-            may_return_arrow=hello.may_return_arrow,
-            rows=rows,
-        )
-    outcomes = Outcomes()
-    for index, misfit in misfits.items():
-        outcomes.add(index, misfit)
-    answer.outcomes.extend(outcomes.items)
-    return answer
+) -> Awaitable[udf_pb2.SealedMapAnswer]:
+    # Only Arrow functions need pyarrow, which may not be installed.
+    from millstream_udf.arrow import answer_arrow
+
+    return answer_arrow(lane, hello, call_id, inputs, context)
 
 
 async def answer_sink(
@@ -127,8 +106,7 @@ async def _answer_sink(
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
-        results = await lane.results(inputs, context)
-        return sink_answer(call.call_id, results)
+        return sink_answer(call.call_id, await lane.results(inputs, context))
     except FAILURES as error:
         return udf_pb2.SinkAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
@@ -138,7 +116,9 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     rest = udf_pb2.SealedMapAnswer(
         call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
     )
-    columns = (
+    parts = field(
+        _ANSWER,
+        rest.SerializeToString(),
         *field(3, answer.values),
         *field(4, answer.parents),
         *field(5, answer.keys),
@@ -147,7 +127,6 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         *field(8, answer.event_times_us),
         *field(11, answer.arrow),
     )
-    parts = field(_ANSWER, rest.SerializeToString(), *columns)
     size = sum(map(len, parts))
     if size <= MESSAGE_BYTES_MAX:
         return parts
@@ -155,11 +134,8 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         f"the outputs of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
         "Return smaller or fewer outputs per record"
     )
-    failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
-    return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]
-
-
-def error_text(error: BaseException) -> str:
-    """Message first, then the user's traceback."""
-    detail = describe(error)
-    return f"{summary(error)}\n{detail}" if detail else summary(error)
+    return [
+        udf_pb2.SealedMapResponse(
+            answer=udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
+        ).SerializeToString()
+    ]

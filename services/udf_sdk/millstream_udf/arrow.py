@@ -1,7 +1,7 @@
 """Records as a pyarrow.RecordBatch, without copying their values, and back.
 
-Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported only if a
-function uses Arrow.
+Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), so it is imported
+only if a function uses Arrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32.
      With a schema, its fields replace value.
@@ -15,21 +15,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from millstream_udf import arrow_values, columns
 from millstream_udf.arrow_json import fitting
+from millstream_udf.context import Context
+from millstream_udf.definition import SOURCE_TRANSFORM
+from millstream_udf.execution import FunctionLane
+from millstream_udf.failures import Outcomes
 from millstream_udf.fields import content, field, without_large
 from millstream_udf.inputs import FrameInputs
-from millstream_udf.json_rows import json_column
+from millstream_udf.json_rows import json_column, whole
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _Column = frame_pb2.SealedBytesColumn
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _BESIDE = {"parent", "keys", "tags", "headers", "event_time"}
 _BESIDE_VALUES = ("event_time", "keys", "headers", "parent")
 _TIME_BYTES = 8
@@ -38,15 +41,11 @@ _NUMBER_BYTES = 4
 
 def to_batch(inputs: FrameInputs) -> pa.RecordBatch:
     """The frame as a batch. The value column shares the frame's memory."""
-    import pyarrow as pa
-
     return pa.RecordBatch.from_arrays([value_column(inputs), *_beside(inputs)], names=["value", *_BESIDE_VALUES])
 
 
 def _beside(inputs: FrameInputs) -> list[Any]:
     """The columns `_BESIDE_VALUES`."""
-    import pyarrow as pa
-
     return [
         time_column(inputs),
         _lists(inputs.keys if inputs.keys_column else None, inputs.count, pa.list_(pa.string())),
@@ -61,8 +60,6 @@ def _beside(inputs: FrameInputs) -> list[Any]:
 
 def _lists(lists: Sequence[Any] | None, count: int, kind: Any) -> Any:
     """Lists or maps as a column; None: all are empty."""
-    import pyarrow as pa
-
     if lists is not None:
         return pa.array(lists, kind)
     empty: Any = pa.array([[]], kind)
@@ -76,8 +73,6 @@ def _numbers(count: int) -> bytes:
 
 def value_column(inputs: FrameInputs) -> pa.Array[Any]:
     """The values, in the frame's memory. Raises `ValueError`."""
-    import pyarrow as pa
-
     if inputs.arrow_column:
         return pa.array(inputs.values, pa.binary())
     columns.check_bytes(inputs.values_column, inputs.count)
@@ -96,8 +91,6 @@ def value_column(inputs: FrameInputs) -> pa.Array[Any]:
 
 def time_column(inputs: FrameInputs) -> pa.Array[Any]:
     """The event times, in the frame's memory. Raises `ValueError`."""
-    import pyarrow as pa
-
     if len(inputs.event_times_column) != 8 * inputs.count:
         raise ValueError(f"a frame with {inputs.count} records has another number of event times")
     time = pa.Array.from_buffers(
@@ -109,14 +102,36 @@ def time_column(inputs: FrameInputs) -> pa.Array[Any]:
 
 def to_fields(inputs: FrameInputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The same as `to_batch`, with the fields of the values that fit, and the misfits of the others by index."""
-    import pyarrow as pa
-
     if inputs.arrow_column:
         rows = arrow_values.unpacked(inputs.arrow_column, inputs.count)
         if (fields := arrow_values.fields_of(rows, schema)) is not None:
             names = [*schema.names, *_BESIDE_VALUES]
             return pa.RecordBatch.from_arrays([*fields, *_beside(inputs)], names=names), {}
     return fitting(to_batch(inputs), schema)
+
+
+async def answer_arrow(
+    lane: FunctionLane, hello: udf_pb2.Hello, call_id: int, inputs: FrameInputs, context: Context
+) -> udf_pb2.SealedMapAnswer:
+    """The answer of an Arrow function. If it takes columns of a schema, it does not get the records that do not fit."""
+    schema = lane.definition.options.schema
+    batch, misfits = (to_batch(inputs), {}) if schema is None else to_fields(inputs, schema)
+    rows = [index for index in range(inputs.count) if index not in misfits] if misfits else None
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id)
+    if rows is None or rows:
+        answer = to_answer(
+            call_id,
+            inputs,
+            await lane.whole(batch, context),
+            times_allowed=hello.kind == SOURCE_TRANSFORM,
+            may_return_arrow=hello.may_return_arrow,
+            rows=rows,
+        )
+    outcomes = Outcomes()
+    for index, misfit in misfits.items():
+        outcomes.add(index, misfit)
+    answer.outcomes.extend(outcomes.items)
+    return answer
 
 
 def to_answer(
@@ -129,10 +144,8 @@ def to_answer(
     rows: Sequence[int] | None = None,
 ) -> udf_pb2.SealedMapAnswer:
     """The answer for the result of an Arrow function. `rows`: the inputs that it got; None for all."""
-    import pyarrow as pa
-
     if isinstance(batch, pa.Table):
-        batch = pa.RecordBatch.from_arrays([_chunk(column) for column in batch.columns], schema=batch.schema)
+        batch = pa.RecordBatch.from_arrays([whole(column) for column in batch.columns], schema=batch.schema)
     if not isinstance(batch, pa.RecordBatch):
         raise BadOutput(f"a function with arrow=True returns a pyarrow.RecordBatch, not {type(batch).__name__}")
     names = batch.schema.names
@@ -162,8 +175,7 @@ def to_answer(
         answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
-        pairs: list[Any] = cast.to_pylist() if _has_items(cast) else []
-        headers: list[dict[str, bytes]] = [dict(some or ()) for some in pairs]
+        headers: list[dict[str, bytes]] = [dict(some or ()) for some in (cast.to_pylist() if _has_items(cast) else ())]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if "event_time" in names:
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -185,8 +197,6 @@ def to_answer(
 
 def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> list[int] | None:
     """Index of the input record of each row; None if row i came from record i."""
-    import pyarrow as pa
-
     if "parent" not in batch.schema.names:
         given = inputs if rows is None else len(rows)
         if batch.num_rows not in (0, given):
@@ -219,8 +229,6 @@ def _content(column: Any, width: int) -> bytes:
 
 def _has_items(column: Any) -> bool:
     """Whether a column may have items: false only for lists or maps that are all empty or null."""
-    import pyarrow as pa
-
     if not len(column) or not (pa.types.is_list(column.type) or pa.types.is_map(column.type)):
         return True
     offsets = column.offsets
@@ -229,8 +237,6 @@ def _has_items(column: Any) -> bool:
 
 def _values(column: Any) -> bytes:
     """An Arrow array as an encoded `BytesColumn`, from its buffers."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not is_bytes(column.type):
@@ -252,8 +258,6 @@ def _values(column: Any) -> bytes:
 
 def texts(column: Any, name: str) -> list[list[bytes]]:
     """A column of strings or lists of strings, encoded. Raises `BadOutput`."""
-    import pyarrow as pa
-
     kind = column.type
     rows = column.to_pylist()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -265,23 +269,14 @@ def texts(column: Any, name: str) -> list[list[bytes]]:
 
 def is_bytes(kind: Any) -> bool:
     """Whether an Arrow type is a type of byte strings or texts."""
-    import pyarrow as pa
-
     return any(
         test(kind)
         for test in (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
     )
 
 
-def _chunk(column: Any) -> Any:
-    chunked = column.combine_chunks()
-    return chunked.chunk(0) if hasattr(chunked, "num_chunks") else chunked
-
-
 def batch_of_frame(inputs: FrameInputs) -> pa.RecordBatch:
     """See `Rows.batch`. The values share the frame's memory."""
-    import pyarrow as pa
-
     count = inputs.count
     texts, pairs = pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())
     keys: Any = pa.array(inputs.keys, texts) if inputs.keys_column else pa.nulls(count, texts)

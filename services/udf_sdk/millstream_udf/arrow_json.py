@@ -1,23 +1,34 @@
 """Converts JSON objects to columns of a schema.
 
-Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a function uses it.
+Some types are texts in JSON that Arrow does not read in the forms in which `json_rows` writes them:
+
+    dates, times                     a text
+    timestamps in s or ms            a text with six digits after the seconds
+    bytes                            a text in base64
+
+Above it: `arrow` and `reduce_arrow`. Below it: pyarrow.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from millstream_udf import arrow_texts
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as pa_json
+
 from millstream_udf.json_rows import items
 from millstream_udf.json_types import loaded
 from millstream_udf.misfits import Misfit, expected, missing
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+_DAY = "1970-01-01T"
+"""Before a time, which Arrow reads only together with a date."""
 OWNER = "the schema"
 """The required type of a value, for messages."""
 
@@ -33,8 +44,6 @@ def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def fitting(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The same as `decoded` for the rows that fit, and the misfits of the others by row."""
-    import pyarrow as pa
-
     values = items(batch["value"])
     columns = _columns(values, schema)
     misfits: dict[int, Misfit] = {}
@@ -62,8 +71,6 @@ def _look(values: Sequence[bytes], schema: pa.Schema, first: int, misfits: dict[
 
 
 def _misfit(value: bytes, schema: pa.Schema) -> Misfit:
-    import pyarrow as pa
-
     try:
         given = loaded(value)
     except Misfit as misfit:
@@ -81,16 +88,13 @@ def _misfit(value: bytes, schema: pa.Schema) -> Misfit:
 
 def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
     """The fields of values; None if one does not fit."""
-    import pyarrow as pa
-    from pyarrow import json as pa_json
-
     if not values:
         return [pa.array([], field.type) for field in schema]
     if len(values) > 1 and not _are_apart(values):
         return None
     data = b"\n".join(values)
     options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    written = arrow_texts.written(schema)
+    written = _schema_read(schema)
     parsing = pa_json.ParseOptions(explicit_schema=written, newlines_in_values=True, unexpected_field_behavior="ignore")
     try:
         if not data.isascii():
@@ -99,7 +103,7 @@ def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
         if table.num_rows != len(values):
             return None
         table = table.combine_chunks()
-        columns: list[Any] = [arrow_texts.read(table[field.name].chunk(0), field.type) for field in schema]
+        columns: list[Any] = [_of_kind(table[field.name].chunk(0), field.type) for field in schema]
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
     full = all(field.nullable or not column.null_count for field, column in zip(schema, columns, strict=True))
@@ -111,3 +115,54 @@ def _are_apart(values: Sequence[bytes]) -> bool:
     there is at least one object for each value, and if there are as many as values, each is where it belongs."""
     stripped = list(map(bytes.strip, values))
     return {value[:1] for value in stripped} == {b"{"} and {value[-1:] for value in stripped} == {b"}"}
+
+
+@lru_cache(maxsize=64)
+def _schema_read(schema: pa.Schema) -> pa.Schema:
+    """The same fields with the types that Arrow reads."""
+    return pa.schema([field.with_type(_kind_read(field.type)) for field in schema])
+
+
+def _kind_read(kind: Any) -> Any:
+    types = pa.types
+    if types.is_date(kind) or types.is_time(kind) or _is_bytes(kind):
+        return pa.string()
+    if types.is_timestamp(kind) and kind.unit in ("s", "ms"):
+        return pa.timestamp("us", kind.tz)
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_kind_read(kind.value_type)))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_kind_read(field.type)) for field in kind])
+    return kind
+
+
+def _is_bytes(kind: Any) -> bool:
+    return any(of(kind) for of in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary))
+
+
+def _of_kind(column: Any, kind: Any) -> Any:
+    """A column of a type of `_kind_read` as one of its own type. Raises `pyarrow.ArrowInvalid` if a text is not a value
+    of it, or has more digits."""
+    types = pa.types
+    if column.type == kind:
+        return column
+    if types.is_list(kind):
+        values = _of_kind(column.values, kind.value_type)
+        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
+    if types.is_struct(kind):
+        members = [_of_kind(column.field(at), field.type) for at, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(members, fields=list(kind), mask=column.is_null())
+    if _is_bytes(kind):
+        return pa.array([None if text is None else _decoded(text) for text in column.to_pylist()], kind)
+    if types.is_time(kind):
+        day, nothing = pa.scalar(_DAY), pa.scalar("")
+        whole: Any = pc.binary_join_element_wise(day, column, nothing)
+        return whole.cast(pa.timestamp("ns")).cast(pa.time64("ns")).cast(kind)
+    return column.cast(kind)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise pa.ArrowInvalid(str(error)) from None

@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+JSON_TIMES = 8
+"""Bytes of JSON for a byte of columns, at most: see `arrow_values`."""
 _CONTINUATION = 0xFFFFFFFF
 _DICTIONARY, _BATCH = 2, 3
 """Kinds of messages with columns."""
@@ -60,5 +62,4 @@ def _field(stream: bytes, table: int, number: int) -> int:
 
 
 def _number(stream: bytes, form: str, at: int) -> int:
-    number: int = struct.unpack_from(form, stream, at)[0]
-    return number
+    return int(struct.unpack_from(form, stream, at)[0])

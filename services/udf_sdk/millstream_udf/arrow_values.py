@@ -1,7 +1,8 @@
 """Values as Arrow columns, on the way to the next function of a chain or to an SQL reduce: the function that makes them
 writes no JSON, and what takes them parses none.
 
-Above it: `arrow`, and frames, whose parts are made here. Below it: pyarrow, imported only if a function uses it.
+Above it: `arrow`, and frames, whose parts are made here. Below it: pyarrow, so it is imported only if a
+function uses Arrow.
 
 The columns stand for the JSON objects that `rows_as_json` writes of their rows. They are used only where that makes no
 difference to the second function: with cells that stay the same when they are written as JSON and parsed with their
@@ -16,18 +17,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from millstream_udf.arrow_messages import is_compressed
+import pyarrow as pa
+
+from millstream_udf.arrow_messages import JSON_TIMES, is_compressed
 from millstream_udf.misfits import BadOutput
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-JSON_TIMES = 8
-"""Bytes of JSON for a byte of columns, at most."""
 _COLUMNS_MAX = 256
 """More would make the schema, which is in every frame, a large part of small ones."""
 _JSON_BYTES_MAX = 6 * 1024 * 1024
@@ -38,15 +35,8 @@ _CELL_BYTES_MAX = 32
 """Bytes of JSON for a number or constant, at most."""
 
 
-def available() -> bool:
-    """Whether this process could read the columns."""
-    return find_spec("pyarrow") is not None
-
-
 def packed(rows: pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream; empty if they have to travel as JSON."""
-    import pyarrow as pa
-
     fields: list[pa.Field[Any]] = [field.remove_metadata() for field in rows.schema]
     schema = pa.schema(fields)
     texts = rows.nbytes + sum(len(name.encode()) for name in schema.names)
@@ -58,8 +48,6 @@ def packed(rows: pa.RecordBatch) -> bytes:
 
 
 def _stream(rows: pa.RecordBatch) -> bytes:
-    import pyarrow as pa
-
     target = pa.BufferOutputStream()
     with pa.ipc.new_stream(target, rows.schema) as stream:
         stream.write_batch(rows)
@@ -85,8 +73,6 @@ def _fault_of(schema: pa.Schema) -> str:
 
 def _sizes(kind: Any) -> tuple[float, int] | None:
     """Bytes of a cell in a column, and at most as JSON, without those of a text; None for other types than JSON has."""
-    import pyarrow as pa
-
     if pa.types.is_boolean(kind):
         return 1 / 8, len("false")
     if pa.types.is_integer(kind):
@@ -99,21 +85,15 @@ def _sizes(kind: Any) -> tuple[float, int] | None:
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_float64(kind) or pa.types.is_float32(kind)
 
 
 def _stays_the_same(column: Any) -> bool:
     """Whether JSON keeps the cells as they are, in a column of a type that it has."""
-    import pyarrow as pa
-
     if _is_text(column.type):
         # Arrow itself does not check that a text is UTF-8.
         try:
@@ -131,8 +111,6 @@ def _stays_the_same(column: Any) -> bool:
 def unpacked(column: bytes, count: int) -> pa.RecordBatch:
     """The rows, in the memory of `column`. Raises `ValueError` if it does not have `count` of them, or if they do not
     stand for JSON objects."""
-    import pyarrow as pa
-
     try:
         with pa.ipc.open_stream(column) as stream:
             if fault := _fault_of(stream.schema):
@@ -161,8 +139,6 @@ def check(column: bytes, count: int) -> None:
 
 def parts(column: bytes, count: int, groups: Sequence[Sequence[int]]) -> list[bytes]:
     """For each group, the columns of the rows at its indexes, in that order. Raises `ValueError`."""
-    import pyarrow as pa
-
     rows = unpacked(column, count)
     numbers = (pa.py_buffer(array("I", indexes)) for indexes in groups)
     places = (pa.Array.from_buffers(pa.uint32(), some.size // 4, [None, some]) for some in numbers)
@@ -176,8 +152,6 @@ def part(column: bytes, count: int, start: int, stop: int) -> bytes:
 
 def joined(columns: Sequence[bytes], counts: Sequence[int]) -> bytes:
     """The columns of all rows, in order; empty if they have not the same names and types. Raises `ValueError`."""
-    import pyarrow as pa
-
     batches = list(map(unpacked, columns, counts))
     if any(not batch.schema.equals(batches[0].schema) for batch in batches):
         return b""
@@ -188,8 +162,6 @@ def joined(columns: Sequence[bytes], counts: Sequence[int]) -> bytes:
 
 def fields_of(rows: pa.RecordBatch, schema: pa.Schema) -> list[Any] | None:
     """The columns for the fields of `schema`; None if the JSON of the rows would have to be parsed to know them."""
-    import pyarrow as pa
-
     fields: list[Any] = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from millstream_udf.outside_loop import call_plainly
 
@@ -63,13 +63,10 @@ async def result_in_task(work: Coroutine[Any, Any, _T]) -> _T:
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(outcome_of(work))
     try:
-        result, error = working.result()
+        outcome = working.result()
     except asyncio.CancelledError as cancelled:
         raise failure_in_task(cancelled) from None
-    if error is not None:
-        raise error
-    found: _T = result
-    return found
+    return settled(outcome)
 
 
 async def result_of_call(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -96,7 +93,7 @@ async def called_once(method: Callable[..., Any], *arguments: Any, what: str) ->
         await steps.take_back()
 
 
-async def outcome_of(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+async def outcome_of(work: Awaitable[_T]) -> tuple[_T | None, BaseException | None]:
     """The result or the error, which must not end the task: a `SystemExit` would end the loop."""
     try:
         return await work, None
@@ -104,6 +101,14 @@ async def outcome_of(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
         raise
     except BaseException as error:  # noqa: BLE001 - raised in the waiting task
         return None, error
+
+
+def settled(outcome: tuple[_T | None, BaseException | None]) -> _T:
+    """The result in an outcome. Raises its error."""
+    result, error = outcome
+    if error is not None:
+        raise error
+    return cast("_T", result)
 
 
 class _Steps(Awaitable[None]):

@@ -45,8 +45,14 @@ def check(definition: Definition) -> NoReturn:
 
 def report_raised(error: BaseException) -> NoReturn:
     """Report that the import of the user's module failed. Ends the process."""
-    package = error.name if isinstance(error, ModuleNotFoundError) else None
-    _write({"fault": "import", "message": summary(error), "detail": describe(error), "package": package})
+    _write(
+        {
+            "fault": "import",
+            "message": summary(error),
+            "detail": describe(error),
+            "package": error.name if isinstance(error, ModuleNotFoundError) else None,
+        }
+    )
 
 
 def report_unusable(error: Exception, *, found: bool = True) -> NoReturn:

@@ -15,10 +15,10 @@ import importlib
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -46,25 +46,40 @@ class _Compiled(Protocol):
     """The functions of `_columns.c`, which return None if the Python code has to do the work. Indexes are packed in the
     machine's byte order."""
 
-    def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None: ...
-    def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None: ...
-    def join(self, kind: int, columns: list[bytes], counts: list[int], /) -> bytes | None: ...
-    def check(self, kind: int, column: bytes, records: int, text: bool, /) -> int | None: ...
-    def unpack(self, column: bytes, /) -> list[bytes] | None: ...
-    def pack(self, items: object, /) -> bytes | None: ...
-    def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None: ...
-    def bounds(self, times: bytes, /) -> tuple[int, int] | None: ...
-    def pick_times(self, times: bytes, groups: list[bytes], /) -> list[bytes] | None: ...
+    def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None:
+        """See `slice_bytes`, `slice_lists` and `slice_headers`."""
+
+    def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None:
+        """See `split_bytes`, `split_lists` and `split_headers`. -1 records: as many as there are."""
+
+    def join(self, kind: int, columns: list[bytes], counts: list[int], /) -> bytes | None:
+        """See `join_bytes`, `join_lists` and `join_headers`. A count of -1: as in `pick`."""
+
+    def check(self, kind: int, column: bytes, records: int, text: bool, /) -> int | None:
+        """The number of items of a valid column, all of whose texts are UTF-8 if it is `text`."""
+
+    def unpack(self, column: bytes, /) -> list[bytes] | None:
+        """See `unpack_bytes`."""
+
+    def pack(self, items: object, /) -> bytes | None:
+        """See `pack_bytes`."""
+
+    def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None:
+        """See `partition_lists`."""
+
+    def bounds(self, times: bytes, /) -> tuple[int, int] | None:
+        """See `time_bounds`."""
+
+    def pick_times(self, times: bytes, groups: list[bytes], /) -> list[bytes] | None:
+        """See `split_times`."""
 
 
 def _load() -> _Compiled | None:
     try:
-        module: Any = importlib.import_module("millstream_udf._columns")
+        return cast("_Compiled", importlib.import_module("millstream_udf._columns"))
     except ImportError:
         # There was no C compiler at the installation, or the package is in an archive.
         return None
-    compiled: _Compiled = module
-    return compiled
 
 
 _compiled = _load()
@@ -85,13 +100,7 @@ def pack_offsets(offsets: Iterable[int]) -> bytes:
 
 def unpack_offsets(data: bytes) -> array[int]:
     """The inverse of `pack_offsets`."""
-    offsets = array("I")
-    if len(data) % offsets.itemsize:
-        raise ValueError(f"a column of offsets has {len(data)} bytes, which is not a multiple of {offsets.itemsize}")
-    offsets.frombytes(data)
-    if _SWAP:
-        offsets.byteswap()
-    return offsets
+    return _unpack_numbers("I", data, "offsets")
 
 
 def pack_times(times_us: Iterable[int]) -> bytes:
@@ -104,13 +113,17 @@ def pack_times(times_us: Iterable[int]) -> bytes:
 
 def unpack_times(data: bytes) -> array[int]:
     """The inverse of `pack_times`."""
-    times = array("q")
-    if len(data) % times.itemsize:
-        raise ValueError(f"a column of times has {len(data)} bytes, which is not a multiple of {times.itemsize}")
-    times.frombytes(data)
+    return _unpack_numbers("q", data, "times")
+
+
+def _unpack_numbers(code: str, data: bytes, what: str) -> array[int]:
+    numbers: array[int] = array(code)
+    if len(data) % numbers.itemsize:
+        raise ValueError(f"a column of {what} has {len(data)} bytes, which is not a multiple of {numbers.itemsize}")
+    numbers.frombytes(data)
     if _SWAP:
-        times.byteswap()
-    return times
+        numbers.byteswap()
+    return numbers
 
 
 def slice_times(times: bytes, start: int, stop: int) -> bytes:
@@ -172,26 +185,17 @@ def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
         return b""
     if _compiled is not None and (part := _compiled.slice(_BYTES, column, start, stop)) is not None:
         return part
-    message = _parse(frame_pb2.SealedBytesColumn, column)
-    return _slice(message, start, stop).SerializeToString()
+    return _slice(_parse(frame_pb2.SealedBytesColumn, column), start, stop).SerializeToString()
 
 
 def split_bytes(column: bytes, groups: Groups) -> list[bytes]:
     """For each group of indexes, an encoded `BytesColumn` of the items at these indexes, in that order."""
-    if not column:
-        return [b""] * len(groups)
-    if _compiled is not None and (split := _compiled.pick(_BYTES, column, -1, _packed(groups))) is not None:
-        return split
-    items = unpack_bytes(column)
-    return [pack_bytes(_pick(items, group)) for group in groups]
+    return _split(_BYTES, column, -1, groups, _unpack_bytes_of, pack_bytes)
 
 
 def join_bytes(encoded: Sequence[bytes]) -> bytes:
     """An encoded `BytesColumn` of the items of all columns."""
-    parts = list(encoded)
-    if _compiled is not None and (joined := _compiled.join(_BYTES, parts, [-1] * len(parts))) is not None:
-        return joined
-    return pack_bytes(list(chain.from_iterable(map(unpack_bytes, parts))))
+    return _join(_BYTES, encoded, [-1] * len(encoded), _unpack_bytes_of, pack_bytes)
 
 
 def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
@@ -291,8 +295,7 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
         starts = unpack_offsets(message.starts)
         _check_ends(starts, len(items))
         lists = [tuple(items[start:stop]) for start, stop in pairwise(starts)]
-    if len(lists) != records:
-        raise ValueError(f"a list column has {len(lists)} entries for {records} records")
+    _check_entries(len(lists), records)
     return lists
 
 
@@ -310,27 +313,18 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
         return b""
     items = _slice(message.items, starts[0], starts[-1])
     one_each = starts == array("I", range(starts[0], starts[0] + len(starts)))
-    written = b"" if one_each else _from_zero(starts)
-    return frame_pb2.SealedListColumn(starts=written, items=items).SerializeToString()
+    return frame_pb2.SealedListColumn(starts=b"" if one_each else _from_zero(starts), items=items).SerializeToString()
 
 
 def split_lists(column: bytes, records: int, groups: Groups) -> list[bytes]:
     """For each group of indexes, an encoded `ListColumn` of the entries at these indexes, in that order; empty if they
     are."""
-    if not column:
-        return [b""] * len(groups)
-    if _compiled is not None and (split := _compiled.pick(_LISTS, column, records, _packed(groups))) is not None:
-        return split
-    lists = unpack_lists(column, records)
-    return [pack_lists(_pick(lists, group)) for group in groups]
+    return _split(_LISTS, column, records, groups, unpack_lists, pack_lists)
 
 
 def join_lists(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
     """An encoded `ListColumn` of the entries of all columns, with their numbers of records; empty if they are."""
-    parts = list(encoded)
-    if _compiled is not None and (joined := _compiled.join(_LISTS, parts, list(records))) is not None:
-        return joined
-    return pack_lists(list(chain.from_iterable(map(unpack_lists, parts, records))))
+    return _join(_LISTS, encoded, records, unpack_lists, pack_lists)
 
 
 def partition_of(keys: Iterable[bytes], partitions: int) -> int:
@@ -353,12 +347,11 @@ def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
     """An encoded `HeadersColumn`; empty if no record has headers."""
     if not any(headers):
         return b""
-    column = frame_pb2.SealedHeadersColumn(
+    return frame_pb2.SealedHeadersColumn(
         starts=_offsets_of(headers),
         names=list(chain.from_iterable(headers)),
         values=list(chain.from_iterable(h.values() for h in headers)),
-    )
-    return column.SerializeToString()
+    ).SerializeToString()
 
 
 def pack_no_headers(records: int) -> bytes:
@@ -386,31 +379,22 @@ def slice_headers(column: bytes, start: int, stop: int) -> bytes:
         return b""
     if starts[-1] > min(len(message.names), len(message.values)):
         raise ValueError("a headers column ends before its last entry")
-    part = frame_pb2.SealedHeadersColumn(
+    return frame_pb2.SealedHeadersColumn(
         starts=_from_zero(starts),
         names=message.names[starts[0] : starts[-1]],
         values=message.values[starts[0] : starts[-1]],
-    )
-    return part.SerializeToString()
+    ).SerializeToString()
 
 
 def split_headers(column: bytes, records: int, groups: Groups) -> list[bytes]:
     """For each group of indexes, an encoded `HeadersColumn` of the entries at these indexes, in that order; empty if
     they are."""
-    if not column:
-        return [b""] * len(groups)
-    if _compiled is not None and (split := _compiled.pick(_HEADERS, column, records, _packed(groups))) is not None:
-        return split
-    pairs = _pairs(column, records)
-    return [_pack_pairs(_pick(pairs, group)) for group in groups]
+    return _split(_HEADERS, column, records, groups, _pairs, _pack_pairs)
 
 
 def join_headers(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
     """An encoded `HeadersColumn` of the entries of all columns, with their numbers of records; empty if they are."""
-    parts = list(encoded)
-    if _compiled is not None and (joined := _compiled.join(_HEADERS, parts, list(records))) is not None:
-        return joined
-    return _pack_pairs(list(chain.from_iterable(map(_pairs, parts, records))))
+    return _join(_HEADERS, encoded, records, _pairs, _pack_pairs)
 
 
 def _pairs(column: bytes, records: int) -> list[list[tuple[str, bytes]]]:
@@ -431,6 +415,40 @@ def _pack_pairs(entries: Sequence[Sequence[tuple[str, bytes]]]) -> bytes:
         return b""
     names, values = zip(*chain.from_iterable(entries), strict=True)
     return frame_pb2.SealedHeadersColumn(starts=_offsets_of(entries), names=names, values=values).SerializeToString()
+
+
+def _unpack_bytes_of(column: bytes, records: int) -> list[bytes]:
+    return unpack_bytes(column)
+
+
+def _split(
+    kind: int,
+    column: bytes,
+    records: int,
+    groups: Groups,
+    unpack: Callable[[bytes, int], Sequence[_T]],
+    pack: Callable[[Sequence[_T]], bytes],
+) -> list[bytes]:
+    """For each group of indexes, a column of this kind with the entries at these indexes, in that order."""
+    if not column:
+        return [b""] * len(groups)
+    if _compiled is not None and (split := _compiled.pick(kind, column, records, _packed(groups))) is not None:
+        return split
+    entries = unpack(column, records)
+    return [pack(_pick(entries, group)) for group in groups]
+
+
+def _join(
+    kind: int,
+    encoded: Sequence[bytes],
+    records: Sequence[int],
+    unpack: Callable[[bytes, int], Sequence[_T]],
+    pack: Callable[[Sequence[_T]], bytes],
+) -> bytes:
+    """A column of this kind with the entries of all columns."""
+    if _compiled is not None and (joined := _compiled.join(kind, list(encoded), list(records))) is not None:
+        return joined
+    return pack(list(chain.from_iterable(map(unpack, encoded, records))))
 
 
 def _packed(groups: Groups) -> list[bytes]:
@@ -490,8 +508,7 @@ def _slice(column: frame_pb2.SealedBytesColumn, start: int, stop: int) -> frame_
 
 def _part_of(offsets_data: bytes, start: int, stop: int) -> array[int]:
     """The offsets of the items `start` to `stop`, exclusive."""
-    size = array("I").itemsize
-    part = unpack_offsets(offsets_data[size * start : size * (stop + 1)])
+    part = unpack_offsets(offsets_data[_OFFSET_BYTES * start : _OFFSET_BYTES * (stop + 1)])
     if len(part) != stop + 1 - start:
         raise ValueError(f"a column has no items {start} to {stop}")
     if any(before > after for before, after in pairwise(part)):

@@ -16,17 +16,8 @@ from typing import Any
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOGGER = logging.getLogger("millstream_udf.function")
 
-_current: ContextVar[Context | None] = ContextVar("millstream_udf_context", default=None)
-
-
-def current() -> Context | None:
-    """The context of the call that the running function works on; None outside a call."""
-    return _current.get()
-
-
-def set_current(context: Context) -> None:
-    """Makes `current` return this context from now on, in this task or thread."""
-    _current.set(context)
+CURRENT: ContextVar[Context | None] = ContextVar("millstream_udf_context", default=None)
+"""The context of the call that the running function works on, in this task or thread; None outside a call."""
 
 
 class _Adapter(logging.LoggerAdapter[logging.Logger]):

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from types import FrameType
 from typing import Any, NoReturn
 
 from millstream_udf.same_user import is_supported, only_accept_own_connections
@@ -108,7 +107,8 @@ def explain_breakpoints() -> None:
         place = (frame.f_code.co_filename, frame.f_lineno)
         if place not in said:
             said.add(place)
-            _log.warning("the breakpoint at %s was skipped: %s", _place(frame), advice())
+            file = os.path.relpath(frame.f_code.co_filename)
+            _log.warning("the breakpoint at %s:%s was skipped: %s", file, frame.f_lineno, advice())
 
     sys.breakpointhook = pass_over
     if (pdb := sys.modules.get("pdb")) is not None:
@@ -122,7 +122,3 @@ def advice() -> str:
         f"a function in a pipeline has no terminal. `millstream run ... --debug-function {vertex}` waits for a "
         "debugger; in a test of the function, pdb works as usual"
     )
-
-
-def _place(frame: FrameType) -> str:
-    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -126,12 +126,8 @@ def reduce(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
 
 def _decorate(kind: Any, function: Callable[..., Any] | None, options: dict[str, Any]) -> Any:
-    if function is not None:
-        definition.mark(kind, function)
-        return function
-
     def decorate(target: Any) -> Any:
         definition.mark(kind, target, **options)
         return target
 
-    return decorate
+    return decorate if function is None else decorate(function)

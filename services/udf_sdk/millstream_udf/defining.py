@@ -26,6 +26,7 @@ from millstream_udf.definition import (
     check_schema,
     flavour_of,
     gives_of,
+    positional_parameters,
     takes_of,
 )
 from millstream_udf.function_types import hints_of
@@ -138,11 +139,10 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         takes = Takes.ARROW
         check_schema(definition, (*COLUMNS, "parent"))
     else:
-        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch)
-        if whole is None:
-            whole = decorated and parameters[0].name not in ("value", "values")
+        by_name = decorated and parameters[0].name not in ("value", "values")
+        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch, unless_said=by_name)
         definition = replace(definition, decode=decode)
-        takes = _TAKES[bool(options.batch), bool(whole)]
+        takes = _TAKES[bool(options.batch), whole]
     if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
         raise TypeError(
             f"{definition.name} takes whole batches, so it must return its outputs instead of yielding them"
@@ -160,34 +160,25 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
 def _check_installed(definition: Definition) -> None:
     for package, asked in (("pyarrow", definition.options.arrow), ("pandas", definition.options.pandas)):
         if asked and find_spec(package) is None:
-            option = "arrow=True" if package == "pyarrow" else "pandas=True"
             raise TypeError(
-                f"{definition.name} has {option}, but {package} is not installed where it runs: pip install "
-                f"{'millstream-udf[arrow]' if package == 'pyarrow' else package}"
+                f"{definition.name} has {'arrow' if package == 'pyarrow' else 'pandas'}=True, but {package} is not "
+                f"installed where it runs: pip install {'millstream-udf[arrow]' if package == 'pyarrow' else package}"
             )
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     try:
-        signature = inspect.signature(function)
+        given = positional_parameters(function, name)
     except ValueError:
         # A function written in C may not have a signature; it then takes one argument.
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            continue
-        # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or
-        # annotated as the context.
-        optional = parameter.default is not parameter.empty
-        if parameters and optional and not (parameter.name == "context" or "Context" in str(parameter.annotation)):
-            continue
-        parameters.append(parameter)
-    if not parameters and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+    if not given and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
-    return parameters
+    # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or annotated
+    # as the context.
+    return given[:1] + [
+        p for p in given[1:] if p.default is p.empty or p.name == "context" or "Context" in str(p.annotation)
+    ]
 
 
 def _check_source(target: Any, name: str) -> None:

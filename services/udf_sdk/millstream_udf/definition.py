@@ -187,11 +187,23 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
     return definition
 
 
+def positional_parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    """The parameters of a function that can be passed by their place. Raises `TypeError` for one that has to be passed
+    by name, and `ValueError` for a function written in C without a signature."""
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            found.append(parameter)
+    return found
+
+
 def takes_of(
-    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
-) -> tuple[bool | None, Decoder | None]:
-    """Whether a parameter gets whole records (None if its annotation does not say), and the decoder of their values.
-    Raises `TypeError`."""
+    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool, unless_said: bool
+) -> tuple[bool, Decoder | None]:
+    """Whether a parameter gets whole records (`unless_said`: if neither its annotation nor the decorator says), and the
+    decoder of their values. Raises `TypeError`."""
     wanted, name = definition.options.decode, f"parameter {parameter.name} of {definition.name}"
     try:
         found = taken(hints.get(parameter.name, parameter.annotation), many=many)
@@ -201,16 +213,16 @@ def takes_of(
         found = RecordsAnnotation()
     if wanted is None:
         if found.kind in (UNKNOWN, bytes):
-            return found.whole, None
+            return unless_said if found.whole is None else found.whole, None
         wanted = found.kind
     elif found.kind is bytes:
         raise TypeError(
             f"{name} is annotated bytes, but its decorator has decode={name_of(wanted)}: use one of the two"
         )
     elif found.whole is None:
-        found = found._replace(whole=parameter.name in ("record", "records"))
+        unless_said = parameter.name in ("record", "records")
     try:
-        return found.whole, decoder(wanted)
+        return unless_said if found.whole is None else found.whole, decoder(wanted)
     except UnsupportedType as error:
         raise TypeError(
             f"{name} takes {name_of(wanted)}, and values cannot be decoded to that: {error}. Annotate it bytes, or "
@@ -221,13 +233,16 @@ def takes_of(
 def gives_of(definition: Definition, hints: Mapping[str, Any]) -> Any:
     """The type of the objects that it returns, from its annotation. Raises `TypeError` if it cannot be sent."""
     options = definition.options
-    gives = Gives(
-        nothing=definition.for_sinks,
-        many=options.batch,
-        table=options.arrow or options.pandas,
-        anything=options.encode is not None,
+    return given(
+        hints.get("return", inspect.Parameter.empty),
+        Gives(
+            nothing=definition.for_sinks,
+            many=options.batch,
+            table=options.arrow or options.pandas,
+            anything=options.encode is not None,
+        ),
+        definition.name,
     )
-    return given(hints.get("return", inspect.Parameter.empty), gives, definition.name)
 
 
 COLUMNS = ("event_time", "keys", "headers")
@@ -267,18 +282,23 @@ def flavour_of(function: Any) -> Flavour:
 def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any) -> None:
     """Store a decorator's options on `target`."""
     options = Options(kinds=(kind,), **given)
-    if options.batch and options.arrow:
-        raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")
-    if options.arrow and options.pandas:
-        raise TypeError(f"{DECORATORS[kind]}: arrow or pandas, not both")
-    if options.decode is not None and (options.arrow or options.pandas):
-        raise TypeError(f"{DECORATORS[kind]}: decode is for single values; with arrow=True or pandas=True use schema=")
-    if options.schema is not None and not (options.arrow or options.pandas):
-        raise TypeError(f"{DECORATORS[kind]}: schema is for functions with arrow=True or pandas=True")
-    if options.concurrency is not None and options.concurrency < 1:
-        raise TypeError(f"{DECORATORS[kind]}: concurrency must be at least 1, not {options.concurrency}")
-    if options.threads < 0:
-        raise TypeError(f"{DECORATORS[kind]}: threads must be at least 0, not {options.threads}")
-    if options.threads and (options.batch or options.arrow):
-        raise TypeError(f"{DECORATORS[kind]}: threads is for functions of single records, not for batch or arrow")
+    as_table = options.arrow or options.pandas
+    faults = {
+        "batch or arrow, not both": options.batch and options.arrow,
+        "arrow or pandas, not both": options.arrow and options.pandas,
+        "decode is for single values; with arrow=True or pandas=True use schema=": (
+            options.decode is not None and as_table
+        ),
+        "schema is for functions with arrow=True or pandas=True": options.schema is not None and not as_table,
+        f"concurrency must be at least 1, not {options.concurrency}": (
+            options.concurrency is not None and options.concurrency < 1
+        ),
+        f"threads must be at least 0, not {options.threads}": options.threads < 0,
+        "threads is for functions of single records, not for batch or arrow": (
+            options.threads and (options.batch or options.arrow)
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise TypeError(f"{DECORATORS[kind]}: {fault}")
     setattr(target, ATTRIBUTE, options)

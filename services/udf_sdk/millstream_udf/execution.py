@@ -19,41 +19,37 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
 
-from millstream_udf.bounded_outputs import collected, collected_async
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import FrameInputs
-from millstream_udf.misfits import BadOutput
+from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
-from millstream_udf.returned_values import returns_nothing, yielded
+from millstream_udf.returned_values import collected, collected_async, returns_nothing, yielded
 
 _TURN_S = 0.02
 """Time after which an async function that never waits yields to the event loop."""
 
 
+@dataclass(frozen=True, slots=True)
 class Function:
     """A user's function, set up and ready to run. Created by `open_function`."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        call: Callable[..., Any],
-        pool: ThreadPoolExecutor | None,
-        workers: asyncio.TaskGroup,
-    ) -> None:
-        self.definition = definition
-        self.call = call
-        self.pool = pool
-        self.workers = workers
+    definition: Definition
+    call: Callable[..., Any]
+    pool: ThreadPoolExecutor | None
+    """The threads of a function that is not async and has some."""
+    workers: asyncio.TaskGroup
+    """The tasks of an async function."""
 
     def lane(self) -> FunctionLane:
         """The function's lane for one stream."""
@@ -88,6 +84,15 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     return instance, instance.process
 
 
+def items_of(definition: Definition, inputs: FrameInputs) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
+    """The values or records, as the function takes them, and the misfits: those whose values do not fit its type."""
+    takes_values = definition.takes in (Takes.VALUE, Takes.VALUES)
+    if definition.decode is None:
+        return (inputs.values if takes_values else inputs.records), {}
+    values, misfits = definition.decode.many(inputs.values)
+    return (values if takes_values else inputs.records_with(values)), misfits
+
+
 class FunctionLane:
     """A function, for one stream."""
 
@@ -100,12 +105,8 @@ class FunctionLane:
 
     async def results(self, inputs: FrameInputs, context: Context) -> Sequence[Any]:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed."""
-        set_current(context)
-        takes_values = self.definition.takes in (Takes.VALUE, Takes.VALUES)
-        if (decode := self.definition.decode) is None:
-            return await self._called(inputs.values if takes_values else inputs.records, context)
-        values, misfits = decode.many(inputs.values)
-        items = values if takes_values else inputs.records_with(values)
+        CURRENT.set(context)
+        items, misfits = items_of(self.definition, inputs)
         if not misfits:
             return await self._called(items, context)
         fitting = [item for index, item in enumerate(items) if index not in misfits]
@@ -128,7 +129,7 @@ class FunctionLane:
 
     async def whole(self, argument: Any, context: Context) -> Any:
         """Call the function once, with a whole batch in its own form."""
-        set_current(context)
+        CURRENT.set(context)
         arguments = (argument, context) if self.definition.wants_context else (argument,)
         if not self.definition.is_async:
             try:
@@ -140,12 +141,16 @@ class FunctionLane:
 
     async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         results = await self.whole(items, context)
-        if results is None:
-            # For sinks, it means that everything was written. Others must return a list, because `outputs` would
-            # interpret None as "filtered".
-            return [None] * len(items) if self.definition.for_sinks else _not_a_list(None, len(items))
+        if results is None and self.definition.for_sinks:
+            # It means that everything was written. Others must return a list, because `outputs` would interpret None as
+            # "filtered".
+            return [None] * len(items)
         if not isinstance(results, (list, tuple)) or len(results) != len(items):
-            return _not_a_list(results, len(items))
+            what = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
+            raise BadOutput(
+                f"a batch function must return a list with one result per record: {len(items)} records came in, {what} "
+                "came back"
+            )
         return results
 
     async def _in_threads(
@@ -157,7 +162,7 @@ class FunctionLane:
         call, context = self._function.call, tuple(next(iterator) for iterator in arguments)
 
         def work() -> None:
-            set_current(current)
+            CURRENT.set(current)
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
@@ -212,7 +217,7 @@ class FunctionLane:
                 job, index = self._pending.popleft()
                 try:
                     if job is not last:
-                        set_current(job.current)
+                        CURRENT.set(job.current)
                         last = job
                     job.results[index] = await call(job.items[index], *job.context)
                 except asyncio.CancelledError as error:
@@ -297,10 +302,3 @@ async def _collect_async(call: Callable[..., AsyncIterator[Any]], is_bounded: bo
     if is_bounded:
         return await collected_async(call(*arguments))
     return [output async for output in call(*arguments)]
-
-
-def _not_a_list(results: Any, count: int) -> Sequence[Any]:
-    what = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
-    raise BadOutput(
-        f"a batch function must return a list with one result per record: {count} records came in, {what} came back"
-    )

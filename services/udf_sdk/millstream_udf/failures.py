@@ -117,9 +117,14 @@ def describe(error: BaseException) -> str:
     """The user's traceback."""
     if isinstance(error, BadOutput | Misfit):
         return ""
-    trimmed = _users_part(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trimmed)).rstrip()
+    text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
     return text if len(text) <= DETAIL_BYTES_MAX else "..." + text[-DETAIL_BYTES_MAX:]
+
+
+def error_text(error: BaseException) -> str:
+    """Message first, then the user's traceback."""
+    detail = describe(error)
+    return f"{summary(error)}\n{detail}" if detail else summary(error)
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

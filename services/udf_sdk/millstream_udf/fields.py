@@ -78,7 +78,7 @@ def content(number: int, large: Large, rest: bytes) -> bytes:
     return rest if taken is None else bytes(taken)
 
 
-class _UndecidedError(Exception):
+class _UndecidedError(ValueError):
     """Only protobuf knows what the bytes mean."""
 
 
@@ -123,13 +123,13 @@ def _fields(message: memoryview) -> Iterator[_Field]:
         if at == size:
             return
         begin = at
-        tag, at = _read_varint(message, at, _HEAD_BYTES_MAX)
+        tag, at = read_varint(message, at, _HEAD_BYTES_MAX)
         number, kind = tag >> 3, tag & 7
         if kind == _LENGTH_DELIMITED:
-            length, at = _read_varint(message, at, _HEAD_BYTES_MAX)
+            length, at = read_varint(message, at, _HEAD_BYTES_MAX)
             end = at + length
         elif kind == _VARINT:
-            _, end = _read_varint(message, at, _VARINT_BYTES_MAX)
+            _, end = read_varint(message, at)
         elif kind in _FIXED_BYTES:
             end = at + _FIXED_BYTES[kind]
         else:
@@ -142,14 +142,14 @@ def _fields(message: memoryview) -> Iterator[_Field]:
         raise _UndecidedError
 
 
-def _read_varint(message: memoryview, at: int, bytes_max: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where it ends."""
+def read_varint(message: memoryview, at: int, bytes_max: int = _VARINT_BYTES_MAX) -> tuple[int, int]:
+    """The number that begins at `at`, and where it ends. Raises `ValueError` if it has no end."""
     number = 0
     for place, byte in enumerate(message[at : at + bytes_max]):
         number |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return number, at + place + 1
-    raise _UndecidedError
+    raise _UndecidedError("a number has no last byte")
 
 
 def _header(number: int, size: int) -> bytes:

@@ -14,8 +14,8 @@ import types
 import typing
 from typing import Any, NamedTuple
 
-from millstream_udf.json_types import UnsupportedType, name_of
-from millstream_udf.typed_values import is_object, supported
+from millstream_udf.json_types import UnsupportedType, converter, name_of
+from millstream_udf.typed_values import is_object
 from millstream_udf.values import Message, Record
 
 UNKNOWN = object()
@@ -48,9 +48,8 @@ def hints_of(function: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(unwrapped, include_extras=True)
     except Exception:  # noqa: BLE001  # evaluating a user's annotation may raise anything
-        raw = dict(getattr(unwrapped, "__annotations__", {}))
         scope = getattr(unwrapped, "__globals__", {})
-        return {name: _resolved(hint, scope) for name, hint in raw.items()}
+        return {name: _resolved(hint, scope) for name, hint in getattr(unwrapped, "__annotations__", {}).items()}
 
 
 def _resolved(hint: Any, scope: dict[str, Any]) -> Any:
@@ -146,12 +145,11 @@ def _item_of_batch(hint: Any, name: str) -> Any:
 
 
 def _check_nothing(hint: Any, gives: Gives, name: str) -> None:
-    leaves = _leaves(hint)
     allowed = all(
         leaf in (None, type(None), typing.NoReturn, typing.Never, Any)
         or (isinstance(leaf, type) and issubclass(leaf, BaseException))
         or (gives.many and (typing.get_origin(leaf) or leaf) in _COLLECTIONS)
-        for leaf in leaves
+        for leaf in _leaves(hint)
     )
     if not allowed:
         raise TypeError(
@@ -197,7 +195,7 @@ def _check_object(leaf: Any, kind: Any, name: str) -> None:
             "the decorator"
         )
     try:
-        supported(leaf)
+        converter(leaf)
     except UnsupportedType as error:
         raise TypeError(
             f"{name} is annotated to return {name_of(leaf)}, which cannot be written as JSON: {error}; set "

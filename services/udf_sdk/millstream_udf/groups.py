@@ -41,10 +41,12 @@ class Rows(Protocol):
     """Records in columns, decoded as far as a function needs them. Raises `ValueError` if they cannot be decoded."""
 
     @property
-    def values(self) -> Sequence[bytes]: ...
+    def values(self) -> Sequence[bytes]:
+        """Their values, as JSON where they are Arrow columns."""
 
     @property
-    def event_times_us(self) -> Sequence[int]: ...
+    def event_times_us(self) -> Sequence[int]:
+        """Their event times, in microseconds since the epoch."""
 
     @property
     def keys(self) -> Sequence[tuple[str, ...]] | None:
@@ -82,7 +84,7 @@ class FrameRows:
     def values(self) -> Sequence[bytes]:
         return self._inputs.values
 
-    @cached_property
+    @property
     def event_times_us(self) -> Sequence[int]:
         return self._inputs.event_times_us
 
@@ -114,6 +116,12 @@ def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
     if sum(counts) != rows.count:
         raise ValueError(f"the counts of a part add up to {sum(counts)}, but its frame has {rows.count} records")
     return Part(groups, counts, rows, message.unfinished)
+
+
+def encode_group(group: Group) -> udf_pb2.Group:
+    """A group that begins, as it is in a part."""
+    window = group.window
+    return udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
 
 
 class PartSource(Protocol):
@@ -202,24 +210,22 @@ class Feed:
             chunk, self._next = self._next, None
             if chunk is not None and chunk.stop > chunk.start:
                 yield chunk
-            elif self._cursor is None:
+            if self._cursor is None:
                 return
-            if self._cursor is not None:
-                self._next, goes_on = self._cursor.pull_blocking()
-                if not goes_on:
-                    self._cursor = None
+            self._next, goes_on = self._cursor.pull_blocking()
+            if not goes_on:
+                self._cursor = None
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         while True:
             chunk, self._next = self._next, None
             if chunk is not None and chunk.stop > chunk.start:
                 yield chunk
-            elif self._cursor is None:
+            if self._cursor is None:
                 return
-            if self._cursor is not None:
-                self._next, goes_on = await self._cursor.pull()
-                if not goes_on:
-                    self._cursor = None
+            self._next, goes_on = await self._cursor.pull()
+            if not goes_on:
+                self._cursor = None
 
     async def skip(self) -> None:
         """Read the records that the function has not read, to the end of the group."""

@@ -3,8 +3,7 @@
     many rows ─► Arrow: each column as texts, then all of them joined
     few rows ──► Python, which takes less time to begin
 
-Above it: `arrow`, `reduce_arrow`, `arrow_values` and `arrow_json`. Below it: pyarrow, imported only if a function uses
-it.
+Above it: `arrow`, `reduce_arrow`, `arrow_values` and `arrow_json`. Below it: pyarrow.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from decimal import Decimal
 from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream_udf.misfits import BadOutput
 
@@ -54,32 +56,24 @@ def items(column: Any) -> list[bytes]:
 
 def json_column(table: Any) -> Any:
     """The rows as a binary array of JSON objects. `table`: a table or a batch. Raises `BadOutput`."""
-    import pyarrow as pa
-
     names = table.schema.names
     if not names or len(set(names)) != len(names):
         return pa.array([_written(row).encode() for row in table.to_pylist()], pa.binary())
-    columns = [_whole(column) for column in table.columns]
+    columns = [whole(column) for column in table.columns]
     if table.num_rows >= MANY_ROWS:
         return _joined(names, columns)
     form = "{" + ",".join(encode_basestring(name).replace("%", "%%") + ":%s" for name in names) + "}"
-    rows = zip(*map(_cells, columns), strict=True)
-    return pa.array([(form % row).encode() for row in rows], pa.binary())
+    return pa.array([(form % row).encode() for row in zip(*map(_cells, columns), strict=True)], pa.binary())
 
 
-def _whole(column: Any) -> Any:
+def whole(column: Any) -> Any:
     """An array for a column that may have several chunks."""
-    import pyarrow as pa
-
     if not isinstance(column, pa.ChunkedArray):
         return column
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _joined(names: Sequence[str], columns: Sequence[Any]) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts: list[Any] = []
     before = "{"
     for name, column in zip(names, columns, strict=True):
@@ -92,9 +86,6 @@ def _joined(names: Sequence[str], columns: Sequence[Any]) -> Any:
 
 def _texts(column: Any) -> tuple[str, Any, str]:
     """The cells of a column as JSON, in an array of texts without nulls; and what is before and after each."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind, texts = column.type, None
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         texts = column.cast(pa.string())
@@ -118,9 +109,6 @@ def _texts(column: Any) -> tuple[str, Any, str]:
 
 def _decimals(column: Any) -> Any:
     """Numbers as texts, as Python writes them; None if Arrow might have another form for one of them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     size = pc.abs(column)
     zero, first, last = map(pa.scalar, (0.0, _PLAIN_FROM, _PLAIN_BELOW))
     plain = pc.or_(pc.equal(size, zero), pc.and_(pc.greater_equal(size, first), pc.less(size, last)))
@@ -137,8 +125,6 @@ def _decimals(column: Any) -> Any:
 
 def _cells(column: Any) -> Iterable[str]:
     """The cells of a column as JSON."""
-    import pyarrow as pa
-
     kind, cells = column.type, _values(column)
     if pa.types.is_boolean(kind):
         return map(_CONSTANTS.__getitem__, cells)
@@ -159,8 +145,6 @@ def _values(column: Any) -> list[Any]:
 
 
 def _of_scalar(scalar: Any) -> Any:
-    import pyarrow as pa
-
     kind = scalar.type
     if not scalar.is_valid:
         return None

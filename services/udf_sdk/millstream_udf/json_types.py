@@ -115,7 +115,7 @@ class _Types:
         if not isinstance(found, type):
             raise UnsupportedType(f"{name_of(kind)} is not a type")
         if is_pydantic(found):
-            return _pydantic(found)
+            return lambda value: validated(found, _rewritten(value))
         if is_msgspec(found):
             return _msgspec(kind)
         if issubclass(found, enum.Enum):
@@ -170,14 +170,7 @@ class _Types:
 
     def _named_tuple(self, found: Any, arguments: tuple[Any, ...]) -> Convert:
         converters = list(self._fields(found, arguments).values()) or [_as_it_is] * len(found._fields)
-        fewest = len(converters) - len(found._field_defaults)
-
-        def convert(value: Any) -> Any:
-            if not isinstance(value, list) or not fewest <= len(value) <= len(converters):
-                raise expected(f"an array of {_numbers(fewest, len(converters))}", value)
-            return found(*_items(value, converters))
-
-        return convert
+        return _array(converters, len(converters) - len(found._field_defaults), lambda items: found(*items))
 
     def _list(self, make: Callable[[Any], Any], arguments: tuple[Any, ...]) -> Convert:
         convert_item = self.converter(arguments[0]) if arguments else _as_it_is
@@ -193,13 +186,7 @@ class _Types:
         if not arguments or arguments[1:] == (...,):
             return self._list(tuple, arguments)
         converters = [self.converter(argument) for argument in arguments]
-
-        def convert(value: Any) -> Any:
-            if not isinstance(value, list) or len(value) != len(converters):
-                raise expected(f"an array of {len(converters)}", value)
-            return tuple(_items(value, converters))
-
-        return convert
+        return _array(converters, len(converters), tuple)
 
     def _dict(self, arguments: tuple[Any, ...]) -> Convert:
         key, item = arguments or (str, Any)
@@ -234,6 +221,15 @@ class _Types:
             raise expected(" or ".join(name for _, name in converters), value)
 
         return convert
+
+
+def _array(converters: list[Convert], fewest: int, make: Callable[[list[Any]], Any]) -> Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, list) or not fewest <= len(value) <= len(converters):
+            raise expected(f"an array of {_numbers(fewest, len(converters))}", value)
+        return make(_items(value, converters))
+
+    return convert
 
 
 def _items(values: list[Any], converters: list[Convert]) -> list[Any]:
@@ -468,14 +464,12 @@ def _hashable(kind: Any) -> Any:
     return kind
 
 
-def _pydantic(kind: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        try:
-            return kind.__pydantic_validator__.validate_json(_rewritten(value))
-        except ValueError as error:
-            raise pydantic_misfit(error) from None
-
-    return convert
+def validated(kind: Any, text: str | bytes) -> Any:
+    """The object of a pydantic model, from JSON. Raises `Misfit`."""
+    try:
+        return kind.__pydantic_validator__.validate_json(text)
+    except ValueError as error:
+        raise pydantic_misfit(error) from None
 
 
 def pydantic_misfit(error: ValueError) -> Misfit:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream_udf import output_prefix
-from millstream_udf.context import current
+from millstream_udf.context import CURRENT
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
 """Environment variable that requests lines in Millstream's form, with the minimum level."""
@@ -24,7 +24,8 @@ _LINE_BYTES_MAX = 60 * 1024
 """Longer texts are truncated: Millstream accepts lines of up to 64 KiB."""
 _TEXT_BYTES_MAX = 16 * 1024
 """Maximum length of the message, the exception and each field, if the whole would exceed a line."""
-_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+OF_EVERY_RECORD = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "message", "asctime", "taskName"}
+"""Attributes of every log record. A field must not replace one of them."""
 _KNOWN_ELSEWHERE = ("pipeline", "vertex", "replica")
 """Fields that the process that reads the lines adds."""
 
@@ -56,11 +57,11 @@ class _LineFormatter(logging.Formatter):
             "message": record.getMessage(),
             "logger": record.name,
         }
-        if (context := current()) is not None:
+        if (context := CURRENT.get()) is not None:
             line.update(context.log_fields())
         if group := output_prefix.current():
             line["group"] = group
-        line.update({name: value for name, value in record.__dict__.items() if name not in _OWN})
+        line.update({name: value for name, value in record.__dict__.items() if name not in OF_EVERY_RECORD})
         for name in _KNOWN_ELSEWHERE:
             line.pop(name, None)
         if record.exc_info:
@@ -82,8 +83,7 @@ def _short(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    encoded = json.dumps(text)
-    if len(encoded) <= _TEXT_BYTES_MAX:
+    if len(json.dumps(text)) <= _TEXT_BYTES_MAX:
         return text
     # A character takes up to twelve bytes of JSON.
     return text[: _TEXT_BYTES_MAX // 12] + f"... ({len(text):,} characters)"

@@ -25,10 +25,6 @@ _KERNEL_BYTES = 2 * 1024 * 1024
 not switch several times per message on busy processors."""
 
 
-class TooLarge(Exception):
-    """A message is larger than the other side may send."""
-
-
 class MessageSocket(asyncio.BufferedProtocol):
     """One connection. One task calls `receive`, and one task at a time calls `send`."""
 
@@ -48,8 +44,8 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._ended = False
         """Whether the other side has ended."""
         self._stopped = False
-        self.failed: TooLarge | None = None
-        """Why it stopped reading, if the other side is the cause."""
+        self.failed = ""
+        """Why it stopped reading, if the other side is the cause: it may not send a message of that size."""
         self._aborted = False
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
@@ -67,50 +63,38 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._changed.set()
 
     async def receive(self) -> bytes | None:
-        """The next message; None if the other side has ended, the connection is lost, or it was stopped. Raises
-        `TooLarge`."""
+        """The next message; None if the other side has ended or `failed`, the connection is lost, or it was stopped."""
         while not self._received or self._stopped:
-            if self._stopped:
-                return None
-            if self.failed is not None:
-                raise self.failed
-            if self._ended:
+            if self._stopped or self._ended or self.failed:
                 return None
             self._changed.clear()
             await self._changed.wait()
         message = self._received.popleft()
         self._received_bytes -= len(message)
-        if self._paused and not self._is_full() and self._is_open():
-            assert self._transport is not None
+        if self._paused and not self._is_full() and (transport := self._open_transport()) is not None:
             self._paused = False
-            self._transport.resume_reading()
+            transport.resume_reading()
         return message
 
     async def send(self, *parts: bytes) -> None:
         """Send a message of these parts. Returns when there is space for another one; raises `ConnectionError` if the
         connection is lost."""
-        if not self._is_open():
+        if (transport := self._open_transport()) is None:
             raise ConnectionResetError("the socket is closed")
-        self._write(parts)
+        _write(transport, parts)
         await self._writable.wait()
 
     def send_at_once(self, *parts: bytes) -> bool:
         """Send a message of these parts, unless the connection is lost or there is no space for one."""
-        may = self._writable.is_set() and self._is_open()
-        if may:
-            self._write(parts)
-        return may
-
-    def _write(self, parts: Sequence[bytes]) -> None:
-        assert self._transport is not None
-        size = sum(map(len, parts))
-        self._transport.writelines((size.to_bytes(HEADER_BYTES, "little"), *parts))
+        if not self._writable.is_set() or (transport := self._open_transport()) is None:
+            return False
+        _write(transport, parts)
+        return True
 
     def end(self) -> None:
         """End the sending side."""
-        if self._is_open():
-            assert self._transport is not None
-            self._transport.write_eof()
+        if (transport := self._open_transport()) is not None:
+            transport.write_eof()
 
     async def close(self) -> None:
         """Wait until everything is sent, or nothing more can be sent."""
@@ -158,10 +142,9 @@ class MessageSocket(asyncio.BufferedProtocol):
         elif self._filled == len(self._message):
             self._put(bytes(self._message))
             self._message, self._filled = None, 0
-        if self._is_full() and not self._paused and self._is_open():
-            assert self._transport is not None
+        if self._is_full() and not self._paused and (transport := self._open_transport()) is not None:
             self._paused = True
-            self._transport.pause_reading()
+            transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._ended = True
@@ -198,12 +181,17 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._changed.set()
 
     def _refuse(self, size: int) -> None:
-        self.failed = TooLarge(f"the size of the next message is {size:,} bytes; the limit is {self._bytes_max:,}")
+        self.failed = f"the size of the next message is {size:,} bytes; the limit is {self._bytes_max:,}"
         self._changed.set()
         self.abort()
 
-    def _is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+    def _open_transport(self) -> asyncio.Transport | None:
+        transport = self._transport
+        return None if transport is None or transport.is_closing() else transport
 
     def _is_full(self) -> bool:
         return len(self._received) >= _WAITING_MAX or self._received_bytes >= _WAITING_BYTES_MAX
+
+
+def _write(transport: asyncio.Transport, parts: Sequence[bytes]) -> None:
+    transport.writelines((sum(map(len, parts)).to_bytes(HEADER_BYTES, "little"), *parts))

@@ -11,11 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from millstream_udf import columns
-from millstream_udf.bounded_outputs import collected
 from millstream_udf.failures import FAILURES, Outcomes, failure
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import BadOutput, hidden
-from millstream_udf.returned_values import yielded
+from millstream_udf.returned_values import collected, yielded
 from millstream_udf.typed_values import JSON, Encoder, is_object
 from millstream_udf.values import Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2

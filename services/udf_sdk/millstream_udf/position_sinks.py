@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from millstream_udf.answering import context_of, error_text
+from millstream_udf.answering import context_of
 from millstream_udf.cancellation import result_in_task, result_of_call
-from millstream_udf.context import Context, set_current
-from millstream_udf.definition import Definition, Takes
-from millstream_udf.failures import FAILURES, Outcomes, failure
+from millstream_udf.context import CURRENT, Context
+from millstream_udf.definition import Definition
+from millstream_udf.execution import items_of
+from millstream_udf.failures import FAILURES, Outcomes, error_text, failure
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
-from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
+from millstream_udf.values import Fenced, RecordOutcome, SinkLane
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-_OF_A_RECORD = (DeadLetter, Drop, Fallback, Retry)
+_Work = Callable[[Sequence[Any], Mapping[int, Misfit]], Awaitable[list[udf_pb2.Outcome]]]
+"""Gets the records of a call as the class takes them, and the misfits. Returns the outcomes."""
 
 
 class PositionSink:
@@ -50,10 +52,13 @@ class PositionSink:
                 case "open":
                     return udf_pb2.SinkResponse(opened=await self._open(request.open))
                 case "check":
-                    return udf_pb2.SinkResponse(answer=await self._check(request.check))
+                    return udf_pb2.SinkResponse(answer=await self._answer(request.check, self._check))
                 case "flush":
                     return udf_pb2.SinkResponse(flushed=await self._flush(request.flush))
-            return udf_pb2.SinkResponse(answer=await self._write(request.call))
+            answer = await self._answer(request.call, self._write)
+            if answer.error:
+                await self._discard()
+            return udf_pb2.SinkResponse(answer=answer)
 
     async def close(self) -> None:
         """Close the instance after the stream has ended."""
@@ -79,19 +84,22 @@ class PositionSink:
             await self._discard()
             return udf_pb2.SinkOpened(error=error_text(failure(error)))
 
-    async def _check(self, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
-        """The outcomes of the records that are refused."""
+    async def _answer(self, call: udf_pb2.SealedSinkCall, work: _Work) -> udf_pb2.SinkAnswer:
+        """Pass the records of a call to the instance."""
         self._enter(call)
         answer = udf_pb2.SinkAnswer(call_id=call.call_id)
-        if self._sink is None:
-            answer.error = _NOT_OPEN
-            return answer
-        outcomes = Outcomes(sink=True)
         try:
-            items, misfits = self._items(call)
+            if self._sink is None:
+                raise BadOutput(_NOT_OPEN)
+            inputs = FrameInputs(call.frame, call.id_prefix, call.first_index)
+            answer.outcomes.extend(await work(*items_of(self._definition, inputs)))
         except FAILURES as error:
             answer.error = error_text(failure(error))
-            return answer
+        return answer
+
+    async def _check(self, items: Sequence[Any], misfits: Mapping[int, Misfit]) -> list[udf_pb2.Outcome]:
+        """The outcomes of the records that are refused."""
+        outcomes = Outcomes(sink=True)
         check = getattr(self._sink, "check", None)
         for index, item in enumerate(items):
             try:
@@ -101,32 +109,21 @@ class PositionSink:
                     raise BadOutput(f"check returns nothing, not {type(result).__name__}; to refuse a record, raise")
             except FAILURES as error:
                 outcomes.add(index, failure(error))
-        answer.outcomes.extend(outcomes.items)
-        return answer
+        return outcomes.items
 
-    async def _write(self, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
+    async def _write(self, items: Sequence[Any], misfits: Mapping[int, Misfit]) -> list[udf_pb2.Outcome]:
         """Add records to the transaction."""
-        self._enter(call)
-        answer = udf_pb2.SinkAnswer(call_id=call.call_id)
-        if self._sink is None:
-            answer.error = _NOT_OPEN
-            return answer
+        for misfit in misfits.values():
+            raise misfit
         try:
-            items, misfits = self._items(call)
-            if misfits:
-                raise next(iter(misfits.values()))
             # One task for all of them: one for each record would take as long as a short write.
             await result_in_task(_write_all(self._sink, (items,) if self._definition.options.batch else items))
-        except _OF_A_RECORD as error:
+        except RecordOutcome as error:
             name = type(error).__name__
-            answer.error = error_text(
-                BadOutput(f"write raised {name}: {error}. Raise {name} in check(record), which runs before write")
-            )
-        except FAILURES as error:
-            answer.error = error_text(failure(error))
-        if answer.error:
-            await self._discard()
-        return answer
+            raise BadOutput(
+                f"write raised {name}: {error}. Raise {name} in check(record), which runs before write"
+            ) from None
+        return []
 
     async def _flush(self, request: udf_pb2.SinkFlush) -> udf_pb2.SinkFlushed:
         """Commit the transaction, with the position."""
@@ -157,17 +154,8 @@ class PositionSink:
     def _enter(self, call: udf_pb2.SealedSinkCall | None = None) -> Context:
         attempt, traceparent = (0, "") if call is None else (call.attempt, call.traceparent)
         context = context_of(self._hello, attempt=attempt, traceparent=traceparent)
-        set_current(context)
+        CURRENT.set(context)
         return context
-
-    def _items(self, call: udf_pb2.SealedSinkCall) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
-        """The values or records, as the class takes them, and the misfits: those whose values do not fit its type."""
-        inputs = FrameInputs(call.frame, call.id_prefix, call.first_index)
-        takes_values = self._definition.takes in (Takes.VALUE, Takes.VALUES)
-        if (decode := self._definition.decode) is None:
-            return (inputs.values if takes_values else inputs.records), {}
-        values, misfits = decode.many(inputs.values)
-        return (values if takes_values else inputs.records_with(values)), misfits
 
 
 _NOT_OPEN = "the lane is not open: after a failure the client has to open it again"

@@ -1,7 +1,7 @@
 """Groups of records as Arrow and pandas tables, and back.
 
-Above it: `groups` and `reducing`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported
-only if a caller or a function uses Arrow; pandas only inside pyarrow.
+Above it: `groups` and `reducing`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), so it
+is imported only if a caller or a function uses Arrow; pandas only inside pyarrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string> (null: the group's), headers:
      map<string, binary> (null: none). With a schema its fields replace value.
@@ -14,7 +14,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from millstream_udf import arrow
 from millstream_udf.arrow_json import decoded
@@ -23,9 +25,6 @@ from millstream_udf.inputs import FrameInputs
 from millstream_udf.json_rows import items, rows_as_json
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.values import Message
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _MESSAGE_COLUMNS = ("key", "keys", "tags", "headers")
 
@@ -41,8 +40,6 @@ class ArrowRows:
 
     @cached_property
     def values(self) -> Sequence[bytes]:
-        import pyarrow as pa
-
         column = self._batch["value"]
         if column.null_count:
             raise ValueError("the column value has nulls")
@@ -50,8 +47,6 @@ class ArrowRows:
 
     @cached_property
     def event_times_us(self) -> Sequence[int]:
-        import pyarrow as pa
-
         column: Any = self._batch["event_time"]
         if column.null_count:
             raise ValueError("the column event_time has nulls")
@@ -74,8 +69,6 @@ class ArrowRows:
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        import pyarrow as pa
-
         given, count = self._batch, self._batch.num_rows
         return pa.RecordBatch.from_arrays(
             [
@@ -125,8 +118,6 @@ class Tables:
 
     def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
         """The table of a whole group; empty if it has no records."""
-        import pyarrow as pa
-
         if batches:
             return pa.Table.from_batches(batches)
         empty = arrow.batch_of_frame(FrameInputs(b""))
@@ -135,8 +126,6 @@ class Tables:
 
 def outputs_of(result: Any) -> Iterator[bytes | Message]:
     """Results in a table. Raises `BadOutput`."""
-    import pyarrow as pa
-
     if not isinstance(result, (pa.Table, pa.RecordBatch)):
         result = pa.Table.from_pandas(result, preserve_index=False)
     names: list[str] = result.schema.names
@@ -164,15 +153,6 @@ def outputs_of(result: Any) -> Iterator[bytes | Message]:
     )
 
 
-def is_table(result: Any) -> bool:
-    """A pyarrow.Table, a pyarrow.RecordBatch or a pandas.DataFrame; without importing either."""
-    kind = type(result)
-    return kind.__name__ in ("Table", "RecordBatch", "DataFrame") and kind.__module__.partition(".")[0] in (
-        "pyarrow",
-        "pandas",
-    )
-
-
 def _keys(column: Any, name: str) -> list[list[str] | None]:
     rows = zip(arrow.texts(column, name), column.is_null().to_pylist(), strict=True)
     return [None if missing else _decoded(parts) for parts, missing in rows]
@@ -183,15 +163,11 @@ def _decoded(texts: Sequence[bytes]) -> list[str]:
 
 
 def _headers(column: Any) -> list[dict[str, bytes] | None]:
-    import pyarrow as pa
-
     rows: list[Any] = column.cast(pa.map_(pa.string(), pa.binary())).to_pylist()
     return [dict(row) if row else None for row in rows]
 
 
 def _values(column: Any) -> list[bytes]:
-    import pyarrow as pa
-
     if not arrow.is_bytes(column.type):
         raise BadOutput(f"the column value must be binary or string, not {column.type}")
     if column.null_count:

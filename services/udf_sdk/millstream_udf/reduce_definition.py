@@ -29,6 +29,7 @@ from millstream_udf.definition import (
     check_schema,
     flavour_of,
     gives_of,
+    positional_parameters,
     takes_of,
 )
 from millstream_udf.function_types import hints_of
@@ -103,8 +104,9 @@ def _per_group(definition: Definition) -> Definition:
         tuple(role for role in roles if role is not None), per_group=True, add_is_async=adding is Flavour.ASYNC
     )
     definition = _taking(definition, added[0], hints_of(target.add), many=False)
-    gives = gives_of(definition, hints_of(target.result))
-    return _checked(replace(definition, flavour=flavour, reduce=shape, gives=gives))
+    return _checked(
+        replace(definition, flavour=flavour, reduce=shape, gives=gives_of(definition, hints_of(target.result)))
+    )
 
 
 def _checked(definition: Definition) -> Definition:
@@ -131,27 +133,15 @@ def _taking(
         return replace(definition, takes=Takes.ARROW)
     if definition.options.pandas:
         return replace(definition, takes=Takes.FRAME)
-    whole, decode = takes_of(definition, parameter, hints, many=many)
-    if whole is None:
-        whole = parameter.name not in ("value", "values")
+    by_name = parameter.name not in ("value", "values")
+    whole, decode = takes_of(definition, parameter, hints, many=many, unless_said=by_name)
     return replace(definition, takes=Takes.RECORD if whole else Takes.VALUE, decode=decode)
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     """Parameters that need an argument."""
-    parameters = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        optional = parameter.default is not parameter.empty
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            if not optional:
-                raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
-            continue
-        # A parameter with a default belongs to the author, unless it has one of our names.
-        if not optional or parameter.name in GIVEN:
-            parameters.append(parameter)
-    return parameters
+    # A parameter with a default belongs to the author, unless it has one of our names.
+    return [p for p in positional_parameters(function, name) if p.default is p.empty or p.name in GIVEN]
 
 
 def _listed(parameters: list[inspect.Parameter]) -> str:

@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from millstream_udf import output_prefix
 from millstream_udf.cancellation import called_once, failure_in_task, outcome_of
-from millstream_udf.context import Context, set_current
+from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate
 from millstream_udf.failures import FAILURES, describe, failure, summary
@@ -34,14 +34,16 @@ from millstream_udf.loading import load as load_definition
 from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
-from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
 from millstream_udf.typed_values import Encoder
-from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
+from millstream_udf.values import Message, RecordOutcome
+
+if TYPE_CHECKING:
+    from millstream_udf.reduce_arrow import Tables
 
 ANSWER_BYTES = 1024 * 1024
+"""Bytes of results at which an answer is sent."""
 _RESULT_BYTES = 8
 """Bytes of a result besides its value, so that an answer with empty results is also bounded."""
-"""Bytes of results at which an answer is sent."""
 ANSWER_GROUPS = 4096
 """Number of groups at which an answer is sent."""
 RESULT_BYTES_MAX = 7 * 1024 * 1024
@@ -88,14 +90,20 @@ class ReduceFunction:
         self._call = call
         self._name = name
         self._shape = definition.reduce
-        self._tables = Tables(definition.options.schema)
         self._values = definition.takes is Takes.VALUE
         self._decode = definition.decode
         self._encode = definition.encode
 
+    @cached_property
+    def _tables(self) -> Tables:
+        # Only functions that take tables need pyarrow, which may not be installed.
+        from millstream_udf.reduce_arrow import Tables
+
+        return Tables(self.definition.options.schema)
+
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
         """Reduce every group of `cursor`. Raises `Gone` if the parts end in the middle of one."""
-        set_current(context)
+        CURRENT.set(context)
         builder = _Builder()
         while await cursor.advance():
             groups = cursor.whole()
@@ -106,7 +114,7 @@ class ReduceFunction:
                     # A function that cancels the task that it runs in, which is one for its group, has failed.
                     found = await asyncio.gather(*reductions, return_exceptions=True)
                     for (group, _), results in zip(some, found, strict=True):
-                        for full in builder.whole(group, _outcome(results)):
+                        for full in builder.whole(group, results):
                             yield full
             else:
                 feeds = ((group, Feed(chunk)) for group, chunk in groups)
@@ -231,11 +239,6 @@ class ReduceFunction:
         return table.to_pandas() if self.definition.takes is Takes.FRAME else table
 
 
-def _outcome(results: list[bytes | Message] | BaseException) -> list[bytes | Message] | BaseException:
-    """The results of a group, or its failure."""
-    return failure(results) if isinstance(results, BaseException) else results
-
-
 class _Builder:
     """Collects results until they make an answer."""
 
@@ -265,7 +268,7 @@ class _Builder:
         """The same as `group`, for available results."""
         if isinstance(results, FAILURES):
             self.begin(group)
-            self.fail(results)
+            self.fail(failure(results))
             return iter(())
         return self.group(group, iter(results))
 
@@ -291,9 +294,19 @@ class _Builder:
         answer = self.answer
         del answer.results[self._begun :]
         answer.counts[-1] = 0
-        error = _as_failure(error)
-        code = MISFIT_CODE if isinstance(error, Misfit) else 0
-        answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error), code))
+        if isinstance(error, RecordOutcome):
+            error = BadOutput(
+                f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
+                f"for no results, or raise any other exception to fail the group ({error})"
+            )
+        answer.failures.append(
+            Failure(
+                len(answer.groups) - 1,
+                summary(error),
+                describe(error),
+                MISFIT_CODE if isinstance(error, Misfit) else 0,
+            )
+        )
 
     def take(self, *, unfinished: bool = False) -> Answer:
         taken, self.answer, self._size = self.answer, Answer(), 0
@@ -317,13 +330,13 @@ class Reducer:
         The function is imported and set up at the first part of a process. (`close` of a class is not called here: a
         Spark worker ends without notice.)
         """
-        process = _process(self.target, self.directory, self._context)
-        answers = process.function.answers(Cursor(_Iterated(iter(parts))), self._context)
+        function, runner = _process(self.target, self.directory, self._context)
+        answers = function.answers(Cursor(Parts(parts)), self._context)
         try:
-            while (answer := process.runner.run(_next(answers))) is not None:
+            while (answer := runner.run(_next(answers))) is not None:
                 yield answer
         finally:
-            process.runner.run(answers.aclose())
+            runner.run(answers.aclose())
 
 
 def load(target: str, directory: str = "", context: Context | None = None) -> Reducer:
@@ -335,20 +348,14 @@ def load(target: str, directory: str = "", context: Context | None = None) -> Re
     return Reducer(target, directory, context or Context())
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    function: ReduceFunction
-    runner: asyncio.Runner
+class Parts:
+    """A source of parts that are there, or for whose origin a loop may wait that has nothing else to do meanwhile."""
 
-
-class _Iterated:
-    """Parts from an iterator, for a loop that has nothing else to do meanwhile."""
-
-    def __init__(self, parts: Iterator[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = iter(parts)
 
     async def next(self) -> Part | None:
-        return next(self._parts, None)
+        return self.next_blocking()
 
     def next_blocking(self) -> Part | None:
         return next(self._parts, None)
@@ -364,7 +371,8 @@ def _definition(target: str, directory: str) -> Definition:
 
 
 @cache
-def _process(target: str, directory: str, context: Context) -> _Process:
+def _process(target: str, directory: str, context: Context) -> tuple[ReduceFunction, asyncio.Runner]:
+    """The function in this process, and the loop on which it runs."""
     output_prefix.install()
     definition = _definition(target, directory)
     runner = asyncio.Runner()
@@ -372,7 +380,7 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
         runner.run(called_once(setup, context, what=f"setup of {target}"))
-    return _Process(ReduceFunction(definition, call, target), runner)
+    return ReduceFunction(definition, call, target), runner
 
 
 async def _forget_loop() -> None:
@@ -385,7 +393,20 @@ async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
 
 
 def _outputs(result: Any, encode: Encoder) -> Iterator[bytes | Message]:
-    return outputs_of(result) if is_table(result) else each_output(result, encode)
+    if not _is_table(result):
+        return each_output(result, encode)
+    from millstream_udf.reduce_arrow import outputs_of
+
+    return outputs_of(result)
+
+
+def _is_table(result: Any) -> bool:
+    """A pyarrow.Table, a pyarrow.RecordBatch or a pandas.DataFrame; without importing either."""
+    kind = type(result)
+    return kind.__name__ in ("Table", "RecordBatch", "DataFrame") and kind.__module__.partition(".")[0] in (
+        "pyarrow",
+        "pandas",
+    )
 
 
 def _checked_size(message: Message) -> int:
@@ -397,12 +418,3 @@ def _checked_size(message: Message) -> int:
     headers = sum(len(name) + len(value) for name, value in (message.headers or {}).items())
     # A text has up to four bytes per character.
     return len(message.value) + 4 * texts + headers
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    if isinstance(error, (Retry, DeadLetter, Drop, Fallback)):
-        return BadOutput(
-            f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
-            f"for no results, or raise any other exception to fail the group ({error})"
-        )
-    return error

@@ -1,10 +1,16 @@
-"""Values that a generator function returns beside those that it yields: they would get lost.
+"""What is collected of the results of a function: not more outputs than a record may have, and everything that a
+generator gives.
+
+An iterator without an end must not take the memory of the process. The vertex checks the number of outputs of a whole
+answer, which a generator that never ends would not reach.
+
+A value that a generator function returns beside those that it yields would get lost:
 
     if ...: return [b"x"]      # lost: iterating over a generator gives what it yields
     yield value
 
 Such a function is refused at its start, as far as its code shows it; otherwise the record fails. Above it: the
-inspection of functions, and everything that iterates over results. Below it: Python's bytecode.
+inspection of functions, and everything that iterates over results. Below it: the environment, and Python's bytecode.
 """
 
 from __future__ import annotations
@@ -12,11 +18,18 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator
+import os
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from itertools import islice
 from types import CodeType
 from typing import Any, TypeVar
 
 from millstream_udf.misfits import BadOutput
+
+OUTPUTS_VARIABLE = "MILLSTREAM_UDF_OUTPUTS_MAX"
+"""Environment variable with the `outputsMax` of the vertex, if the pipeline sets it."""
+OUTPUTS_MAX = 500_000
+"""Without it."""
 
 _T = TypeVar("_T")
 _AFTER_YIELD = {"RESUME", "JUMP_BACKWARD_NO_INTERRUPT", "END_SEND"}
@@ -78,3 +91,36 @@ def _returned(code: CodeType) -> frozenset[str]:
         if one.opname != "NOP":
             before = one
     return frozenset(found)
+
+
+@functools.cache
+def outputs_max() -> int:
+    """The most outputs of one record."""
+    text = os.environ.get(OUTPUTS_VARIABLE, "")
+    return int(text) if text.isdecimal() and int(text) else OUTPUTS_MAX
+
+
+def collected(outputs: Iterator[_T]) -> list[_T]:
+    """The outputs as a list. Raises `BadOutput` if there are more than `outputs_max`; the rest is not produced."""
+    most = outputs_max()
+    found = list(islice(outputs, most + 1))
+    if len(found) > most:
+        raise _too_many(most)
+    return found
+
+
+async def collected_async(outputs: AsyncIterator[_T]) -> list[_T]:
+    """The same for an asynchronous iterator."""
+    most = outputs_max()
+    found = []
+    async for output in outputs:
+        found.append(output)
+        if len(found) > most:
+            raise _too_many(most)
+    return found
+
+
+def _too_many(most: int) -> BadOutput:
+    return BadOutput(
+        f"the function produced more than {most:,} outputs for one record (`outputsMax`): does its iterator end?"
+    )

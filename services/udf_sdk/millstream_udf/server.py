@@ -58,7 +58,7 @@ from millstream_udf.definition import (
     with_concurrency,
 )
 from millstream_udf.failures import FAILURES, Gone, failure, summary
-from millstream_udf.message_socket import MessageSocket, TooLarge
+from millstream_udf.message_socket import MessageSocket
 from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
@@ -69,7 +69,6 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the unix socket to serve on."""
-"""Environment variable with the number of records of a stream that an async function processes concurrently."""
 CALLS_MAX = 16
 """Calls held at a time for functions that process records sequentially, so that the next one is always there."""
 CALLS_MAX_ASYNC = 1024
@@ -108,7 +107,7 @@ class Server:
         self._thread = thread
         self._tasks = tasks
         self._sockets = sockets
-        self._readers: set[_Reader] = set()
+        self._streams: set[_GrpcStream] = set()
         self._connections: set[MessageSocket] = set()
         self._draining = False
 
@@ -129,8 +128,8 @@ class Server:
     def drain(self) -> None:
         """Stop reading. Streams end when the calls that they hold are answered."""
         self._draining = True
-        for reader in self._readers:
-            reader.stop()
+        for stream in self._streams:
+            stream.stop()
         for connection in self._connections:
             self._thread.call_soon(connection.stop)
 
@@ -180,19 +179,19 @@ class Server:
             )
         await self._welcome(context, udf_pb2.SinkResponse)
         lane = PositionSink(self._definition, hello)
-        with self._reader(_GrpcStream(context)) as reader:
+        with self._stream(context) as stream:
             try:
-                while (data := await reader.read()) is not None:
-                    request = udf_pb2.SealedSinkRequest.FromString(data)
-                    await context.write((await self._thread.run(lane.answer(request))).SerializeToString())
+                while (data := await stream.receive()) is not None:
+                    answer = await self._thread.run(lane.answer(udf_pb2.SealedSinkRequest.FromString(data)))
+                    await context.write(answer.SerializeToString())
             finally:
                 await self._thread.run(lane.close())
 
     async def _source(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SourceRequest, (SOURCE,))
         await self._welcome(context, udf_pb2.SourceResponse)
-        with self._reader(_GrpcStream(context)) as reader:
-            data = await reader.read()
+        with self._stream(context) as stream:
+            data = await stream.receive()
             if data is None:
                 return
             opening = udf_pb2.SourceRequest.FromString(data)
@@ -204,7 +203,7 @@ class Server:
             try:
                 await self._thread.run(lane.open(opening.open))
                 method = "committed"
-                while (data := await reader.read()) is not None:
+                while (data := await stream.receive()) is not None:
                     request = udf_pb2.SourceRequest.FromString(data)
                     if request.WhichOneof("message") == "read":
                         batch = await self._thread.run(lane.read(request.read))
@@ -233,10 +232,10 @@ class Server:
                 raise Gone("the stream has ended") from None
 
         function = ReduceFunction(self._definition, self._thread.function.call)
-        with self._reader(_GrpcStream(context)) as reader:
+        with self._stream(context) as stream:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    reading = tasks.create_task(_read_parts(reader, parts))
+                    reading = tasks.create_task(_read_parts(stream, parts))
                     await self._thread.run(reduce_stream(function, parts, context_of(hello), write))
             finally:
                 parts.end()
@@ -287,8 +286,8 @@ class Server:
         if self._sockets is None or not hello.calls_socket:
             await self._welcome(context, response)
             run = self._thread.run if self._definition.waits else self._thread.run_through
-            with self._reader(_GrpcStream(context)) as reader:
-                await _converse(reader, answer, run, self.calls_max)
+            with self._stream(context) as stream:
+                await _converse(stream, answer, run, self.calls_max)
             return
         with self._sockets.expecting() as (token, arriving):
             await self._welcome(context, response, token)
@@ -300,10 +299,10 @@ class Server:
                     grpc.StatusCode.UNAVAILABLE, "the client did not connect to the socket for its calls"
                 )
             refused = await self._serve_connection(connection, answer)
-        if refused is not None:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
+        if refused:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
 
-    async def _serve_connection(self, connection: socket.socket, answer: _Answer) -> TooLarge | None:
+    async def _serve_connection(self, connection: socket.socket, answer: _Answer) -> str:
         """Answer the calls of a connection until its end. Returns why it was ended here, if its client is the cause."""
         waits = self._definition.waits
         # While a function computes, its thread sends nothing, so an answer is sent completely before the next call.
@@ -314,14 +313,13 @@ class Server:
             if descriptor < 0:
                 # The stream has ended meanwhile, and closed it.
                 return
-            accepted = socket.socket(fileno=descriptor)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, accepted)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, socket.socket(fileno=descriptor))
             try:
                 if waits:
-                    await _converse(_SocketStream(messages), answer, result_of, self.calls_max)
+                    await _converse(messages, answer, result_of, self.calls_max)
                 else:
-                    await _answer_in_turn(_SocketStream(messages), answer)
-                if messages.failed is None:
+                    await _answer_in_turn(messages, answer)
+                if not messages.failed:
                     await messages.close()
             finally:
                 messages.abort()
@@ -336,13 +334,13 @@ class Server:
         return messages.failed
 
     @contextmanager
-    def _reader(self, stream: _Stream) -> Iterator[_Reader]:
-        reader = _Reader(stream, self._tasks, stopped=self._draining)
-        self._readers.add(reader)
+    def _stream(self, context: _Servicer) -> Iterator[_GrpcStream]:
+        stream = _GrpcStream(context, self._tasks, stopped=self._draining)
+        self._streams.add(stream)
         try:
-            yield reader
+            yield stream
         finally:
-            self._readers.discard(reader)
+            self._streams.discard(stream)
 
 
 async def _converse(stream: _Stream, answer: _Answer, run: _Run, calls_max: int) -> None:
@@ -355,7 +353,7 @@ async def _converse(stream: _Stream, answer: _Answer, run: _Run, calls_max: int)
         try:
             reply = await run(answer(data))
             async with writing:
-                await stream.write(reply)
+                await stream.send(*reply)
         except (grpc.aio.BaseError, ConnectionError):
             # The stream is lost, so its reader ends, too. Unanswered calls are sent again on the next one.
             return
@@ -363,18 +361,18 @@ async def _converse(stream: _Stream, answer: _Answer, run: _Run, calls_max: int)
             held.release(size)
 
     async with asyncio.TaskGroup() as calls:
-        while (data := await stream.read()) is not None:
+        while (data := await stream.receive()) is not None:
             await held.acquire(len(data))
             calls.create_task(handle(data))
 
 
-async def _answer_in_turn(socket: _SocketStream, answer: _Answer) -> None:
+async def _answer_in_turn(socket: MessageSocket, answer: _Answer) -> None:
     """Answer calls one after another, with a function that never waits, in its own thread."""
-    while (data := await socket.read()) is not None:
+    while (data := await socket.receive()) is not None:
         # Each call has a context of its own, so that context variables that the function sets do not reach the next.
         reply = copy_context().run(result_at_once, answer(data))
         try:
-            await socket.write(reply)
+            await socket.send(*reply)
         except ConnectionError:
             # Unanswered calls are sent again on the next stream.
             return
@@ -383,10 +381,10 @@ async def _answer_in_turn(socket: _SocketStream, answer: _Answer) -> None:
             await asyncio.sleep(0)
 
 
-async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
+async def _read_parts(stream: _GrpcStream, parts: PartQueue) -> str:
     """Read to the end of the stream. Returns the client's protocol error, if there is one."""
     try:
-        while (data := await reader.read()) is not None:
+        while (data := await stream.receive()) is not None:
             await parts.put(data)
     except ValueError as error:
         return str(error)
@@ -396,68 +394,29 @@ async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
 
 
 class _Stream(Protocol):
-    """The transport of the messages of one stream."""
+    """The transport of the messages of one stream: gRPC, or a `MessageSocket`."""
 
-    async def read(self) -> bytes | None:
+    async def receive(self) -> bytes | None:
         """The next message; None at the end."""
 
-    async def write(self, parts: Sequence[bytes]) -> None:
+    async def send(self, *parts: bytes) -> None:
         """Send the message of these parts. Raises `BaseError` or `ConnectionError` if the stream is lost."""
 
 
 class _GrpcStream:
-    """See `_Stream`."""
+    """See `_Stream`. It is read until its end, or until that is stopped."""
 
-    def __init__(self, context: _Servicer) -> None:
+    def __init__(self, context: _Servicer, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
         self._context = context
-
-    async def read(self) -> bytes | None:
-        try:
-            data: Any = await self._context.read()
-        except grpc.aio.BaseError:
-            return None
-        return data if isinstance(data, bytes) else None
-
-    async def write(self, parts: Sequence[bytes]) -> None:
-        await self._context.write(b"".join(parts))
-
-
-class _SocketStream:
-    """See `_Stream`."""
-
-    def __init__(self, socket: MessageSocket) -> None:
-        self._socket = socket
-
-    async def read(self) -> bytes | None:
-        try:
-            return await self._socket.receive()
-        except TooLarge:
-            return None
-
-    async def write(self, parts: Sequence[bytes]) -> None:
-        await self._socket.send(*parts)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a message has arrived that was not read."""
-        return self._socket.has_more
-
-
-class _Reader:
-    """A stream that is read until its end, or until that is stopped."""
-
-    def __init__(self, stream: _Stream, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
-        self._stream = stream
         self._tasks = tasks
         self._stopped = stopped
         self._pending: asyncio.Task[bytes | None] | None = None
 
-    async def read(self) -> bytes | None:
-        """The next message; None at the end."""
+    async def receive(self) -> bytes | None:
         if self._stopped:
             return None
         # A separate task, so that stopping it cannot be confused with the cancellation of the stream.
-        self._pending = self._tasks.create_task(self._stream.read())
+        self._pending = self._tasks.create_task(self._read())
         try:
             return await self._pending
         except asyncio.CancelledError:
@@ -466,8 +425,15 @@ class _Reader:
                 raise
             return None
 
-    async def write(self, parts: Sequence[bytes]) -> None:
-        await self._stream.write(parts)
+    async def _read(self) -> bytes | None:
+        try:
+            data: Any = await self._context.read()
+        except grpc.aio.BaseError:
+            return None
+        return data if isinstance(data, bytes) else None
+
+    async def send(self, *parts: bytes) -> None:
+        await self._context.write(b"".join(parts))
 
     def stop(self) -> None:
         self._stopped = True

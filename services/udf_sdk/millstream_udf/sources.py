@@ -11,8 +11,8 @@ from typing import Any
 
 from millstream_udf import columns
 from millstream_udf.cancellation import result_of_call
-from millstream_udf.context import Context, set_current
-from millstream_udf.failures import FAILURES, describe, failure, summary
+from millstream_udf.context import CURRENT, Context
+from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.misfits import BadOutput
 from millstream_udf.outputs import fault_of_record
 from millstream_udf.outside_loop import call_plainly
@@ -35,16 +35,17 @@ class SourceLane:
 
     async def open(self, request: udf_pb2.SourceOpen) -> None:
         """Raises what the user's class or its `open` raises; the stream then fails."""
-        set_current(self._context)
+        CURRENT.set(self._context)
         self._source = call_plainly(self._target)
         await self._call("open", request.position, request.partition, request.partitions)
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
         """Never raises what the function raises: the result of a failed read has an `error`."""
-        set_current(self._context)
+        CURRENT.set(self._context)
         try:
-            timeout_s = request.timeout_us / 1_000_000
-            batch = await result_of_call(self._source.read, self._context, request.records_max, timeout_s)
+            batch = await result_of_call(
+                self._source.read, self._context, request.records_max, request.timeout_us / 1_000_000
+            )
             if not isinstance(batch, Batch):
                 raise BadOutput(f"read must return a Batch, not {type(batch).__name__}")
             if len(batch.records) > request.records_max:
@@ -56,8 +57,7 @@ class SourceLane:
                 answer.frame.MergeFromString(frame_of(batch.records, self._encode))
             return answer
         except FAILURES as error:
-            detail = describe(failure(error))
-            return udf_pb2.SourceBatch(error=f"{summary(error)}\n{detail}" if detail else summary(error))
+            return udf_pb2.SourceBatch(error=error_text(failure(error)))
 
     async def committed(self, request: udf_pb2.SourceCommitted) -> None:
         """Raises what the user's `committed` raises; the stream then fails, and is opened again."""
@@ -67,7 +67,7 @@ class SourceLane:
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> None:
-        set_current(self._context)
+        CURRENT.set(self._context)
         method = getattr(self._source, name, None)
         if method is not None:
             await result_of_call(method, *arguments)
@@ -95,15 +95,14 @@ def _encoded(records: Sequence[Record[Any]], encode: Encoder) -> bytes:
     ids = [record.id for record in records if record.id is not None]
     if ids and len(ids) != len(records):
         raise BadOutput("either all records of a batch have an id or none")
-    sealed = frame_pb2.SealedFrame(
+    return frame_pb2.SealedFrame(
         info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
         values=columns.pack_bytes([_bytes_of(record.value, encode) for record in records]),
         event_times_us=columns.pack_times(times),
         keys=columns.pack_lists([[part.encode() for part in record.keys] for record in records]),
         headers=columns.pack_headers([record.headers for record in records]),
         ids=columns.pack_bytes([item.encode() for item in ids]) if ids else b"",
-    )
-    return sealed.SerializeToString()
+    ).SerializeToString()
 
 
 def _bytes_of(value: Any, encode: Encoder) -> Any:

@@ -34,12 +34,11 @@ def exported(pipeline: str, vertex: str, replica: int) -> Iterator[None]:
 
 
 def _is_wanted() -> bool:
-    environment = os.environ
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return False
-    endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if endpoint and "@" in endpoint:
         _log.warning(
             "spans are not exported: the endpoint has a user or a password, which messages would show; "

@@ -153,19 +153,17 @@ async def arun(
     frame = frame_of(records)
     if definition.keeps_positions:
         return _sink_results(len(records), await write_once(definition, hello, records, attempt))
-    map_answer, sink_answer = None, None
+    answer: udf_pb2.SinkAnswer | udf_pb2.SealedMapAnswer
     async with open_function(definition, context_of(hello)) as opened:
-        lane = opened.lane()
         if hello.kind == SINK:
             sink_call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
-            sink_answer = await answer_sink(lane, hello, sink_call)
+            answer = await answer_sink(opened.lane(), hello, sink_call)
         else:
             map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
-            map_answer = await answer_map(lane, hello, map_call)
-    if sink_answer is not None:
-        return _sink_results(len(records), sink_answer)
-    assert map_answer is not None
-    return replace(_map_results(FrameInputs(frame), map_answer), gives=definition.gives)
+            answer = await answer_map(opened.lane(), hello, map_call)
+    if isinstance(answer, udf_pb2.SinkAnswer):
+        return _sink_results(len(records), answer)
+    return replace(_map_results(FrameInputs(frame), answer), gives=definition.gives)
 
 
 def read_source(
@@ -261,5 +259,9 @@ def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
 
 def _batch(batch: udf_pb2.SourceBatch) -> Batch:
     records = FrameInputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
-    pending = batch.pending if batch.HasField("pending") else None
-    return Batch(records, position=batch.position, ended=batch.ended, pending=pending)
+    return Batch(
+        records,
+        position=batch.position,
+        ended=batch.ended,
+        pending=batch.pending if batch.HasField("pending") else None,
+    )

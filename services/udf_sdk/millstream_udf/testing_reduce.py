@@ -17,8 +17,8 @@ from millstream_udf.defining import define
 from millstream_udf.definition import REDUCE, Definition
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
-from millstream_udf.groups import Cursor, Group, Part, decode_part
-from millstream_udf.reducing import Answer, ReduceFunction
+from millstream_udf.groups import Cursor, Group, Part, decode_part, encode_group
+from millstream_udf.reducing import Answer, Parts, ReduceFunction
 from millstream_udf.sources import frame_of
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.values import Message, Record, Window
@@ -69,8 +69,7 @@ def run_reduce(
     records = [record_of(item, window.start_us) for item in inputs]
     group = Group(window, tuple(keys))
     definition = _reducing(function)
-    answers = asyncio.run(_answers(definition, {group: records}, frame_records))
-    return _reduced(definition, [group], answers)[0]
+    return _reduced(definition, [group], asyncio.run(_answers(definition, {group: records}, frame_records)))[0]
 
 
 def run_windows(
@@ -110,13 +109,11 @@ async def _answers(
     parts = [part for group, records in groups.items() for part in _parts(group, records, frame_records)]
     async with open_function(definition, context) as opened:
         reducing = ReduceFunction(definition, opened.call)
-        return [answer async for answer in reducing.answers(Cursor(_Listed(parts)), context)]
+        return [answer async for answer in reducing.answers(Cursor(Parts(parts)), context)]
 
 
 def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> Iterable[Part]:
     """Parts as they would arrive over a stream: many frames, decoded from their bytes."""
-    window = group.window
-    begun = udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
     if all(record.keys in ((), group.keys) for record in records):
         # As in a keyed vertex: the keys belong to the group, and no frame repeats them.
         records = [Record(record.value, record.event_time_us, (), record.headers) for record in records]
@@ -124,25 +121,12 @@ def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> 
     for first in range(0, max(1, len(records)), frame_records):
         some = list(islice(left, frame_records))
         message = udf_pb2.SealedReducePart(
-            groups=[] if first else [begun],
+            groups=[] if first else [encode_group(group)],
             counts=[len(some)],
             frame=frame_of(some) if some else b"",
             unfinished=first + frame_records < len(records),
         )
         yield decode_part(message, continues=first > 0)
-
-
-class _Listed:
-    """A source of available parts."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = iter(parts)
-
-    async def next(self) -> Part | None:
-        return self.next_blocking()
-
-    def next_blocking(self) -> Part | None:
-        return next(self._parts, None)
 
 
 def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:
@@ -158,5 +142,10 @@ def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[
 
 def _filled(group: Group, result: bytes | Message) -> Message:
     message = result if isinstance(result, Message) else Message(result)
-    keys = group.keys if message.keys is None else message.keys
-    return Message(message.value, keys, message.tags, message.headers or {}, group.window.end_us - 1)
+    return Message(
+        message.value,
+        group.keys if message.keys is None else message.keys,
+        message.tags,
+        message.headers or {},
+        group.window.end_us - 1,
+    )

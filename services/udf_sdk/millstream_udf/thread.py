@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from millstream_udf.cancellation import outcome_of, result_at_once, result_of
+from millstream_udf.cancellation import outcome_of, result_at_once, result_of, settled
 from millstream_udf.context import Context
 from millstream_udf.definition import Definition
 from millstream_udf.execution import Function, open_function
@@ -45,11 +45,7 @@ class FunctionThread:
         raises without that is raised here as a `RuntimeError`."""
         _, loop, _ = self._started.result()
         waiting = asyncio.run_coroutine_threadsafe(outcome_of(result_of(work)), loop)
-        result, error = await asyncio.wrap_future(waiting)
-        if error is not None:
-            raise error
-        found: _T = result
-        return found
+        return settled(await asyncio.wrap_future(waiting))
 
     async def run_through(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run `work`, which never waits for anything, in the function's thread.

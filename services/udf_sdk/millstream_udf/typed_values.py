@@ -21,14 +21,12 @@ from typing import Any
 
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.json_types import (
-    Convert,
-    UnsupportedType,
     converter,
     is_msgspec,
     is_pydantic,
     loaded,
     name_of,
-    pydantic_misfit,
+    validated,
 )
 from millstream_udf.misfits import BadOutput, Misfit, shown_bytes
 from millstream_udf.values import Message, Record
@@ -93,10 +91,9 @@ def decoder(kind: Any) -> Decoder:
     if _is_function(kind):
         return Decoder(kind, None, kind)
     convert = converter(kind)
-    explain = _explaining(convert)
     if is_pydantic(kind):
         return Decoder(kind, kind.__pydantic_validator__.validate_json, _pydantic(kind))
-    return Decoder(kind, _msgspec(kind), explain)
+    return Decoder(kind, _msgspec(kind), lambda value: convert(loaded(value)))
 
 
 def _is_function(kind: Any) -> bool:
@@ -115,17 +112,11 @@ def _text(value: bytes) -> str:
         raise Misfit(f"is not UTF-8 from byte {error.start} on: {shown_bytes(value, error.start)}") from None
 
 
-def _explaining(convert: Convert) -> Decode:
-    return lambda value: convert(loaded(value))
-
-
 def _pydantic(kind: Any) -> Decode:
     def explain(value: bytes) -> Any:
+        # What is not JSON at all has the message that it has with every other type.
         loaded(value)
-        try:
-            return kind.__pydantic_validator__.validate_json(value)
-        except ValueError as error:
-            raise pydantic_misfit(error) from None
+        return validated(kind, value)
 
     return explain
 
@@ -142,10 +133,9 @@ def _msgspec(kind: Any) -> Decode | None:
         return converter(wanted)(value)
 
     try:
-        decode: Decode = msgspec.json.Decoder(kind, dec_hook=foreign).decode
+        return msgspec.json.Decoder(kind, dec_hook=foreign).decode
     except TypeError:
         return None
-    return decode
 
 
 class Encoder:
@@ -159,7 +149,10 @@ class Encoder:
         """Raises `BadOutput` for an object without an encoding, and what the user's own function raises."""
         if self._own is None:
             if not is_object(type(value)):
-                raise BadOutput(_no_object(value))
+                raise BadOutput(
+                    "an output becomes JSON if it is a dict, a dataclass or a model, but this is "
+                    f"{type(value).__name__}; return json.dumps(value)"
+                )
             return _written(value)
         encoded: object = self._own(value)
         if not isinstance(encoded, bytes):
@@ -217,13 +210,6 @@ def _is_object(kind: Any) -> bool:
     return issubclass(kind, abc.Mapping) or dataclasses.is_dataclass(kind) or is_pydantic(kind) or is_msgspec(kind)
 
 
-def _no_object(value: Any) -> str:
-    kind = type(value).__name__
-    return (
-        f"an output becomes JSON if it is a dict, a dataclass or a model, but this is {kind}; return json.dumps(value)"
-    )
-
-
 def _written(value: Any) -> bytes:
     kind: Any = type(value)
     try:
@@ -249,8 +235,7 @@ def _writer(kind: Any) -> Encode:
         return _plain_json
     from millstream_udf.json_writing import plain
 
-    encode: Encode = msgspec.json.Encoder(enc_hook=plain).encode
-    return encode
+    return msgspec.json.Encoder(enc_hook=plain).encode
 
 
 def _plain_json(value: Any) -> bytes:
@@ -259,11 +244,3 @@ def _plain_json(value: Any) -> bytes:
     from millstream_udf.json_writing import plain
 
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-
-
-def supported(kind: Any) -> None:
-    """Raises `UnsupportedType` if objects of the annotated type cannot be written as JSON."""
-    converter(kind)
-
-
-__all__ = ["JSON", "Decoder", "Encoder", "UnsupportedType", "decoder", "encoder", "is_object", "supported"]

@@ -183,39 +183,37 @@ class Batch:
         self.pending = pending
 
 
-class Retry(Exception):
+class RecordOutcome(Exception):
+    """Base of what a function raises to say what happens to the record that it was called with."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(RecordOutcome):
     """Raise it to get this record again after `delay` (seconds or a `timedelta`). It does not count as an attempt of
     the vertex's `retryStrategy`, whose `maxRetries` limits how often a function may ask. `context.attempt` counts
     it."""
 
     def __init__(self, delay: float | timedelta = 1.0, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
         self.delay_us = max(0, round((delay.total_seconds() if isinstance(delay, timedelta) else delay) * 1_000_000))
 
 
-class DeadLetter(Exception):
+class DeadLetter(RecordOutcome):
     """Raise it to send this record to the dead-letter edge without another attempt."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
-
-class Drop(Exception):
+class Drop(RecordOutcome):
     """Raise it to drop this record. It is counted under `reason`, so use few different reasons."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
-
-class Fallback(Exception):
+class Fallback(RecordOutcome):
     """Raise it in a sink to send this record to the fallback sink."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

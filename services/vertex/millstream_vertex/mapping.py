@@ -34,7 +34,7 @@ from millstream.udf.suspects import Suspects, outcome_of
 from millstream.values import Values
 from millstream.watermark import future
 from millstream_udf import columns
-from millstream_udf.arrow_values import JSON_TIMES
+from millstream_udf.arrow_messages import JSON_TIMES
 from millstream_vertex.stage import Stage, StageInput, StageResult
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
+from millstream.values import reads_arrow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
-from millstream_udf import arrow_values
 from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
@@ -181,7 +181,7 @@ class StageOpening:
             # Built-ins, which have no client, answer at once.
             concurrency=1 if client is None else client.description.concurrency,
             # A process without pyarrow could not do what needs the values themselves, such as a dead letter.
-            takes_arrow=stream.takes_arrow and arrow_values.available(),
+            takes_arrow=stream.takes_arrow and reads_arrow(),
         )
 
 
@@ -221,7 +221,7 @@ class LaneOpening(StageOpening):
         graph, chain = self.shared.graph, self.chain
         router, ledger = self.shared.router(graph, chain[-1]), await self.shared.ledgers.of(self.lane.vertex)
         # As in `map_stage`; and a ledger that an earlier version created holds only what that version reads.
-        takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
+        takes_arrow = router.takes_arrow and ledger.holds_arrow and reads_arrow()
         output: Output = ToBuffers(self.core, router, takes_arrow=takes_arrow)
         steps: list[Step] = []
         for number in reversed(range(1, len(chain))):

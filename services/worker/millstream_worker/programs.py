@@ -24,12 +24,13 @@ from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
 from millstream.udf.function import Function, LocalFunction, open_local_function, open_remote_function
-from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
+from millstream.udf.program_lines import parse_line
 from millstream.udf.protocol import ClientTls, StreamName, UdfClient, protocol_of
 from millstream.udf.sidecar import START_TIMEOUT_S, HeldUp, LogLine, SidecarSpec, python_command
 from millstream.udf.sources import OnChange
 from millstream.udf.streams import MapStream
-from millstream_udf.bounded_outputs import OUTPUTS_VARIABLE
+from millstream_udf.logs import LEVEL_VARIABLE
+from millstream_udf.returned_values import OUTPUTS_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import pytest
 
 from millstream import codes
 from millstream.udf.native import reduce_stream
-from millstream.udf.native.reduce_checks import check_reduce_answer
 from millstream.udf.native.reduce_client import reduce_over_grpc
+from millstream.udf.native.reduce_parts import check_reduce_answer
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf import columns
 from millstream_udf.groups import FrameRows, Group, Part

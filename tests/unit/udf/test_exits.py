@@ -67,7 +67,13 @@ def test_without_a_count_a_kill_comes_from_outside(tmp_path: Path, text: str | N
     assert not OomKills(None).known
 
 
-def test_the_count_of_a_process_is_that_of_its_cgroup() -> None:
-    assert counters(["0::/user.slice/run.scope"]) == [Path("/sys/fs/cgroup/user.slice/run.scope/memory.events")]
-    assert counters(["5:cpu,cpuacct:/a", "4:memory:/b:c"]) == [Path("/sys/fs/cgroup/memory/b:c/memory.oom_control")]
+def test_the_count_of_a_process_is_that_of_its_cgroup(tmp_path: Path) -> None:
+    for groups, expected in (
+        ("0::/user.slice/run.scope\n", "user.slice/run.scope/memory.events"),
+        ("5:cpu,cpuacct:/a\n4:memory:/b:c\n", "memory/b:c/memory.oom_control"),
+    ):
+        (tmp_path / "cgroup").write_text(groups)
+        found = list(counters(tmp_path / "cgroup", Path("/mounted")))
+        assert Path("/mounted") / expected in found
+        assert len({path.parent for path in found}) == 1
     assert not oom_kills_of(2**22 + 1).known

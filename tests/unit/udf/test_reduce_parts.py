@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.udf.native import reduce_parts
-from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
-from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
+from millstream.udf.native.reduce_parts import (
+    PartEncoder,
+    PartMessage,
+    check_reduce_answer,
+    check_reduce_groups,
+    decode_answer,
+    one_by_one,
+)
 from millstream_udf import columns
 from millstream_udf.groups import Group, Part, decode_part
 from millstream_udf.reduce_arrow import arrow_part

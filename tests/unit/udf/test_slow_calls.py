@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream.udf.slow_calls import SLOW_AFTER_S, OldestCall, Reporting
+from millstream.udf.slow_calls import SLOW_AFTER_S, OldestCall
 
 
 @dataclass(eq=False)
@@ -41,22 +41,16 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
 
 
 def test_reports_become_rarer_and_slowness_does_not() -> None:
-    oldest, reporting, call = OldestCall(), Reporting(), Call("call")
+    oldest, call = OldestCall(), Call("call")
     reported = []
     for now_s in range(100):
-        oldest.look(call, 1, float(now_s))
-        if reporting.look(oldest, 1):
+        if oldest.look(call, 1, float(now_s)):
             reported.append(now_s)
-        assert reporting.is_slow == (now_s >= SLOW_AFTER_S)
+        assert oldest.is_slow == (now_s >= SLOW_AFTER_S)
     assert reported == [10, 20, 40, 80]
     # Another call that is as slow as that is not reported again, but it is slow.
-    oldest.look(Call("another"), 1, 100.0)
-    assert not reporting.look(oldest, 1)
-    assert not reporting.is_slow
+    assert not oldest.look(Call("another"), 1, 100.0)
+    assert not oldest.is_slow
     # The next process has reports of its own.
     other = Call("of the next process")
-    for now_s in range(101, 113):
-        oldest.look(other, 2, float(now_s))
-        if reporting.look(oldest, 2):
-            reported.append(now_s)
-    assert reported[4:] == [111]
+    assert [now_s for now_s in range(101, 113) if oldest.look(other, 2, float(now_s))] == [111]

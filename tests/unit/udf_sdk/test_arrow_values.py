@@ -15,6 +15,7 @@ import millstream_udf as udf
 from millstream_udf import arrow_values
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.arrow import to_fields
+from millstream_udf.arrow_messages import JSON_TIMES
 from millstream_udf.columns import pack_bytes, pack_times
 from millstream_udf.defining import define
 from millstream_udf.definition import MAP
@@ -164,7 +165,7 @@ def test_cells_that_json_changes_are_found() -> None:
 def test_their_json_is_never_much_larger(rows: pa.RecordBatch, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, rows.num_rows - 1), min_size=1))
     (part,) = arrow_values.parts(arrow_values.packed(rows), rows.num_rows, [chosen])
-    assert sum(map(len, arrow_values.as_json(part, len(chosen)))) <= arrow_values.JSON_TIMES * len(part)
+    assert sum(map(len, arrow_values.as_json(part, len(chosen)))) <= JSON_TIMES * len(part)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import millstream_udf as udf
 from millstream.limits import ANSWER_RECORDS_MAX
-from millstream_udf import bounded_outputs, testing
+from millstream_udf import returned_values, testing
 
 
 def yields(value: bytes) -> Iterator[bytes]:
@@ -41,10 +41,10 @@ def transforms(value: bytes) -> Iterator[bytes]:
 
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setenv(bounded_outputs.OUTPUTS_VARIABLE, "20")
-    bounded_outputs.outputs_max.cache_clear()
+    monkeypatch.setenv(returned_values.OUTPUTS_VARIABLE, "20")
+    returned_values.outputs_max.cache_clear()
     yield 20
-    bounded_outputs.outputs_max.cache_clear()
+    returned_values.outputs_max.cache_clear()
 
 
 @pytest.mark.parametrize("function", [yields, yields_async, returns, threaded, transforms])
@@ -59,4 +59,4 @@ def test_as_many_as_are_allowed_are_kept(most: int) -> None:
 
 
 def test_without_a_setting_the_bound_is_that_of_an_answer() -> None:
-    assert bounded_outputs.OUTPUTS_MAX == ANSWER_RECORDS_MAX
+    assert returned_values.OUTPUTS_MAX == ANSWER_RECORDS_MAX

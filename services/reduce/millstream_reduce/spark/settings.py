@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.json_parser import parse_json
 from millstream.limits import MIB
-from millstream.processors import processors
+from millstream.resources import processors
 
 if TYPE_CHECKING:
     from millstream.spec.models import Pipeline

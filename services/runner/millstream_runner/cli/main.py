@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from millstream import codes
-from millstream.descriptors import PIPE_CLOSED, cause_text, reopen_closed
+from millstream.descriptors import PIPE_CLOSED, OutputDescriptor, cause_text, reopen_closed
 from millstream.die_with_parent import forbid_core_files
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.missing_packages import missing_package
-from millstream.printable import PrintedOutput, printable_output
+from millstream.printable import printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.parsing import UsageError
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None, *, on_ready: Callable[[], objec
             sys.stdout.flush()
         if printed.error is not None:
             code = code or _report_unprinted(words, printed.error)
-        printed.give_up()
+        printed.may_be_lost = True
         sys.stderr.flush()
         return code
 
 
-def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
+def _run_words(words: list[str], printed: OutputDescriptor, on_ready: Callable[[], object]) -> int:
     try:
         if "_ARGCOMPLETE" in os.environ:
             from millstream_runner.cli import completion
@@ -69,7 +69,7 @@ def _run_words(words: list[str], printed: PrintedOutput, on_ready: Callable[[], 
     return _run(options, printed, on_ready)
 
 
-def _run(options: argparse.Namespace, printed: PrintedOutput, on_ready: Callable[[], object]) -> int:
+def _run(options: argparse.Namespace, printed: OutputDescriptor, on_ready: Callable[[], object]) -> int:
     try:
         on_ready()
         command = importlib.import_module(f"millstream_runner.cli.{options.command}")

@@ -20,7 +20,7 @@ import psutil
 
 from millstream import codes
 from millstream.errors import InfrastructureError, MillstreamError, UserError
-from millstream.processors import processors
+from millstream.resources import processors
 from millstream.spec.loading import LoadedPipeline
 from millstream_runner.cli.deadletters import stored_files
 from millstream_runner.cli.envelopes import read_files

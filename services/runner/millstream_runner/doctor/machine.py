@@ -19,9 +19,8 @@ import psutil
 
 from millstream.errors import InfrastructureError
 from millstream.limits import MIB
-from millstream.memory import usable_memory
 from millstream.ports import free_ports, why_not
-from millstream.processors import processors
+from millstream.resources import processors, usable_memory
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_runner.local.storage import BROKER_SHARE

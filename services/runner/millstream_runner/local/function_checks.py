@@ -22,7 +22,7 @@ from millstream.limits import FUNCTION_IMPORT_TIMEOUT_S
 from millstream.lines import LastLines, text_of
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.processes import open_process
-from millstream.processors import processors
+from millstream.resources import processors
 from millstream.sandbox import confined
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.problems import Finding, Path, path_text

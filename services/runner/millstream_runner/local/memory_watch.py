@@ -16,8 +16,8 @@ import re
 import signal
 from collections.abc import Callable
 
-from millstream.memory import taken_by, usable_memory
 from millstream.pauses import until_next
+from millstream.resources import taken_by, usable_memory
 
 SHARE_OF_MEMORY = 0.75
 """The default limit of a process, as a share of the memory of this machine or its control group."""

@@ -24,8 +24,8 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.placement import place
 from millstream.plan.plan import Plan
 from millstream.print_channel import Print
-from millstream.processors import processors
 from millstream.record import ReplicaId
+from millstream.resources import processors
 from millstream.spec.graph import Graph
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
