@@ -27,9 +27,6 @@ PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
 """Codes of errors that may pass: no leader, no space, no resources, a failed store, an incomplete batch, too many
 batches at once."""
 
-FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
-"""Exceptions of the client: everything that can go wrong between a lane and its server."""
-
 
 def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
     """Access to the server, with all secrets resolved. Raises `UserError`."""
@@ -63,9 +60,8 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
         tls = context_of(settings.tls, base_dir, where)
     elif settings.encrypted:
         tls = ssl.create_default_context()
-    url = ",".join(server.strip() for server in settings.url.split(","))
     return BrokerAccess(
-        url,
+        ",".join(server.strip() for server in settings.url.split(",")),
         user=user,
         password=password,
         token=token,
@@ -80,16 +76,24 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
 @asynccontextmanager
 async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
     """A connection, which is opened again whenever it is lost. Raises Millstream errors if it cannot be opened."""
-    access = access_of(settings, base_dir, where)
+    opening = open_connection(access_of(settings, base_dir, where), name=name, timeout_s=settings.timeout_s)
     async with AsyncExitStack() as life:
         try:
-            opening = open_connection(access, name=name, timeout_s=settings.timeout_s)
             connection = await life.enter_async_context(opening)
         except InfrastructureError as error:
             if error.code == codes.BROKER_REFUSES:
                 raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
             raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {error}") from error
         yield connection
+
+
+@asynccontextmanager
+async def looking(settings: NatsServer, base_dir: Path) -> AsyncIterator[BrokerConnection]:
+    """A connection for `validate --online`. Raises Millstream errors."""
+    where = "validate --online"
+    async with linked(settings, base_dir, where, "millstream validate") as connection:
+        with translated(connection, where):
+            yield connection
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.nats.settings import server_notes
-from millstream_connectors.shared.looking import unfit_settings
+from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class _JetStream(SinkConnector[JetStreamSink]):
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.jetstream.sink.target import look
+        from millstream_connectors.jetstream.sink.lane import look
 
-        return unfit_settings(place, look(settings, place.base_dir))
+        return unfit(place, look(settings, place.base_dir))
 
     def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

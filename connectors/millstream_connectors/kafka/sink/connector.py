@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.kafka.settings import KafkaSink, clear_password
+from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -53,11 +54,7 @@ class _Kafka(SinkConnector[KafkaSink]):
     def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.kafka.client import look_for_topics
 
-        async def look() -> Sequence[Finding]:
-            await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
-            return ()
-
-        return look()
+        return no_findings(look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink"))
 
     def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.kafka.sink.lane import open_kafka_sink
