@@ -15,6 +15,7 @@ from millstream.blocking import open_thread
 from millstream.limits import PULSAR_LOOK_S
 from millstream_connectors.pulsar.client import open_link
 from millstream_connectors.pulsar.settings import PulsarCluster
+from millstream_connectors.shared.faults import Fault
 
 _LEFT_MIN_S = 0.1
 """Time for the last question, however long the ones before it took."""
@@ -31,11 +32,8 @@ class Looking:
         return max(_LEFT_MIN_S, min(cluster.timeout_s, self._until_s - time.monotonic()))
 
 
-async def look(
-    cluster: PulsarCluster, topics: Sequence[str], base_dir: Path, looking: Looking
-) -> list[tuple[str, str]]:
-    """The topics that the cluster does not have, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
+async def look(cluster: PulsarCluster, topics: Sequence[str], base_dir: Path, looking: Looking) -> list[Fault]:
+    """The topics that the cluster does not have. Raises Millstream errors if it cannot be reached."""
     cluster = cluster.model_copy(update={"timeout_s": looking.timeout_s(cluster)})
     missing = []
     async with open_thread("pulsar-look") as thread:
@@ -46,7 +44,7 @@ async def look(
                     try:
                         await thread.run(link.partitions, topic)
                     except TopicNotFound:
-                        missing.append((f"there is no topic {topic}", "an existing topic"))
+                        missing.append(Fault(("topic",), f"there is no topic {topic}", "an existing topic"))
         finally:
             thread.end(link.close)
     return missing

@@ -162,17 +162,12 @@ class PulsarSource(PulsarCluster):
         return tuple(dict.fromkeys(full_name(name.strip()) for name in self.topic.split(",")))
 
 
-def _checked_topic(written: str) -> str:
-    topic_check(written)
-    return written
-
-
 class PulsarSink(PulsarCluster):
     """Publishes records to a Pulsar topic, with sequence ids by which the brokers drop repeated messages."""
 
     noun = "a pulsar sink"
 
-    topic: Annotated[Text, After(_checked_topic)]
+    topic: Annotated[Text, After(topic_check)]
     """The topic: a name in `public/default`, or `persistent://tenant/namespace/name`."""
     admin_url: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address of the cluster's web service, `http://host:8080` or `https://host:8443`. `validate --online` asks it

@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.tls import stays_on_this_machine
 from millstream_connectors.pulsar.settings import PulsarSink, cluster_notes
+from millstream_connectors.shared.faults import Fault
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -56,13 +56,12 @@ class _Pulsar(SinkConnector[PulsarSink]):
 
         async def findings() -> Sequence[Finding]:
             topic, looking = settings.full_topic, Looking()
-            found = await look(settings, [topic], place.base_dir, looking)
-            findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
-            if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
+            faults = await look(settings, [topic], place.base_dir, looking)
+            if not faults and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
                 what = f"the brokers do not deduplicate messages of {topic}"
                 expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
-                findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))
-            return findings
+                faults.append(Fault(("deduplication",), what, expected))
+            return place.unfit(faults)
 
         return findings()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.pulsar.settings import PulsarSource, cluster_notes
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Pulsar(SourceConnector[PulsarSource]):
     def online_findings(self, settings: PulsarSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.pulsar.looking import Looking, look
 
-        return unfit_setting(place, "topic", look(settings, settings.topics, place.base_dir, Looking()))
+        return unfit(place, look(settings, settings.topics, place.base_dir, Looking()))
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.pulsar.source.lane import open_pulsar_source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.redis_streams.settings import RedisSink
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import unfit
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -41,8 +41,7 @@ class _Redis(SinkConnector[RedisSink]):
     def online_findings(self, settings: RedisSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.redis_streams.sink.lane import look
 
-        loc = "stream" if settings.mode == "stream" else "prefix"
-        return unfit_setting(place, loc, look(settings, place.base_dir))
+        return unfit(place, look(settings, place.base_dir))
 
     def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.redis_streams.settings import RedisSource
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import unfit
 from millstream_connectors.shared.servers import notes_by_url
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -39,7 +39,7 @@ class _Redis(SourceConnector[RedisSource]):
     def online_findings(self, settings: RedisSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.redis_streams.source.lane import look
 
-        return unfit_setting(place, "stream", look(settings, place.base_dir))
+        return unfit(place, look(settings, place.base_dir))
 
     def open(self, settings: RedisSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.redis_streams.source.lane import open_redis_source
