@@ -14,7 +14,7 @@ from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.shared.tables.settings import TableSink, repeated
 
 SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -68,9 +68,8 @@ def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, s
     """What `validate` notes about the connection to a server."""
     if isinstance(settings.password, str):
         yield (*path, "password"), secret_in_file("password")
-    if not settings.sslmode.startswith("verify") and not stays_on_this_machine(settings.host.lower()):
-        if settings.host.startswith("/"):
-            return
+    is_local = settings.host.startswith("/") or stays_on_this_machine(settings.host.lower())
+    if not settings.sslmode.startswith("verify") and not is_local:
         what = f"`sslmode: {settings.sslmode}` does not verify that {settings.host} is the intended server"
         yield (*path, "sslmode"), f"{what}; `verify-full` does"
 
@@ -169,10 +168,7 @@ class PostgresSource(PostgresServer):
                 if name in self.model_fields_set:
                     what = f"`{alias}` has no effect with `cdc`"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (alias,), what, f"`query`, or no `{alias}`")
-        for index, name in enumerate(self.cursor):
-            if name in self.cursor[:index]:
-                what = f"column `{name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        yield from repeated(self.cursor, "cursor")
 
 
 class PostgresSink(TableSink, PostgresServer):

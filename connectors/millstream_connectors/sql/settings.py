@@ -15,7 +15,7 @@ from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.shared.tables.settings import TableSink, repeated
 
 SQLITE, MYSQL = "sqlite", ("mysql", "mariadb")
 UPSERTS = (SQLITE, "postgresql", *MYSQL)
@@ -173,10 +173,7 @@ class SqlSource(SqlDatabase):
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
         elif self.query is not None and not self.cursor:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
-        for index, name in enumerate(self.cursor):
-            if name in self.cursor[:index]:
-                what = f"column `{name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        yield from repeated(self.cursor, "cursor")
         if self.follow and self.backend != SQLITE:
             what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
             yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millstream.durable import step
 from millstream_connectors.postgres.client import Connection
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource, quoted, quoted_table
-from millstream_connectors.postgres.source.query import Fault
+from millstream_connectors.shared.faults import Fault
 
 _TABLE, _PARTITIONED = "r", "p"
 _NAMED = """

@@ -97,6 +97,10 @@ class Snapshot:
         if self.at != begun:
             self.parts.append(SnapshotPart(last.seen, last.until_lsn, self.at))
 
+    def after(self, table: int) -> Bound | None:
+        """The place after all rows of a table: the beginning of the next one; None after the last table."""
+        return Bound(table + 1, None) if table + 1 < len(self.tables) else None
+
     def is_over(self, lsn: int) -> bool:
         """Whether no part saw any change that is committed from this position on."""
         return self.at is None and (not self.parts or lsn >= self.parts[-1].until_lsn)

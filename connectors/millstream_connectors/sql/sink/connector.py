@@ -53,8 +53,7 @@ class _Sql(SinkConnector[SqlSink]):
                     # SQLite puts a journal beside the database.
                     what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
                     return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
-            faults = await look(settings, place.base_dir)
-            return place.unfit(faults)
+            return place.unfit(await look(settings, place.base_dir))
 
         return findings()
 

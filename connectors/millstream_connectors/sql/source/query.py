@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from millstream.limits import RECORD_BYTES_MAX, SQL_PAGE_ROWS
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.query_rows import QueryRow
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.sql.settings import SqlSource
@@ -23,15 +24,6 @@ from millstream_connectors.sql.source.values import Cursor, json_of
 _SHOWN = 1024
 """Bytes of a row that is too large that are kept for messages."""
 _PAGE_BYTES = 8 * 1024 * 1024
-
-
-class Fault(NamedTuple):
-    """A problem of the query."""
-
-    loc: tuple[str | int, ...]
-    """Place in the settings."""
-    what: str
-    expected: str
 
 
 class RepeatedError(Exception):
