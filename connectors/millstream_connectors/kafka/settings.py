@@ -30,8 +30,9 @@ _OURS = re.compile(
 
 def _checked_broker(written: str) -> str:
     if _BROKER.fullmatch(written) is None:
-        what = f"{without_secrets(written)!r} is not the address of a broker"
-        raise problem(codes.VALUE_MALFORMED, what, "host:port")
+        raise problem(
+            codes.VALUE_MALFORMED, f"{without_secrets(written)!r} is not the address of a broker", "host:port"
+        )
     return written
 
 
@@ -143,8 +144,9 @@ class KafkaSasl(SpecModel):
                 what = f"`{name}` has no effect with `mechanism: {mechanism}`"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`mechanism: {of[0]}`, or no `{name}`")
             elif not given and mechanism in of:
-                what = f"`{name}` is missing, which `mechanism: {mechanism}` needs"
-                yield ShapeProblem(codes.FIELD_MISSING, (), what, f"`{name}`")
+                yield ShapeProblem(
+                    codes.FIELD_MISSING, (), f"`{name}` is missing, which `mechanism: {mechanism}` needs", f"`{name}`"
+                )
 
 
 class KafkaCluster(SpecModel):

@@ -104,8 +104,9 @@ class Login:
         if isinstance(error, ssl.SSLError) or _NO_TLS in said:
             return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
         if isinstance(error.__cause__, ssl.SSLError) and is_not_accepted(str(error.__cause__)):
-            what = f"{place} does not accept `sslCert`, or wants one: {error.__cause__}"
-            return UserError(codes.TARGET_REFUSES, what)
+            return UserError(
+                codes.TARGET_REFUSES, f"{place} does not accept `sslCert`, or wants one: {error.__cause__}"
+            )
         if code.startswith(_REFUSED):
             return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
         if not code or code.startswith(_PASSING):

@@ -57,8 +57,9 @@ class PostgresServer(SpecModel):
             what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
         if (self.ssl_cert is None) != (self.ssl_key is None):
-            what = "`sslCert` and `sslKey` belong together"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "both of them, or neither")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "`sslCert` and `sslKey` belong together", "both of them, or neither"
+            )
         elif self.ssl_cert is not None and self.sslmode in ("disable", "prefer"):
             what = f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslCert",), what, "`sslmode: verify-full`")

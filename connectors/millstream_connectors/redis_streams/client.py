@@ -196,8 +196,7 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
         who = f"user {server.user}" if server.user is not None else "the default user"
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {who}: {said}")
     if is_not_accepted(said):
-        what = f"{place} does not accept `tls.certificate`, or wants one: {said}"
-        return UserError(codes.TARGET_REFUSES, what)
+        return UserError(codes.TARGET_REFUSES, f"{place} does not accept `tls.certificate`, or wants one: {said}")
     if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
     passes = said.startswith(_PASSING) or isinstance(error, _PASSING_TYPES)

@@ -92,8 +92,7 @@ class RedisSink(RedisServer):
         yield from super().relation_problems()
         wanted, other = ("stream", "prefix") if self.mode == "stream" else ("prefix", "stream")
         if getattr(self, wanted) is None:
-            what = f"`mode: {self.mode}` needs `{wanted}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), what, f"`{wanted}`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), f"`mode: {self.mode}` needs `{wanted}`", f"`{wanted}`")
         given = {other: getattr(self, other)}
         given |= {"expire": self.expire_s} if self.mode == "stream" else {"maxLength": self.max_length}
         given |= {} if self.mode == "stream" else {"format": self.format}

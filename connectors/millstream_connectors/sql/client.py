@@ -347,8 +347,7 @@ def error_of(error: BaseException, settings: SqlDatabase, where: str) -> Millstr
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
     if is_not_accepted(text):
-        what = f"{place} does not accept `tls.certificate`, or wants one: {text}"
-        return UserError(codes.TARGET_REFUSES, what)
+        return UserError(codes.TARGET_REFUSES, f"{place} does not accept `tls.certificate`, or wants one: {text}")
     if "CERTIFICATE_VERIFY_FAILED" in text or "doesn't support SSL" in text or "WRONG_VERSION_NUMBER" in text:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {text}")
     means = _means(error)

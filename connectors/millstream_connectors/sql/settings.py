@@ -48,8 +48,9 @@ def _checked_url(written: str) -> str:
         valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path
         valid = valid and not parts.query and parts.scheme in (SQLITE, "sqlite+pysqlite")
     if not valid or "@" in parts.netloc or options & set(_SECRETS):
-        what = f"{without_secrets(written)!r} is not the address of a database"
-        raise problem(codes.VALUE_MALFORMED, what, _EXPECTED)
+        raise problem(
+            codes.VALUE_MALFORMED, f"{without_secrets(written)!r} is not the address of a database", _EXPECTED
+        )
     return written
 
 
@@ -178,8 +179,9 @@ class SqlSource(SqlDatabase):
             what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
             yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")
         if not self.follow and "poll_every_s" in self.model_fields_set:
-            what = "`pollEvery` has no effect without `follow`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("pollEvery",), what, "`follow: true`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("pollEvery",), "`pollEvery` has no effect without `follow`", "`follow: true`"
+            )
 
 
 class SqlSink(TableSink, SqlDatabase):

@@ -32,11 +32,11 @@ class _Kafka(SinkConnector[KafkaSink]):
         if fallback:
             return as_fallback("topic")
         if not settings.transactions:
-            what = (
+            return Guarantee(
+                GuaranteeId.AT_LEAST_ONCE,
                 "at least once: after a crash or a lost connection, records since the last mark are sent again; "
-                "`transactions: true` makes it exactly once"
+                "`transactions: true` makes it exactly once",
             )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
 
     def subject(self, settings: KafkaSink) -> str | None:

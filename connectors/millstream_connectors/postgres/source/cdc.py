@@ -141,8 +141,9 @@ class PostgresCdcLane(OwnedLane):
         except RetryLaterError as error:
             self._reaching.failed(error)
         except NotPgoutputError as error:
-            what = f"{self._where}: cannot read a message of the slot {self._cdc.slot}: {error}"
-            raise UserError(codes.TARGET_UNFIT, what) from error
+            raise UserError(
+                codes.TARGET_UNFIT, f"{self._where}: cannot read a message of the slot {self._cdc.slot}: {error}"
+            ) from error
         frame = into.frame(self._owner.clock.now_us())
         ended = self._is_ended()
         if frame is not None or into.invalid or ended or self._is_due():
@@ -274,10 +275,10 @@ class PostgresCdcLane(OwnedLane):
         cdc, spec = self._cdc, self._spec
         server = await catalog.server_of(control)
         if server.is_standby:
-            what = (
-                f"{self._where}: PostgreSQL at {spec.host} is a standby, but changes can only be read from the primary"
+            raise RetryLaterError(
+                codes.TARGET_AWAY,
+                f"{self._where}: PostgreSQL at {spec.host} is a standby, but changes can only be read from the primary",
             )
-            raise RetryLaterError(codes.TARGET_AWAY, what)
         if self._system not in ("", server.system):
             raise UserError(
                 codes.SOURCE_CHANGED,

@@ -108,8 +108,7 @@ class SnapshotReader:
                 return
             self._rows.popleft()
             self._moved(row.after)
-            place = f"a row of {row.page.table.path}"
-            into.add(made.value, self._tail.time_us, place, size=size, keys=made.keys)
+            into.add(made.value, self._tail.time_us, f"a row of {row.page.table.path}", size=size, keys=made.keys)
 
     async def _begin_part(self) -> Connection:
         """Begin a transaction that sees one state, for the rows from here on."""

@@ -37,10 +37,10 @@ class _Pulsar(SinkConnector[PulsarSink]):
         if fallback:
             return as_fallback("topic")
         if not settings.deduplication:
-            what = (
-                "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once"
+            return Guarantee(
+                GuaranteeId.AT_LEAST_ONCE,
+                "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once",
             )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
 
     def notes(self, settings: PulsarSink, path: Path) -> Iterator[tuple[Path, str]]:

@@ -268,8 +268,9 @@ class PulsarSinkLane(UnkeptLane):
         return refused
 
     def _not_stored(self, why: str) -> RetryLaterError:
-        what = f"{self._owner.where}: Pulsar at {self._settings.shown} has not stored a message{why}"
-        return RetryLaterError(codes.TARGET_AWAY, what)
+        return RetryLaterError(
+            codes.TARGET_AWAY, f"{self._owner.where}: Pulsar at {self._settings.shown} has not stored a message{why}"
+        )
 
 
 @asynccontextmanager

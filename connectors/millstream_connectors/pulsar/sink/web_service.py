@@ -50,8 +50,9 @@ async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -
             if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 raise UserError(codes.TARGET_REFUSES, f"{place} refuses the credentials ({answer.status}){redirected}")
             if not answer.ok:
-                what = f"{place} cannot be used now: it answered {answer.status}{redirected}"
-                raise RetryLaterError(codes.TARGET_AWAY, what)
+                raise RetryLaterError(
+                    codes.TARGET_AWAY, f"{place} cannot be used now: it answered {answer.status}{redirected}"
+                )
             found = await answer.json(content_type=None)
     except (ClientError, OSError, TimeoutError, ValueError) as error:
         said = str(error) or type(error).__name__

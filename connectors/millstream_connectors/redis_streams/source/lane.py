@@ -259,8 +259,9 @@ class RedisSourceLane(OwnedLane):
         if self._spec.stop_at_end and stream.end is None:
             stream.end, stream.end_count = told.last, told.added
         if told.last < stream.at:
-            what = f"the lane is at entry {stream.at}, but the last entry that the stream ever had is {told.last}"
-            raise self._replaced(stream, what)
+            raise self._replaced(
+                stream, f"the lane is at entry {stream.at}, but the last entry that the stream ever had is {told.last}"
+            )
         if stream.digest:
             for entry in _entries(await link.ask("XRANGE", stream.name, str(stream.at), str(stream.at))):
                 if entry.digest != stream.digest:
@@ -280,8 +281,9 @@ class RedisSourceLane(OwnedLane):
             what = f"{self._where}: the key {stream.name!r} is a {told.kind}, not a stream"
             raise UserError(codes.TARGET_UNFIT, f"{what}. Name a stream")
         if told.added < stream.count:
-            what = f"only {told.added} entries were ever added to it, but {stream.count} were read"
-            raise self._replaced(stream, what)
+            raise self._replaced(
+                stream, f"only {told.added} entries were ever added to it, but {stream.count} were read"
+            )
         if told.first is None or told.first > stream.at:
             missing = told.added - stream.count - told.length
             if missing > 0:

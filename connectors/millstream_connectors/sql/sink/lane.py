@@ -92,12 +92,12 @@ class SqlSinkLane(RefusableLane[RowChange]):
             except FAILURES:
                 # A deadlock ends the whole transaction, and with it the savepoint: what counts is the deadlock.
                 if is_of_a_record(error):
-                    what = (
+                    raise UserError(
+                        codes.TARGET_UNFIT,
                         f"{self._owner.where}: {self._settings.table} refuses a record ({said(error)}) and rolls back "
                         "the whole transaction, so the sink cannot tell which record it is. Let the trigger or "
-                        "constraint refuse the statement only, as RAISE(ABORT) and ON CONFLICT ABORT do"
-                    )
-                    raise UserError(codes.TARGET_UNFIT, what) from error
+                        "constraint refuse the statement only, as RAISE(ABORT) and ON CONFLICT ABORT do",
+                    ) from error
             raise
         savepoint.commit()
 

@@ -78,8 +78,9 @@ class Query:
         ]
         split = settings.split
         if split is not None and split.column not in known:
-            what = f"the query has no column `{split.column}`"
-            faults.append(Fault(("split", "column"), what, f"one of {', '.join(known)}"))
+            faults.append(
+                Fault(("split", "column"), f"the query has no column `{split.column}`", f"one of {', '.join(known)}")
+            )
         twice = sorted({name for name in known if known.count(name) > 1})
         faults += [
             Fault(("query",), f"the query has several columns `{name}`", "each name once, by `AS`") for name in twice
