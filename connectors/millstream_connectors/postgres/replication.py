@@ -104,8 +104,7 @@ class Replication(asyncio.Protocol):
     def confirm(self, lsn: int, *, asks: bool = False) -> None:
         """Tell the server that changes committed before `lsn` are not needed any more. `asks`: request the server's
         position."""
-        now_us = time.time_ns() // 1000 - _EPOCH_US
-        self._write(b"d", struct.pack("!cQQQqB", b"r", lsn, lsn, lsn, now_us, asks))
+        self._write(b"d", struct.pack("!cQQQqB", b"r", lsn, lsn, lsn, time.time_ns() // 1000 - _EPOCH_US, asks))
         self.is_asked = False
 
     def close(self) -> None:

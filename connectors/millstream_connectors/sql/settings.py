@@ -43,8 +43,7 @@ def _checked_url(written: str) -> str:
     if "plugin" in options:
         what = f"{without_secrets(written)!r} names a plugin, which is code that SQLAlchemy would load"
         raise problem(codes.VALUE_MALFORMED, what, "a URL without the option `plugin`")
-    is_file = parts.scheme.partition("+")[0] == SQLITE
-    if is_file:
+    if parts.scheme.partition("+")[0] == SQLITE:
         valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path
         valid = valid and not parts.query and parts.scheme in (SQLITE, "sqlite+pysqlite")
     if not valid or "@" in parts.netloc or options & set(_SECRETS):

@@ -311,8 +311,7 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
             what = f"the stream {stream} removes positions once a consumer has acknowledged them"
             return Fault(("positions",), what, "a stream with `retention: limits`")
     largest = [int(connection.server.get("max_payload", 0)), int(config.get("max_msg_size", -1))]
-    bytes_max = min(size for size in largest if size > 0)
-    return TargetStream(stream, bytes_max, bool(config.get("allow_rollup_hdrs")))
+    return TargetStream(stream, min(size for size in largest if size > 0), bool(config.get("allow_rollup_hdrs")))
 
 
 async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:

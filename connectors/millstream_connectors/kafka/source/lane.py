@@ -392,11 +392,10 @@ class KafkaSourceLane(OwnedLane):
         return self._ends is not None and all(self._next[split] >= end for split, end in self._ends.items())
 
     def _position(self) -> bytes:
-        ends = None if self._ends is None else _by_topic(self._ends)
         return self._packed(
             {
                 "at": _by_topic(self._next),
-                "ends": ends,
+                "ends": None if self._ends is None else _by_topic(self._ends),
                 **({"ids": self._ids} if self._ids else {}),
             }
         )

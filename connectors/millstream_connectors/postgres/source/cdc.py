@@ -477,8 +477,7 @@ class PostgresCdcLane(OwnedLane):
 
     async def _wants(self, relation: Relation) -> bool:
         """Whether the source reads this table. A relation has the name that the table had at the time of the change."""
-        path = f"{relation.schema}.{relation.name}"
-        if not self._cdc.tables or path in self._cdc.table_paths:
+        if not self._cdc.tables or f"{relation.schema}.{relation.name}" in self._cdc.table_paths:
             return True
         await self._connected()
         known = self._names.get(relation.oid)

@@ -194,14 +194,13 @@ class PostgresQueryLane(QueryLane[Cursor]):
             await asyncio.sleep(min(self._look.take(), until_s - now_s))
         if self._open and now_s >= self._reported_s + POSTGRES_OPEN_REPORTED_EVERY_S:
             self._reported_s = now_s
-            named = ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())
             _log.warning(
                 "%s: has waited %.0f s for open transactions of %s that may still write rows before the newest "
                 "ones: %s. pg_stat_activity shows them; end any that were forgotten",
                 self._where,
                 now_s - self._waits_since_s,
                 self._spec.database,
-                named[:500],
+                ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())[:500],
             )
         return not self._open
 

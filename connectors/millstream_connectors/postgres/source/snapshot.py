@@ -107,8 +107,7 @@ class Snapshot:
 
     def number_of(self, schema: str, name: str) -> int | None:
         """Index of a table; None if the snapshot does not have it."""
-        places = (n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name))
-        return next(places, None)
+        return next((n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name)), None)
 
     def bounds_of(self, table: int) -> list[tuple[int, Key]]:
         """Keys of a table at which a part ends, each with the number of that part."""

@@ -134,8 +134,7 @@ class SnapshotReader:
                 self._pages[number] = await catalog.page_of(connection, now)
             for number, page in self._pages.items():
                 types = await catalog.user_types(connection, [column.type_oid for column in page.relation.columns])
-                keys = [name for name, _ in snapshot.tables[number].keys]
-                page.shape = Table(page.relation, keys, types)
+                page.shape = Table(page.relation, [name for name, _ in snapshot.tables[number].keys], types)
         snapshot.begin(parse_seen(seen), until)
         self._tail = tail_of(until, self._since_us, None)
         self._begun_s = self._clock.monotonic_s()

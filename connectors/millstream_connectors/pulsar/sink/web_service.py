@@ -27,8 +27,7 @@ async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -
     if settings.admin_url is None:
         return None
     headers = {}
-    identity = identity_of(settings, base_dir, _WHERE)
-    who = await asyncio.to_thread(credentials_now, identity, looking.timeout_s(settings))
+    who = await asyncio.to_thread(credentials_now, identity_of(settings, base_dir, _WHERE), looking.timeout_s(settings))
     if who is not None and who.header is not None:
         headers["Authorization"] = who.header
     topic = quote(settings.full_topic.removeprefix(PERSISTENT))

@@ -136,8 +136,7 @@ class PulsarSourceLane(OwnedLane):
                 for partition, name in enumerate(link.partitions(topic)):
                     if self._owns(topic, partition):
                         # A partition that was added since is read from its beginning.
-                        new = _Split() if body is None else _Split(BEGINNING)
-                        self._splits[name] = known.pop(name, new)
+                        self._splits[name] = known.pop(name, _Split() if body is None else _Split(BEGINNING))
         if known:
             raise UserError(
                 codes.SOURCE_CHANGED,

@@ -142,8 +142,7 @@ class RedisSourceLane(OwnedLane):
         await self._connected()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        waits = any(stream.waiting for stream in self._streams)
-        if not waits and not self._draining and not self._is_ended():
+        if not any(stream.waiting for stream in self._streams) and not self._draining and not self._is_ended():
             await self._fill(records_max, timeout_s)
         return self._take(records_max, bytes_max)
 

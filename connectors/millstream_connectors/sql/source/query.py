@@ -97,12 +97,11 @@ class Query:
 
     def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> Page:
         """The first rows after `after` and up to `end`. Raises `RepeatedError`."""
-        columns = self._columns()
         statement = (
             sa.select(sa.text("*"))
             .select_from(self._from())
             .where(*self._where(after, end))
-            .order_by(*columns)
+            .order_by(*self._columns())
             .limit(SQL_PAGE_ROWS)
         )
         rows: list[QueryRow[Cursor]] = []
@@ -143,8 +142,7 @@ class Query:
             where = [column == value for column, value in zip(columns, last, strict=True)]
             where += self._where(None, None)
         statement = sa.select(*columns).select_from(self._from()).where(*where)
-        statement = statement.group_by(*columns).having(sa.func.count() > 1).limit(1)
-        twice = connection.execute(statement).first()
+        twice = connection.execute(statement.group_by(*columns).having(sa.func.count() > 1).limit(1)).first()
         if twice is not None:
             raise RepeatedError(tuple(twice))
 

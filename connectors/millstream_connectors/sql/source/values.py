@@ -45,8 +45,7 @@ def json_of(value: Any) -> str:
 
 def _clock(value: timedelta) -> str:
     """MySQL's type TIME, which may be negative."""
-    micros = abs(value) // timedelta(microseconds=1)
-    seconds, fraction = divmod(micros, 1_000_000)
+    seconds, fraction = divmod(abs(value) // timedelta(microseconds=1), 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{'-' if value < timedelta() else ''}{text}{f'.{fraction:06}' if fraction else ''}"
 
@@ -58,8 +57,7 @@ def packed(cursor: Cursor) -> list[list[str]]:
     for value in cursor:
         if isinstance(value, bool) or not isinstance(value, int | str | Decimal | datetime | date):
             raise TypeError(type(value).__name__)
-        kind = type(value).__name__
-        found.append([kind, value.isoformat() if isinstance(value, date) else str(value)])
+        found.append([type(value).__name__, value.isoformat() if isinstance(value, date) else str(value)])
     return found
 
 
