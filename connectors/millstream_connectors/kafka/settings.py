@@ -166,19 +166,18 @@ class KafkaCluster(SpecModel):
     config: dict[Annotated[Text, After(_checked_setting)], Text] = field(default_factory=dict)
     """Additional settings of librdkafka, with librdkafka's names and text values."""
 
-
-def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes if a password, a token or the secret of a client is sent unencrypted."""
-    if (sasl := cluster.sasl) is None:
-        return
-    if cluster.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
-        what = "password" if sasl.mechanism == "PLAIN" else "token"
-        yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
-    if sasl.oauthbearer is not None:
-        address = urlsplit(sasl.oauthbearer.token_endpoint_url)
-        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-            place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
-            yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes if a password, a token or the secret of a client is sent unencrypted."""
+        if (sasl := self.sasl) is None:
+            return
+        if self.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
+            what = "password" if sasl.mechanism == "PLAIN" else "token"
+            yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
+        if sasl.oauthbearer is not None:
+            address = urlsplit(sasl.oauthbearer.token_endpoint_url)
+            if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+                place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
+                yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
 
 
 def _checked_topics(written: str) -> str:

@@ -64,15 +64,14 @@ class PostgresServer(SpecModel):
             what = f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslCert",), what, "`sslmode: verify-full`")
 
-
-def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the connection to a server."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    is_local = settings.host.startswith("/") or stays_on_this_machine(settings.host.lower())
-    if not settings.sslmode.startswith("verify") and not is_local:
-        what = f"`sslmode: {settings.sslmode}` does not verify that {settings.host} is the intended server"
-        yield (*path, "sslmode"), f"{what}; `verify-full` does"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a password in the pipeline file, and a server that is not verified."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        is_local = self.host.startswith("/") or stays_on_this_machine(self.host.lower())
+        if not self.sslmode.startswith("verify") and not is_local:
+            what = f"`sslmode: {self.sslmode}` does not verify that {self.host} is the intended server"
+            yield (*path, "sslmode"), f"{what}; `verify-full` does"
 
 
 def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:

@@ -109,14 +109,13 @@ class SqlDatabase(SpecModel):
         parts = urlsplit(self.url)
         return self.url if self.backend == SQLITE else f"{parts.scheme}://{parts.netloc}{parts.path}"
 
-
-def database_notes(settings: SqlDatabase, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the connection to a database."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    is_open = settings.backend in MYSQL and settings.tls is None and settings.host != ""
-    if is_open and not stays_on_this_machine(settings.host.lower()):
-        yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a password in the pipeline file, and records that are sent unencrypted."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        is_open = self.backend in MYSQL and self.tls is None and self.host != ""
+        if is_open and not stays_on_this_machine(self.host.lower()):
+            yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
 
 
 class SqlSplit(SpecModel):
@@ -196,3 +195,9 @@ class SqlSink(TableSink, SqlDatabase):
             yield ShapeProblem(
                 codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
             )
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on the connection, and on a database with which the sink was not tested."""
+        yield from super().notes(path)
+        if self.backend not in (SQLITE, *MYSQL):
+            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {self.backend}"

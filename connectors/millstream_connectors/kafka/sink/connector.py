@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.kafka.settings import KafkaSink, clear_password
+from millstream.spec.problems import Finding
+from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -47,9 +47,6 @@ class _Kafka(SinkConnector[KafkaSink]):
 
     def key_subject(self, settings: KafkaSink) -> str | None:
         return f"{settings.topic}-key"
-
-    def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from clear_password(settings, path)
 
     def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.kafka.client import look_for_topics

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.kafka.settings import KafkaSource, clear_password
+from millstream.spec.problems import Finding
+from millstream_connectors.kafka.settings import KafkaSource
 from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -28,9 +28,6 @@ class _Kafka(SourceConnector[KafkaSource]):
 
     def bounded(self, settings: KafkaSource) -> bool | None:
         return settings.stop_at_end
-
-    def notes(self, settings: KafkaSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from clear_password(settings, path)
 
     def online_findings(self, settings: KafkaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.kafka.client import look_for_topics

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.postgres.settings import PostgresSink, server_findings, server_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.postgres.settings import PostgresSink, server_findings
 from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -38,9 +38,6 @@ class _Postgres(SinkConnector[PostgresSink]):
         from millstream_connectors.postgres.sink.target import look
 
         return unfit(place, look(settings, place.base_dir))
-
-    def notes(self, settings: PostgresSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def place(self, settings: PostgresSink) -> str:
         return f"{settings.host} {settings.port} {settings.database} {settings.position_table}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream.spec.tls import stays_on_this_machine
-from millstream_connectors.pulsar.settings import PulsarSink, cluster_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.shared.faults import Fault
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -42,13 +40,6 @@ class _Pulsar(SinkConnector[PulsarSink]):
                 "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once",
             )
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
-
-    def notes(self, settings: PulsarSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from cluster_notes(settings, path)
-        admin = urlsplit(settings.admin_url or "")
-        is_open = admin.scheme == "http" and not stays_on_this_machine((admin.hostname or "").lower())
-        if settings.auth is not None and is_open:
-            yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"
 
     def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.pulsar.looking import Looking, look

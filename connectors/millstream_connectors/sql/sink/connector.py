@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.sql.checks import database_findings
-from millstream_connectors.sql.settings import SQLITE, SqlSink, database_notes
+from millstream_connectors.sql.settings import SqlSink
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ class _Sql(SinkConnector[SqlSink]):
             return place.unfit(await look(settings, place.base_dir))
 
         return findings()
-
-    def notes(self, settings: SqlSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from database_notes(settings, path)
-        if settings.backend not in (SQLITE, "mysql", "mariadb"):
-            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {settings.backend}"
 
     def place(self, settings: SqlSink) -> str:
         return f"{settings.shown} {settings.position_table}"
