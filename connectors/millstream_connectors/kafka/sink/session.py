@@ -151,7 +151,6 @@ class KafkaSession:
         """One transaction: these records, and the position after them. Raises `BrokenError`."""
         producer = self._producer
         assert producer is not None, "it is open"
-        assert self._reader is not None, "it is open"
         marker = {"run": self._owner.ledger_id, "epoch": self._owner.epoch, "at": position, "frame": frame}
         metadata = json.dumps(marker, separators=(",", ":"))
         self._refused = None
@@ -160,7 +159,7 @@ class KafkaSession:
             producer.begin_transaction()
             produce(producer, self._spec.topic, messages, self._thread, self._hear_refusal if self._listening else None)
             offset = TopicPartition(self._spec.topic, 0, position.sequence, metadata)
-            group = self._reader.consumer_group_metadata()
+            group = self._consumer.consumer_group_metadata()
             _bounded(partial(producer.send_offsets_to_transaction, [offset], group, KAFKA_COMMIT_S))
             committing = True
             with step("kafka_sink.commit", self._owner.lane.vertex):
@@ -218,13 +217,16 @@ class KafkaSession:
         return made(Producer, settings, self._where)
 
     def _reach(self, ask: Callable[[float], _T], serve: Callable[[float], object] | None = None) -> _T:
+        return reach(ask, serve or self._consumer.poll, self._heard, self._thread, self._spec, self._where)
+
+    @property
+    def _consumer(self) -> Consumer:
         assert self._reader is not None, "it was prepared"
-        return reach(ask, serve or self._reader.poll, self._heard, self._thread, self._spec, self._where)
+        return self._reader
 
     def _committed(self, limit_s: float) -> TopicPartition:
         # Not by the admin client: librdkafka 2.16 crashes there when the coordinator is not ready.
-        assert self._reader is not None, "it was prepared"
-        (found,) = self._reader.committed([TopicPartition(self._spec.topic, 0)], limit_s)
+        (found,) = self._consumer.committed([TopicPartition(self._spec.topic, 0)], limit_s)
         if found.error is not None:
             raise KafkaException(found.error)
         return found
@@ -259,12 +261,11 @@ class KafkaSession:
         )
 
     def _is_empty(self) -> bool:
-        reader, topic = self._reader, self._spec.topic
-        assert reader is not None, "it was prepared"
-        for partition in self._reach(lambda limit_s: topic_partitions(reader, topic, limit_s)):
-            if self._reach(partial(reader.get_watermark_offsets, TopicPartition(topic, partition)))[1]:
-                return False
-        return True
+        topic = self._spec.topic
+        return not any(
+            self._reach(partial(self._consumer.get_watermark_offsets, TopicPartition(topic, partition)))[1]
+            for partition in self._reach(partial(topic_partitions, self._consumer, topic))
+        )
 
     def _topic_bytes_max(self) -> int:
         """Maximum bytes of a record in the topic; Kafka's default if the permission to read the setting is missing."""

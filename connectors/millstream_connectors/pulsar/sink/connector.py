@@ -42,8 +42,7 @@ class _Pulsar(SinkConnector[PulsarSink]):
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
 
     def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.pulsar.looking import Looking, look
-        from millstream_connectors.pulsar.sink.web_service import deduplicates
+        from millstream_connectors.pulsar.looking import Looking, deduplicates, look
 
         async def findings() -> Sequence[Finding]:
             topic, looking = settings.full_topic, Looking()
