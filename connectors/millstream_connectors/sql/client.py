@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -158,11 +158,8 @@ def _give_up(*connections: Connection) -> None:
 async def open_sql_thread(settings: SqlDatabase, base_dir: Path, where: str, name: str) -> AsyncIterator[SqlThread]:
     """A thread, without a connection at first. The end does not wait for a call in progress."""
     async with open_thread(name) as thread:
-        way = SqlThread(settings, base_dir, where, thread)
-        try:
+        with closing(SqlThread(settings, base_dir, where, thread)) as way:
             yield way
-        finally:
-            way.close()
 
 
 def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, writes: bool) -> Engine:

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager
 from functools import partial
@@ -188,17 +188,14 @@ class KafkaSourceLane(OwnedLane):
     def _splits(self) -> list[Split]:
         """The current splits of this lane."""
         self._checked_at_s = time.monotonic()
+        # The named topics, and those that match patterns now.
+        found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
         return [
             (topic, partition)
-            for topic in self._topics()
+            for topic in dict.fromkeys(name for names in found for name in names)
             for partition in self._reach(partial(topic_partitions, self._client, topic))
             if self._owns(topic, partition)
         ]
-
-    def _topics(self) -> Sequence[str]:
-        """The named topics, and those that match patterns now."""
-        found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
-        return tuple(dict.fromkeys(name for names in found for name in names))
 
     def _add(self, splits: list[Split]) -> bool:
         """Add new partitions, from their beginning. Returns whether there are any. A source with an end adds none."""

@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 class NatsStream:
     """See `receiving.Stream`."""
 
+    replayable = False
+    pause_s = 0.0
+
     def __init__(
         self, settings: NatsSource, subjects: Sequence[str], owner: SourceOwner, connection: BrokerConnection
     ) -> None:
@@ -46,14 +49,6 @@ class NatsStream:
         """Messages that arrived before there was an inbox."""
         self._dropped = 0
         self._reported_at_s: float | None = None
-
-    @property
-    def replayable(self) -> bool:
-        return False
-
-    @property
-    def pause_s(self) -> float:
-        return 0.0
 
     async def connect(self, place: str) -> None:
         await self.close()

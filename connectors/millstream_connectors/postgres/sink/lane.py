@@ -23,7 +23,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from uuid import uuid4
 
 from millstream.durable import step
@@ -206,9 +206,6 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 @asynccontextmanager
 async def open_postgres_sink(settings: PostgresSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
-    lane = PostgresSinkLane(settings, owner)
-    try:
+    with closing(PostgresSinkLane(settings, owner)) as lane:
         await first_try(lane.open(), _log)
         yield lane
-    finally:
-        lane.close()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import NamedTuple
 
 from millstream import codes
@@ -538,8 +538,7 @@ class PostgresCdcLane(OwnedLane):
 @asynccontextmanager
 async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`."""
-    lane = PostgresCdcLane(spec, cdc, owner)
-    try:
+    with closing(PostgresCdcLane(spec, cdc, owner)) as lane:
         await lane.open()
         async with open_tasks() as tasks:
             ticking = tasks.create_task(lane.tick(), name=f"slot {owner.lane}")
@@ -547,5 +546,3 @@ async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -
                 yield lane
             finally:
                 ticking.cancel()
-    finally:
-        lane.close()

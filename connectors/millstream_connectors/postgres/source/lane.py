@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import replace
 
 from millstream import codes
@@ -216,9 +216,6 @@ class PostgresQueryLane(QueryLane[Cursor]):
 @asynccontextmanager
 async def open_query(spec: PostgresSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`."""
-    lane = PostgresQueryLane(spec, owner)
-    try:
+    with closing(PostgresQueryLane(spec, owner)) as lane:
         await lane.open()
         yield lane
-    finally:
-        lane.close()

@@ -8,7 +8,7 @@ Every statement of the sink is here, and blocks. Above it: the lane, and `valida
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -210,20 +210,20 @@ class SqlStatements:
         what = f"{user} has no right to {right} on {table.name}: {said(error)}"
         return Fault((loc,), what, f"`GRANT {right} ON {table.name}` to {user}")
 
-    def _tries(self, table: sa.TableClause) -> Iterator[tuple[str, sa.Executable]]:
+    def _tries(self, table: sa.TableClause) -> Sequence[tuple[str, sa.Executable]]:
         """Statements that need the rights of the sink, by the right."""
         names = [column.name for column in table.columns]
         nothing = sa.select(*(sa.null() for _ in names)).where(sa.false())
         mode = self._settings.mode if table is self._plain else "all"
         deletes = self._settings.delete_when is not None or mode in ("delete", "all")
-        if mode != "delete":
-            yield "INSERT", sa.insert(table).from_select(names, nothing)
-        if mode in ("upsert", "all"):
-            yield "UPDATE", sa.update(table).values({names[-1]: sa.null()}).where(sa.false())
-        if deletes:
-            yield "DELETE", sa.delete(table).where(sa.false())
-        if mode == "all":
-            yield "SELECT", sa.select(table).where(sa.false())
+        update = sa.update(table).values({names[-1]: sa.null()})
+        tries: Sequence[tuple[str, bool, sa.Executable]] = (
+            ("INSERT", mode != "delete", sa.insert(table).from_select(names, nothing)),
+            ("UPDATE", mode in ("upsert", "all"), update.where(sa.false())),
+            ("DELETE", deletes, sa.delete(table).where(sa.false())),
+            ("SELECT", mode == "all", sa.select(table).where(sa.false())),
+        )
+        return [(right, statement) for right, is_needed, statement in tries if is_needed]
 
     def types(self, connection: Connection) -> dict[str, TypeEngine[Any]]:
         """Types of the table's columns."""
@@ -292,8 +292,10 @@ class SqlStatements:
             sa.and_(table.c.sequence == after.sequence, table.c.record > after.record_index),
         )
         connection.execute(sa.delete(table).where(*ours, sa.not_(unreached)))
-        rows = connection.execute(sa.select(table).where(*ours))
-        return {Position(row.sequence, row.record): (row.reason or "", row.detail or "") for row in rows}
+        return {
+            Position(row.sequence, row.record): (row.reason or "", row.detail or "")
+            for row in connection.execute(sa.select(table).where(*ours))
+        }
 
     def refuse(
         self, connection: Connection, pipeline: str, lane: str, records: Sequence[tuple[Position, str, str]]
