@@ -191,7 +191,8 @@ class PulsarSinkLane(UnkeptLane):
 
     def _send(self, link: PulsarLink, item: SinkFrame) -> list[SinkFailure]:
         """Publish a frame's records, in order. Returns the failures of single records."""
-        made, failures = convert(item, len(self._producers))
+        converted = convert(item, len(self._producers))
+        made, failures = converted.made, list(converted.failures)
         if self._deduplicates and not self._is_known:
             # If the brokers do not deduplicate, what is sent now will be sent again.
             while made and not self._stored:
