@@ -60,16 +60,14 @@ class Login:
         now.
         """
         server = self.server
-        password = None
-        if server.password is not None:
-            password = resolve(server.password, self.base_dir, f"{self.where}: the password for {server.host}")
+        what = f"{self.where}: the password for {server.host}"
         try:
             connection: Connection = await asyncpg.connect(
                 host=server.host,
                 port=server.port,
                 user=server.user,
                 database=server.database,
-                password=password,
+                password=None if server.password is None else resolve(server.password, self.base_dir, what),
                 ssl=_tls(server, self.base_dir, self.where),
                 timeout=POSTGRES_CONNECT_TIMEOUT_S,
                 server_settings={

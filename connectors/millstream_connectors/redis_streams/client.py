@@ -94,9 +94,8 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    password = None
-    if server.password is not None:
-        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    what = f"{where}: the password for {server.host}"
+    password = None if server.password is None else resolve(server.password, base_dir, what)
     tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
     host, port = server.host, server.port
     for _ in range(_MOVES_MAX):

@@ -169,9 +169,8 @@ def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, 
         raise UserError(codes.EXTRA_NEEDED, f"{where}: {settings.shown}: it {fault[0]} (expected: {fault[1]})")
     if settings.file is not None:
         return _sqlite_engine(base_dir / settings.file, create=create, writes=writes)
-    password = None
-    if settings.password is not None:
-        password = resolve(settings.password, base_dir, f"{where}: the password for {settings.shown}")
+    what = f"{where}: the password for {settings.shown}"
+    password = None if settings.password is None else resolve(settings.password, base_dir, what)
     url = _url(settings).set(username=settings.user, password=password)
     arguments: dict[str, Any] = {}
     if settings.driver == "pymysql":

@@ -166,7 +166,7 @@ class PostgresQueryLane(QueryLane[Cursor]):
                 self._waiting.extend(rows if is_all else rows[:-1])
                 if is_all:
                     self._round = None
-                    self._finished = not self._query.follows
+                    self._finished = self._spec.stop_at_end
         self._reaching.worked()
 
     async def _begin_round(self, connection: Connection) -> None:

@@ -57,11 +57,6 @@ class Query:
     partitions: int = 1
 
     @property
-    def follows(self) -> bool:
-        """Whether later rows are read, too."""
-        return not self.settings.stop_at_end
-
-    @property
     def waits(self) -> bool:
         """Whether other transactions may still commit a row before a visible one."""
         return self.types[0] != _TRANSACTION_ID
@@ -173,7 +168,8 @@ async def set_up(connection: Connection) -> None:
 
 async def is_blind(connection: Connection, query: Query) -> bool:
     """Whether the source needs the transactions in progress and the server does not show them."""
-    return query.follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
+    follows = not query.settings.stop_at_end
+    return follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
 
 
 async def look(settings: PostgresSource, base_dir: Path) -> list[Fault]:

@@ -82,19 +82,17 @@ class SnapshotReader:
         page = self._pages[at.table]
         found = await page.read(self._connection, at.key, self._page_rows)
         size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
-        after: Bound | None = None
-        for texts in found:
-            after = Bound(at.table, key_of(texts, page.places))
-            self._rows.append(_Row(page, texts, after))
-        is_all = len(found) < self._page_rows
-        if is_all:
-            after = self._snapshot.after(at.table)
-        if found and is_all:
-            self._rows[-1] = self._rows[-1]._replace(after=after)
-        elif is_all:
-            self._moved(after)
-        self._read_upto = after
-        self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
+        self._rows.extend(_Row(page, texts, Bound(at.table, key_of(texts, page.places))) for texts in found)
+        if len(found) == self._page_rows:
+            self._read_upto = self._rows[-1].after
+            self._page_rows = catalog.rows_within(self._page_rows, size)
+            return
+        self._read_upto = self._snapshot.after(at.table)
+        self._page_rows = _FIRST_ROWS
+        if found:
+            self._rows[-1] = self._rows[-1]._replace(after=self._read_upto)
+        else:
+            self._moved(self._read_upto)
 
     def take(self, into: RecordBatch, records_max: int, bytes_max: int) -> None:
         """Add the next rows to a batch."""

@@ -10,7 +10,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 class _Redis(SinkConnector[RedisSink]):
     whole = True
+    keeps_position_in = "target"
     encoded = True
     model = RedisSink
     meaning = "To a Redis stream, hashes or keys."
@@ -26,11 +27,6 @@ class _Redis(SinkConnector[RedisSink]):
         GuaranteeId.TRANSACTIONAL,
         "exactly once: one script writes the records and the position after them, under the owner's epoch",
     )
-
-    def guarantee(self, settings: RedisSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("target")
-        return self.promise
 
     def unencoded(self, settings: RedisSink) -> str | None:
         if settings.mode == "hash" or settings.format == "fields":

@@ -12,7 +12,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.sql.checks import database_findings
 from millstream_connectors.sql.settings import SqlSink
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 class _Sql(SinkConnector[SqlSink]):
     whole = True
+    keeps_position_in = "table"
     model = SqlSink
     meaning = "To a database table, through SQLAlchemy."
     packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
@@ -27,11 +28,6 @@ class _Sql(SinkConnector[SqlSink]):
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
-
-    def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("table")
-        return self.promise
 
     def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
         yield from database_findings(settings, place.path, place.base_dir)

@@ -87,7 +87,6 @@ class SqlStatements:
             **_ENGINE,
         )
         if settings.create_table:
-            keys = list(settings.keys)
             sa.Table(
                 self._name,
                 self._meta,
@@ -95,7 +94,7 @@ class SqlStatements:
                     sa.Column(
                         column.name,
                         _type_of(column, settings),
-                        primary_key=column.name in keys,
+                        primary_key=column.name in settings.keys,
                         autoincrement=False,
                     )
                     for column in settings.row
