@@ -68,8 +68,7 @@ MAY_ROUND = {
     "connectors/millstream_connectors/delta/sink/table.py": "the log of the table",
     "connectors/millstream_connectors/file/sink/bucket.py": "our own claims",
     "connectors/millstream_connectors/iceberg/sink/table.py": "our own positions",
-    "connectors/millstream_connectors/jetstream/sink/lane.py": "answers of the server, and our own positions",
-    "connectors/millstream_connectors/kafka/sink/session.py": "our own positions",
+    "connectors/millstream_connectors/shared/kept.py": "our own positions",
     "connectors/millstream_connectors/opensearch/sink/lane.py": "answers of the server",
     "connectors/millstream_connectors/user_defined/sink/positions.py": "our own positions",
 }

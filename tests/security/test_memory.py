@@ -41,9 +41,8 @@ from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
-from millstream_connectors.pulsar.looking import Looking
+from millstream_connectors.pulsar.looking import Looking, deduplicates
 from millstream_connectors.pulsar.settings import PulsarSink
-from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
 from millstream_connectors.shared.objects import stores
 from millstream_connectors.shared.objects.settings import ObjectStore, parse_url

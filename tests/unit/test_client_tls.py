@@ -72,7 +72,7 @@ def test_authorities_may_have_names_that_are_not_ascii(made: Certificate, tmp_pa
 @pytest.mark.process
 async def test_authorities_of_postgres_may_have_names_that_are_not_ascii(made: Certificate, tmp_path: Path) -> None:
     with raises(codes.TARGET_AWAY):
-        await postgres.connect(_postgres(sslRootCert=made.certificate), tmp_path, "test", "test")
+        await postgres.Login(_postgres(sslRootCert=made.certificate), tmp_path, "test", "test").connect()
 
 
 async def test_authorities_without_a_certificate_are_refused(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_authorities_without_a_certificate_are_refused(tmp_path: Path) -> 
     with raises(codes.CERTIFICATES, "there is no certificate in it"):
         context_of(_tls(ca=empty), tmp_path, "test")
     with raises(codes.CERTIFICATES, "there is no certificate in it"):
-        await postgres.connect(_postgres(sslRootCert=empty), tmp_path, "test", "test")
+        await postgres.Login(_postgres(sslRootCert=empty), tmp_path, "test", "test").connect()
 
 
 @needs_openssl
@@ -93,7 +93,7 @@ async def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     with raises(codes.CERTIFICATES, "the private key has a passphrase"):
         context_of(_tls(certificate=made.certificate, key=locked), tmp_path, "test")
     with raises(codes.CERTIFICATES, "the private key has a passphrase"):
-        await postgres.connect(_postgres(sslCert=made.certificate, sslKey=locked), tmp_path, "test", "test")
+        await postgres.Login(_postgres(sslCert=made.certificate, sslKey=locked), tmp_path, "test", "test").connect()
 
 
 def _lost(cause: BaseException | None) -> BaseException:
@@ -117,7 +117,7 @@ def test_postgres_does_not_accept_a_certificate_after_the_handshake(
 ) -> None:
     own_files = {"sslCert": Path("role.crt"), "sslKey": Path("role.key")}
     server = _postgres(**own_files) if own else _postgres()
-    _says(postgres.error_of(error, server, "test", opening=True), code, said)
+    _says(postgres.Login(server, Path(), "test", "test").error_of(error, opening=True), code, said)
 
 
 def test_other_servers_do_not_accept_a_certificate_after_the_handshake() -> None:

@@ -93,7 +93,7 @@ def test_a_broken_rule_is_seen(path: str, source: str, fault: str) -> None:
     [
         ("millstream/a.py", '"""A."""\ntasks.create_task(run())\n'),
         ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception as error:\n    report(error)\n'),
-        ("connectors/millstream_connectors/kafka/sink/session.py", '"""A."""\nparse_json(marker)\n'),
+        ("connectors/millstream_connectors/shared/kept.py", '"""A."""\nparse_json(marker)\n'),
         ("services/udf_sdk/a.py", '"""A."""\nvalue = json.loads(text)\n'),
         ("millstream/a.py", '"""A."""\nsession = ClientSession(response_class=BoundedResponse)\n'),
         ("services/a.py", '"""A."""\nbody = await answer.content.read(ANSWER_BYTES_MAX)\n'),

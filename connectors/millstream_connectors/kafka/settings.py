@@ -30,8 +30,9 @@ _OURS = re.compile(
 
 def _checked_broker(written: str) -> str:
     if _BROKER.fullmatch(written) is None:
-        what = f"{without_secrets(written)!r} is not the address of a broker"
-        raise problem(codes.VALUE_MALFORMED, what, "host:port")
+        raise problem(
+            codes.VALUE_MALFORMED, f"{without_secrets(written)!r} is not the address of a broker", "host:port"
+        )
     return written
 
 
@@ -143,8 +144,9 @@ class KafkaSasl(SpecModel):
                 what = f"`{name}` has no effect with `mechanism: {mechanism}`"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`mechanism: {of[0]}`, or no `{name}`")
             elif not given and mechanism in of:
-                what = f"`{name}` is missing, which `mechanism: {mechanism}` needs"
-                yield ShapeProblem(codes.FIELD_MISSING, (), what, f"`{name}`")
+                yield ShapeProblem(
+                    codes.FIELD_MISSING, (), f"`{name}` is missing, which `mechanism: {mechanism}` needs", f"`{name}`"
+                )
 
 
 class KafkaCluster(SpecModel):
@@ -164,19 +166,18 @@ class KafkaCluster(SpecModel):
     config: dict[Annotated[Text, After(_checked_setting)], Text] = field(default_factory=dict)
     """Additional settings of librdkafka, with librdkafka's names and text values."""
 
-
-def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes if a password, a token or the secret of a client is sent unencrypted."""
-    if (sasl := cluster.sasl) is None:
-        return
-    if cluster.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
-        what = "password" if sasl.mechanism == "PLAIN" else "token"
-        yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
-    if sasl.oauthbearer is not None:
-        address = urlsplit(sasl.oauthbearer.token_endpoint_url)
-        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-            place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
-            yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes if a password, a token or the secret of a client is sent unencrypted."""
+        if (sasl := self.sasl) is None:
+            return
+        if self.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
+            what = "password" if sasl.mechanism == "PLAIN" else "token"
+            yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
+        if sasl.oauthbearer is not None:
+            address = urlsplit(sasl.oauthbearer.token_endpoint_url)
+            if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+                place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
+                yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
 
 
 def _checked_topics(written: str) -> str:

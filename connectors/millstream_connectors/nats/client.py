@@ -17,9 +17,9 @@ from millstream.nats.access import BrokerAccess
 from millstream.nats.client import nats_errors
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, NotPermittedError, open_connection
 from millstream.nats.signing import checked_credentials, checked_seed, read_credentials
-from millstream.spec.references import resolve
+from millstream.spec.references import TextOrReference, resolve
 from millstream.wire.client_tls import context_of
-from millstream_connectors.nats.settings import NatsServer
+from millstream_connectors.nats.settings import NatsAuth, NatsServer
 
 NO_STREAM = 10059
 NO_MESSAGE = 10037
@@ -27,49 +27,32 @@ PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
 """Codes of errors that may pass: no leader, no space, no resources, a failed store, an incomplete batch, too many
 batches at once."""
 
-FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
-"""Exceptions of the client: everything that can go wrong between a lane and its server."""
-
 
 def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
     """Access to the server, with all secrets resolved. Raises `UserError`."""
-    auth = settings.auth
-    user = password = token = seed = None
-    if auth is not None and auth.basic is not None:
-        user = resolve(auth.basic.user, base_dir, f"{where}: auth.basic.user")
-        password = resolve(auth.basic.password, base_dir, f"{where}: auth.basic.password")
-    elif auth is not None and auth.token is not None:
-        token = resolve(auth.token, base_dir, f"{where}: auth.token")
-    elif auth is not None and auth.nkey is not None:
-        what = f"{where}: auth.nkey"
-        seed = checked_seed(resolve(auth.nkey, base_dir, what), what, codes.CONNECTOR_SETTINGS)
+    auth = settings.auth or NatsAuth()
+
+    def text_of(name: str, written: TextOrReference | None) -> str | None:
+        return None if written is None else resolve(written, base_dir, f"{where}: auth.{name}")
+
+    seed = text_of("nkey", auth.nkey)
     creds_file = creds = None
-    if auth is not None and auth.creds is not None:
-        what = f"{where}: auth.creds"
-        if isinstance(auth.creds, str):
-            creds_file = base_dir / auth.creds
-            try:
-                contents = read_credentials(creds_file)
-            except FileNotFoundError as error:
-                raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {creds_file}") from error
-            except OSError as error:
-                what = f"{what}: {creds_file} cannot be read: {error.strerror}"
-                raise UserError(codes.SECRET_MISSING, what) from error
-            checked_credentials(contents, f"{what}: {creds_file}", codes.CONNECTOR_SETTINGS)
-        else:
-            creds = checked_credentials(resolve(auth.creds, base_dir, what), what, codes.CONNECTOR_SETTINGS)
+    if isinstance(auth.creds, str):
+        creds_file = base_dir / auth.creds
+        _check_credentials(creds_file, f"{where}: auth.creds")
+    elif (written := text_of("creds", auth.creds)) is not None:
+        creds = checked_credentials(written, f"{where}: auth.creds", codes.CONNECTOR_SETTINGS)
     tls: ssl.SSLContext | None = None
     if settings.tls is not None:
         tls = context_of(settings.tls, base_dir, where)
     elif settings.encrypted:
         tls = ssl.create_default_context()
-    url = ",".join(server.strip() for server in settings.url.split(","))
     return BrokerAccess(
-        url,
-        user=user,
-        password=password,
-        token=token,
-        nkey_seed=seed,
+        ",".join(server.strip() for server in settings.url.split(",")),
+        user=text_of("basic.user", None if auth.basic is None else auth.basic.user),
+        password=text_of("basic.password", None if auth.basic is None else auth.basic.password),
+        token=text_of("token", auth.token),
+        nkey_seed=None if seed is None else checked_seed(seed, f"{where}: auth.nkey", codes.CONNECTOR_SETTINGS),
         credentials_file=creds_file,
         credentials=creds,
         tls=tls,
@@ -77,19 +60,38 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
     )
 
 
+def _check_credentials(file: Path, what: str) -> None:
+    """Check a file that is read again for every connection."""
+    try:
+        contents = read_credentials(file)
+    except FileNotFoundError as error:
+        raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {file}") from error
+    except OSError as error:
+        raise UserError(codes.SECRET_MISSING, f"{what}: {file} cannot be read: {error.strerror}") from error
+    checked_credentials(contents, f"{what}: {file}", codes.CONNECTOR_SETTINGS)
+
+
 @asynccontextmanager
 async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
     """A connection, which is opened again whenever it is lost. Raises Millstream errors if it cannot be opened."""
-    access = access_of(settings, base_dir, where)
+    opening = open_connection(access_of(settings, base_dir, where), name=name, timeout_s=settings.timeout_s)
     async with AsyncExitStack() as life:
         try:
-            opening = open_connection(access, name=name, timeout_s=settings.timeout_s)
             connection = await life.enter_async_context(opening)
         except InfrastructureError as error:
             if error.code == codes.BROKER_REFUSES:
                 raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
             raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {error}") from error
         yield connection
+
+
+@asynccontextmanager
+async def looking(settings: NatsServer, base_dir: Path) -> AsyncIterator[BrokerConnection]:
+    """A connection for `validate --online`. Raises Millstream errors."""
+    where = "validate --online"
+    async with linked(settings, base_dir, where, "millstream validate") as connection:
+        with translated(connection, where):
+            yield connection
 
 
 @contextmanager

@@ -127,12 +127,11 @@ class NatsServer(SpecModel):
         """Whether the connection uses TLS."""
         return self.tls is not None or self.url.startswith("tls:")
 
-
-def server_notes(settings: NatsServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the connection to a server."""
-    hosts = [urlsplit(server.strip()).hostname or "" for server in settings.url.split(",")]
-    if settings.auth is not None and not settings.encrypted and not all(map(stays_on_this_machine, hosts)):
-        yield (*path, "url"), "credentials and records are sent to the server unencrypted; `tls: {}` encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a connection that sends secrets over the network unencrypted."""
+        hosts = [urlsplit(server.strip()).hostname or "" for server in self.url.split(",")]
+        if self.auth is not None and not self.encrypted and not all(map(stays_on_this_machine, hosts)):
+            yield (*path, "url"), "credentials and records are sent to the server unencrypted; `tls: {}` encrypts them"
 
 
 class NatsSource(NatsServer):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ from millstream.limits import POSTGRES_CONNECT_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.wire.client_tls import is_not_accepted, load_chain, trusting
 from millstream_connectors.postgres.settings import PostgresServer
+from millstream_connectors.shared.failing import on_failure
 
 Connection: TypeAlias = asyncpg.Connection
 
@@ -38,54 +40,90 @@ _REFUSED = ("28", "3D", "42501")
 _SERVER_SETTINGS = {"timezone": "UTC", "datestyle": "ISO", "intervalstyle": "iso_8601", "bytea_output": "hex"}
 
 
-async def connect(
-    server: PostgresServer, base_dir: Path, where: str, application: str, *, replicates: bool = False
-) -> Connection:
-    """A connection whose commits are durable on the server. `application` is the name that the server's administrator
-    sees. `replicates`: a replication connection, which has other commands.
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Where, and as whom, a lane connects: what all its connections have in common."""
 
-    Raises `UserError` if the user has to change something, and `RetryLaterError` if the server cannot be reached now.
-    """
-    password = None
-    if server.password is not None:
-        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
-    try:
-        connection: Connection = await asyncpg.connect(
-            host=server.host,
-            port=server.port,
-            user=server.user,
-            database=server.database,
-            password=password,
-            ssl=_tls(server, base_dir, where),
-            timeout=POSTGRES_CONNECT_TIMEOUT_S,
-            server_settings={
-                **_SERVER_SETTINGS,
-                "application_name": application,
-                **({"replication": "database"} if replicates else {}),
-            },
-        )
-        if replicates:
-            return connection
+    server: PostgresServer
+    base_dir: Path
+    where: str
+    """The lane, as messages begin."""
+    application: str
+    """Its name on the server, which the administrator sees, and by which a hanging process of this lane is
+    recognized."""
+
+    async def connect(self, *, replicates: bool = False) -> Connection:
+        """A connection whose commits are durable on the server. `replicates`: a replication connection, which has other
+        commands.
+
+        Raises `UserError` if the user has to change something, and `RetryLaterError` if the server cannot be reached
+        now.
+        """
+        server = self.server
+        what = f"{self.where}: the password for {server.host}"
         try:
-            # A server or a role may be configured to acknowledge commits before they are written.
-            if await connection.fetchval("SHOW synchronous_commit") == "off":
-                await connection.execute("SET synchronous_commit TO on")
-        except BaseException:
-            connection.terminate()
-            raise
-    except (*FAILURES, ValueError) as error:
-        raise error_of(error, server, where, opening=True) from error
-    return connection
+            connection: Connection = await asyncpg.connect(
+                host=server.host,
+                port=server.port,
+                user=server.user,
+                database=server.database,
+                password=None if server.password is None else resolve(server.password, self.base_dir, what),
+                ssl=_tls(server, self.base_dir, self.where),
+                timeout=POSTGRES_CONNECT_TIMEOUT_S,
+                server_settings={
+                    **_SERVER_SETTINGS,
+                    "application_name": self.application,
+                    **({"replication": "database"} if replicates else {}),
+                },
+            )
+            with on_failure(connection.terminate):
+                # A server or a role may be configured to acknowledge commits before they are written.
+                if not replicates and await connection.fetchval("SHOW synchronous_commit") == "off":
+                    await connection.execute("SET synchronous_commit TO on")
+        except (*FAILURES, ValueError) as error:
+            raise self.error_of(error, opening=True) from error
+        return connection
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Converts errors of the client to Millstream errors."""
+        try:
+            yield
+        except FAILURES as error:
+            raise self.error_of(error) from error
+
+    def error_of(self, error: BaseException, *, opening: bool = False) -> MillstreamError:
+        """The Millstream error for an error of the client. `opening`: whether the connection was being opened."""
+        server = self.server
+        place = f"{self.where}: PostgreSQL at {server.host}:{server.port}"
+        code, said = sqlstate_of(error), str(error) or type(error).__name__
+        if isinstance(error, asyncio.TimeoutError):
+            return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+        if isinstance(error, ssl.SSLError) or _NO_TLS in said:
+            return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+        if isinstance(error.__cause__, ssl.SSLError) and is_not_accepted(str(error.__cause__)):
+            return UserError(
+                codes.TARGET_REFUSES, f"{place} does not accept `sslCert`, or wants one: {error.__cause__}"
+            )
+        if code.startswith(_REFUSED):
+            return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
+        if not code or code.startswith(_PASSING):
+            # The end of the connection may arrive instead of the reason why the server ends it.
+            lost = code.startswith("08") or isinstance(error, ConnectionResetError | BrokenPipeError)
+            also = ", or does not accept `sslCert`" if opening and lost and server.ssl_cert is not None else ""
+            return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now{also}: {said}")
+        hint = getattr(error, "hint", None)
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}{f' ({hint})' if hint else ''} [SQLSTATE {code}]")
 
 
 @asynccontextmanager
-async def connected(server: PostgresServer, base_dir: Path, where: str, application: str) -> AsyncIterator[Connection]:
-    """A short-lived connection. Raises Millstream errors."""
-    connection = await connect(server, base_dir, where, application)
+async def looking(server: PostgresServer, base_dir: Path) -> AsyncIterator[Connection]:
+    """A connection for `validate --online`. Raises Millstream errors."""
+    login = Login(server, base_dir, "validate --online", "millstream validate")
+    connection = await login.connect()
     try:
-        yield connection
-    except FAILURES as error:
-        raise error_of(error, server, where) from error
+        with login.translated():
+            yield connection
     finally:
         connection.terminate()
 
@@ -132,25 +170,3 @@ def reason_of(error: BaseException) -> str:
     name = type(error).__name__.removesuffix("Error")
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
     return f"refused by the database: {words}"
-
-
-def error_of(error: BaseException, server: PostgresServer, where: str, *, opening: bool = False) -> MillstreamError:
-    """The Millstream error for an error of the client. `opening`: whether the connection was being opened."""
-    place = f"{where}: PostgreSQL at {server.host}:{server.port}"
-    code, said = sqlstate_of(error), str(error) or type(error).__name__
-    if isinstance(error, asyncio.TimeoutError):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    if isinstance(error, ssl.SSLError) or _NO_TLS in said:
-        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
-    if isinstance(error.__cause__, ssl.SSLError) and is_not_accepted(str(error.__cause__)):
-        what = f"{place} does not accept `sslCert`, or wants one: {error.__cause__}"
-        return UserError(codes.TARGET_REFUSES, what)
-    if code.startswith(_REFUSED):
-        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
-    if not code or code.startswith(_PASSING):
-        # The end of the connection may arrive instead of the reason why the server ends it.
-        lost = code.startswith("08") or isinstance(error, ConnectionResetError | BrokenPipeError)
-        also = ", or does not accept `sslCert`" if opening and lost and server.ssl_cert is not None else ""
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now{also}: {said}")
-    hint = getattr(error, "hint", None)
-    return UserError(codes.TARGET_UNFIT, f"{place}: {said}{f' ({hint})' if hint else ''} [SQLSTATE {code}]")

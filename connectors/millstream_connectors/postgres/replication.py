@@ -14,14 +14,15 @@ import asyncio
 import struct
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import asyncpg
 
 from millstream.limits import POSTGRES_PREFETCH_BYTES
-from millstream_connectors.postgres.client import connect
-from millstream_connectors.postgres.settings import PostgresServer
+from millstream_connectors.postgres.client import Login
+from millstream_connectors.postgres.settings import PostgresCdc
 
 _HEAD_BYTES = 5
 _DATA_HEAD_BYTES = 25
@@ -46,7 +47,8 @@ class Replication(asyncio.Protocol):
         self._bytes = bytearray()
         self._arrived = asyncio.Event()
         self._lost: Exception | None = None
-        self._asked_to_answer = False
+        self.is_asked = False
+        """Whether the server asks for a reply."""
         self.server_lsn = 0
         """How far the server's log was at its last message."""
         self._transport.set_protocol(self)
@@ -71,26 +73,13 @@ class Replication(asyncio.Protocol):
 
     async def ask(self, command: str) -> list[tuple[str | None, ...]]:
         """The rows of the answer to a command."""
-        self._write(b"Q", command.encode() + b"\0")
-        rows: list[tuple[str | None, ...]] = []
-        while True:
-            for kind, body in self._messages():
-                if kind == _ROW:
-                    rows.append(_fields(body))
-                elif kind == _READY:
-                    return rows
-            await self._wait(None)
+        return await self._answer(command, _READY)
 
     async def start(self, slot: str, lsn: int, publication: str) -> None:
         """Start to receive changes that were committed at `lsn` or later."""
         names = publication.replace('"', '""').replace("'", "''")
         options = f"proto_version '1', publication_names '\"{names}\"'"
-        self._write(b"Q", f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(lsn)} ({options})".encode() + b"\0")
-        while True:
-            for kind, _ in self._messages(until=_BOTH):
-                if kind == _BOTH:
-                    return
-            await self._wait(None)
+        await self._answer(f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(lsn)} ({options})", _BOTH)
 
     async def take(self, timeout_s: float) -> Sequence[bytes | ServerPosition]:
         """What has arrived, in order: messages of the plugin, and the server's position. Empty after the timeout."""
@@ -107,22 +96,16 @@ class Replication(asyncio.Protocol):
             elif body[0] == _ALIVE:
                 self.server_lsn = int.from_bytes(body[1:9], "big")
                 taken.append(ServerPosition(self.server_lsn))
-                self._asked_to_answer |= bool(body[17])
+                self.is_asked |= bool(body[17])
         if not self._transport.is_closing():
             self._transport.resume_reading()
         return taken
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the server asks for a reply."""
-        return self._asked_to_answer
-
     def confirm(self, lsn: int, *, asks: bool = False) -> None:
         """Tell the server that changes committed before `lsn` are not needed any more. `asks`: request the server's
         position."""
-        now_us = time.time_ns() // 1000 - _EPOCH_US
-        self._write(b"d", struct.pack("!cQQQqB", b"r", lsn, lsn, lsn, now_us, asks))
-        self._asked_to_answer = False
+        self._write(b"d", struct.pack("!cQQQqB", b"r", lsn, lsn, lsn, time.time_ns() // 1000 - _EPOCH_US, asks))
+        self.is_asked = False
 
     def close(self) -> None:
         """Close the connection."""
@@ -133,19 +116,27 @@ class Replication(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(kind + struct.pack("!I", len(body) + 4) + body)
 
+    async def _answer(self, command: str, until: int) -> list[tuple[str | None, ...]]:
+        """The rows of the answer to a command, which ends with a message of the kind `until`."""
+        self._write(b"Q", command.encode() + b"\0")
+        rows: list[tuple[str | None, ...]] = []
+        while True:
+            for kind, body in self._messages(until):
+                if kind == _ROW:
+                    rows.append(_fields(body))
+                elif kind == until:
+                    return rows
+            await self._wait(None)
+
     async def _wait(self, timeout_s: float | None) -> None:
         """Wait until something has arrived. Raises if nothing will."""
-        if self._lost is not None and not self._bytes:
-            raise self._lost
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._arrived.wait()
-        except TimeoutError:
-            if timeout_s is None:
-                raise
-        if self._lost is not None and not self._bytes:
+        if self._lost is None:
+            self._arrived.clear()
+        elif not self._bytes:
             raise self._lost
-        self._arrived.clear()
 
     def _messages(self, until: int = 0) -> list[tuple[int, bytes]]:
         """Complete messages that have arrived, up to one of the kind `until`."""
@@ -174,9 +165,15 @@ class Replication(asyncio.Protocol):
         return found
 
 
-async def open_replication(server: PostgresServer, base_dir: Path, where: str, application: str) -> Replication:
-    """Opens a connection and logs in. Raises Millstream errors."""
-    return Replication(await connect(server, base_dir, where, application, replicates=True))
+@dataclass(frozen=True, slots=True)
+class CdcLogin(Login):
+    """As whom a lane connects that reads changes, and which."""
+
+    cdc: PostgresCdc
+
+    async def open_replication(self) -> Replication:
+        """A connection for replication. Raises Millstream errors."""
+        return Replication(await self.connect(replicates=True))
 
 
 def lsn_text(lsn: int) -> str:

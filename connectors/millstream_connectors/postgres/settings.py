@@ -14,7 +14,7 @@ from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.shared.tables.settings import TableSink, repeated
 
 SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -57,22 +57,21 @@ class PostgresServer(SpecModel):
             what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
         if (self.ssl_cert is None) != (self.ssl_key is None):
-            what = "`sslCert` and `sslKey` belong together"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "both of them, or neither")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "`sslCert` and `sslKey` belong together", "both of them, or neither"
+            )
         elif self.ssl_cert is not None and self.sslmode in ("disable", "prefer"):
             what = f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslCert",), what, "`sslmode: verify-full`")
 
-
-def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the connection to a server."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    if not settings.sslmode.startswith("verify") and not stays_on_this_machine(settings.host.lower()):
-        if settings.host.startswith("/"):
-            return
-        what = f"`sslmode: {settings.sslmode}` does not verify that {settings.host} is the intended server"
-        yield (*path, "sslmode"), f"{what}; `verify-full` does"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a password in the pipeline file, and a server that is not verified."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        is_local = self.host.startswith("/") or stays_on_this_machine(self.host.lower())
+        if not self.sslmode.startswith("verify") and not is_local:
+            what = f"`sslmode: {self.sslmode}` does not verify that {self.host} is the intended server"
+            yield (*path, "sslmode"), f"{what}; `verify-full` does"
 
 
 def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:
@@ -169,10 +168,7 @@ class PostgresSource(PostgresServer):
                 if name in self.model_fields_set:
                     what = f"`{alias}` has no effect with `cdc`"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (alias,), what, f"`query`, or no `{alias}`")
-        for index, name in enumerate(self.cursor):
-            if name in self.cursor[:index]:
-                what = f"column `{name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        yield from repeated(self.cursor, "cursor")
 
 
 class PostgresSink(TableSink, PostgresServer):

@@ -28,6 +28,7 @@ from millstream.wire.client_tls import context_of, file_in_memory
 from millstream_connectors.pulsar.credentials import Credentials, credentials_now, identity_of
 from millstream_connectors.pulsar.handshake import answer_size, connect_frame, refusal
 from millstream_connectors.pulsar.settings import PulsarCluster
+from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.oauth2.issuer import Issuer
 
 FAILURES = (exceptions.PulsarException,)
@@ -57,7 +58,7 @@ class PulsarLink:
         self._descriptors: list[int] = []
         tls = cluster.tls or ServerTls()
         paths = ssl.get_default_verify_paths()
-        try:
+        with on_failure(self._forget_files):
             certificate = self._file(tls.certificate, base_dir, "tls.certificate")
             key = self._file(tls.key, base_dir, "tls.key")
             self.client = pulsar.Client(
@@ -75,9 +76,6 @@ class PulsarLink:
                 # Errors are in the answers; the client would also write them to the standard output.
                 logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
             )
-        except BaseException:
-            self._forget_files()
-            raise
 
     def close(self) -> None:
         """Abandons what is in progress."""
@@ -117,8 +115,7 @@ class PulsarLink:
         # The client reads it again when it reconnects.
         if secret is None:
             return None
-        text = resolve(secret, base_dir, f"{self._where}: {name}")
-        descriptor = file_in_memory(text.encode())
+        descriptor = file_in_memory(resolve(secret, base_dir, f"{self._where}: {name}").encode())
         self._descriptors.append(descriptor)
         return f"/proc/self/fd/{descriptor}"
 

@@ -55,8 +55,7 @@ def identity_of(cluster: PulsarCluster, base_dir: Path, where: str) -> Credentia
         return None if cluster.tls is None or cluster.tls.certificate is None else Credentials()
     if auth.basic is not None:
         user = resolve(auth.basic.user, base_dir, f"{where}: auth.basic.user")
-        password = resolve(auth.basic.password, base_dir, f"{where}: auth.basic.password")
-        return Credentials(password, user)
+        return Credentials(resolve(auth.basic.password, base_dir, f"{where}: auth.basic.password"), user)
     if auth.oauth2 is not None:
         return open_issuer(auth.oauth2, base_dir, where)
     assert auth.token is not None, "the settings have one of them"

@@ -58,8 +58,7 @@ def refusal(rest: bytes) -> Refusal | None:
         raise ValueError("its answer is not one of Pulsar")
     fields = dict(_fields(error))
     text = fields.get(_TEXT, b"")
-    shown = text.decode(errors="replace") if isinstance(text, bytes) else ""
-    return Refusal(shown, fields.get(_CODE) in _REFUSALS)
+    return Refusal(text.decode(errors="replace") if isinstance(text, bytes) else "", fields.get(_CODE) in _REFUSALS)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

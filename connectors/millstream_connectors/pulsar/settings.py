@@ -120,16 +120,15 @@ class PulsarCluster(SpecModel):
     def _scheme(self) -> str:
         return urlsplit(self.server_addr).scheme
 
-
-def cluster_notes(settings: PulsarCluster, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about a connection that sends a secret over the network unencrypted."""
-    is_remote = not all(stays_on_this_machine(host.lower()) for host, _ in settings.places)
-    if settings.auth is not None and not settings.encrypted and is_remote:
-        what = "the credentials and the records are sent to the cluster unencrypted"
-        yield (*path, "serverAddr"), f"{what}; pulsar+ssl:// encrypts them"
-    oauth2 = None if settings.auth is None else settings.auth.oauth2
-    if oauth2 is not None:
-        yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a connection that sends a secret over the network unencrypted."""
+        is_remote = not all(stays_on_this_machine(host.lower()) for host, _ in self.places)
+        if self.auth is not None and not self.encrypted and is_remote:
+            what = "the credentials and the records are sent to the cluster unencrypted"
+            yield (*path, "serverAddr"), f"{what}; pulsar+ssl:// encrypts them"
+        oauth2 = None if self.auth is None else self.auth.oauth2
+        if oauth2 is not None:
+            yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))
 
 
 def _checked_topics(written: str) -> str:
@@ -162,17 +161,12 @@ class PulsarSource(PulsarCluster):
         return tuple(dict.fromkeys(full_name(name.strip()) for name in self.topic.split(",")))
 
 
-def _checked_topic(written: str) -> str:
-    topic_check(written)
-    return written
-
-
 class PulsarSink(PulsarCluster):
     """Publishes records to a Pulsar topic, with sequence ids by which the brokers drop repeated messages."""
 
     noun = "a pulsar sink"
 
-    topic: Annotated[Text, After(_checked_topic)]
+    topic: Annotated[Text, After(topic_check)]
     """The topic: a name in `public/default`, or `persistent://tenant/namespace/name`."""
     admin_url: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address of the cluster's web service, `http://host:8080` or `https://host:8443`. `validate --online` asks it
@@ -185,3 +179,11 @@ class PulsarSink(PulsarCluster):
     @property
     def full_topic(self) -> str:
         return full_name(self.topic)
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on connections that send a secret over the network unencrypted."""
+        yield from super().notes(path)
+        admin = urlsplit(self.admin_url or "")
+        is_open = admin.scheme == "http" and not stays_on_this_machine((admin.hostname or "").lower())
+        if self.auth is not None and is_open:
+            yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"

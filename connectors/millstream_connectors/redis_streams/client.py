@@ -23,6 +23,7 @@ from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.redis_streams.settings import RedisServer
+from millstream_connectors.shared.failing import on_failure_await
 
 _log = logging.getLogger(__name__)
 
@@ -32,19 +33,8 @@ FAILURES = (exceptions.RedisError, OSError, TimeoutError, RecursionError)
 """Exceptions of the client: everything that can go wrong between a lane and its server."""
 
 _PASSING = (
-    *(
-        "LOADING",
-        "BUSY",
-        "MASTERDOWN",
-        "TRYAGAIN",
-        "CLUSTERDOWN",
-        "OOM",
-        "MISCONF",
-        "READONLY",
-        "NOREPLICAS",
-        "UNBLOCKED",
-    ),
-    *("MOVED", "ASK"),
+    *("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "OOM"),
+    *("MISCONF", "READONLY", "NOREPLICAS", "UNBLOCKED", "MOVED", "ASK"),
 )
 """First words of errors that may pass: the server is loading, full or without replicas, or a slot is moving in a
 cluster."""
@@ -90,17 +80,23 @@ class StreamsLink:
         await self._client.aclose(close_connection_pool=True)
 
 
+@asynccontextmanager
+async def translated(server: RedisServer, where: str) -> AsyncIterator[None]:
+    """Converts errors of the client to Millstream errors."""
+    try:
+        yield
+    except FAILURES as error:
+        raise error_of(error, server, where) from error
+
+
 async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> StreamsLink:
     """A connection to the server that has `key`, which in a cluster may be a different one from that in the settings.
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    password = None
-    if server.password is not None:
-        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
-    tls = None
-    if server.encrypted:
-        tls = context_of(server.tls or ServerTls(), base_dir, where)
+    what = f"{where}: the password for {server.host}"
+    password = None if server.password is None else resolve(server.password, base_dir, what)
+    tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
     host, port = server.host, server.port
     for _ in range(_MOVES_MAX):
         client = make_client(
@@ -115,17 +111,13 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
         )
         link = StreamsLink(server, client, f"{host}:{port}")
         try:
-            await _check_version(link, where)
-            await link.ask("TYPE", key)
+            async with on_failure_await(link.close):
+                await _check_version(link, where)
+                await link.ask("TYPE", key)
         except exceptions.MovedError as moved:
-            await link.close()
             host, port = str(moved.host) or host, int(moved.port)
         except FAILURES as error:
-            await link.close()
             raise error_of(error, server, where) from error
-        except BaseException:
-            await link.close()
-            raise
         else:
             return link
     raise RetryLaterError(
@@ -134,13 +126,13 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
 
 
 @asynccontextmanager
-async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> AsyncIterator[StreamsLink]:
-    """A short-lived connection. Raises Millstream errors."""
+async def looking(server: RedisServer, base_dir: Path, key: str) -> AsyncIterator[StreamsLink]:
+    """A connection for `validate --online`. Raises Millstream errors."""
+    where = "validate --online"
     link = await open_link(server, base_dir, where, "millstream validate", key)
     try:
-        yield link
-    except FAILURES as error:
-        raise error_of(error, server, where) from error
+        async with translated(server, where):
+            yield link
     finally:
         await link.close()
 
@@ -203,8 +195,7 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
         who = f"user {server.user}" if server.user is not None else "the default user"
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {who}: {said}")
     if is_not_accepted(said):
-        what = f"{place} does not accept `tls.certificate`, or wants one: {said}"
-        return UserError(codes.TARGET_REFUSES, what)
+        return UserError(codes.TARGET_REFUSES, f"{place} does not accept `tls.certificate`, or wants one: {said}")
     if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
     passes = said.startswith(_PASSING) or isinstance(error, _PASSING_TYPES)

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import address_check
+from millstream.spec.problems import Path
 from millstream.spec.rules import After, Strict
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
-from millstream_connectors.shared.servers import ServerByUrl
+from millstream_connectors.shared.servers import ServerByUrl, notes_by_url
 from millstream_connectors.shared.starts import EARLIEST, Start
 
 _PORTS = {"redis": 6379, "rediss": 6379}
@@ -40,6 +41,10 @@ class RedisServer(ServerByUrl):
     def database(self) -> int:
         """Number of the database."""
         return int(urlsplit(self.url).path.removeprefix("/") or 0)
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """See `notes_by_url`."""
+        yield from notes_by_url(self, path)
 
 
 class RedisSource(RedisServer):
@@ -92,8 +97,7 @@ class RedisSink(RedisServer):
         yield from super().relation_problems()
         wanted, other = ("stream", "prefix") if self.mode == "stream" else ("prefix", "stream")
         if getattr(self, wanted) is None:
-            what = f"`mode: {self.mode}` needs `{wanted}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), what, f"`{wanted}`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), f"`mode: {self.mode}` needs `{wanted}`", f"`{wanted}`")
         given = {other: getattr(self, other)}
         given |= {"expire": self.expire_s} if self.mode == "stream" else {"maxLength": self.max_length}
         given |= {} if self.mode == "stream" else {"format": self.format}

@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError
+from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.shared.encoding_lane import encoded, of_rows
 from millstream_writer.connector import SinkOwner
@@ -45,6 +46,18 @@ class TargetPosition(NamedTuple):
     position: Position
     frame: str
     """Name of the frame with the last record."""
+
+
+def parse_kept(text: bytes | str) -> TargetPosition:
+    """The position in a JSON object; its owner may be absent. Raises `ValueError`."""
+    try:
+        found = parse_json(text)
+        run, owner, frame, (sequence, record) = found["run"], found.get("owner", ""), found["frame"], found["at"]
+        if not all(isinstance(name, str) for name in (run, owner, frame)):
+            raise TypeError(text)
+        return TargetPosition(run, int(found["epoch"]), owner, Position(int(sequence), int(record)), frame)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(text) from error
 
 
 async def check_kept(owner: SinkOwner, kept: TargetPosition, target: str, remedy: str, *, ours: bool) -> None:

@@ -37,7 +37,7 @@ def invalid(value: bytes, size: int, fault: str, place: str) -> InvalidRecord | 
     return InvalidRecord(value, f"{place}: {fault}", place) if fault else None
 
 
-def too_large(value: bytes, size: int, place: str) -> InvalidRecord:
+def too_large(value: bytes, size: int, place: str, noun: str = "the message") -> InvalidRecord:
     """The invalid record for a message that is too large."""
-    reason = f"{place}: the message has {size} bytes; the limit is {RECORD_BYTES_MAX}"
+    reason = f"{place}: {noun} has {size} bytes; the limit is {RECORD_BYTES_MAX}"
     return InvalidRecord(value[:SHOWN_BYTES], reason, place)

@@ -14,12 +14,14 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Generic, TypeVar
 
 from millstream import codes
-from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
-from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.owned_lane import OwnedLane
 from millstream_connectors.shared.query_rows import QueryRow, take
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -28,15 +30,11 @@ from millstream_reader.source import SourceBatch
 CursorT = TypeVar("CursorT", bound="tuple[object, ...]")
 
 
-class QueryLane(PositionedLane, ABC, Generic[CursorT]):
+class QueryLane(OwnedLane, ABC, Generic[CursorT]):
     """One lane. See `SourceLane`."""
 
-    failures: ClassVar[tuple[type[Exception], ...]]
-    """What the client raises."""
-
     def __init__(self, owner: SourceOwner, log: logging.Logger) -> None:
-        self._owner = owner
-        self._where = f"lane {owner.lane}"
+        super().__init__(owner)
         self._at: CursorT | None = None
         """Cursor of the last row that was returned."""
         self._end: CursorT | None = None
@@ -72,20 +70,15 @@ class QueryLane(PositionedLane, ABC, Generic[CursorT]):
 
     async def _fill(self, timeout_s: float) -> None:
         """Fetch rows, up to the timeout."""
-        until_s = self._owner.clock.monotonic_s() + timeout_s
+        until_s = self._now_s() + timeout_s
         if not await self._reaching.may_try(timeout_s):
             return
         try:
-            await self._connect()
-            await self._advance(until_s)
-        except self.failures as error:
-            self.close()
-            self._reaching.failed(self._error_of(error))
+            with on_failure(self.close), self._translated():
+                await self._connect()
+                await self._advance(until_s)
         except RetryLaterError as error:
             self._reaching.failed(error)
-        except BaseException:
-            self.close()
-            raise
 
     def _check_end(self) -> None:
         """Note whether all rows up to the end were returned."""
@@ -114,8 +107,8 @@ class QueryLane(PositionedLane, ABC, Generic[CursorT]):
 
     @abstractmethod
     async def _advance(self, until_s: float) -> None:
-        """Fetch a page, if there is one before that time. Raises Millstream errors and `failures`."""
+        """Fetch a page, if there is one before that time. Raises Millstream errors and those of the client."""
 
     @abstractmethod
-    def _error_of(self, error: Exception) -> MillstreamError:
-        """One of `failures`, as a Millstream error."""
+    def _translated(self) -> AbstractContextManager[None]:
+        """Converts errors of the client to Millstream errors."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from millstream.importing import importing
 from millstream.limits import SQL_CONNECT_TIMEOUT_S, SQL_LOCK_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.wire.client_tls import context_of, is_not_accepted
+from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.sql.settings import SQLITE, SqlDatabase
 
 T = TypeVar("T")
@@ -110,16 +112,19 @@ class SqlThread:
             base_dir, where = self._base_dir, self._where
             self._engine = await importing(_engine, settings, base_dir, where, create=create, writes=writes)
         opened: list[Connection] = []
-        try:
+        # The connection may be opened after the timeout.
+        with on_failure(partial(self._thread.submit, lambda: _give_up(*opened))), self.translated():
             async with asyncio.timeout(settings.timeout_s):
                 await self._thread.run(lambda engine: opened.append(engine.connect()), self._engine)
-        except BaseException as error:
-            # The connection may be opened after the timeout.
-            self._thread.submit(lambda: _give_up(*opened))
-            if isinstance(error, FAILURES):
-                raise error_of(error, settings, self._where) from error
-            raise
         self._connection = opened[0]
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Converts errors of the client to Millstream errors."""
+        try:
+            yield
+        except FAILURES as error:
+            raise error_of(error, self._settings, self._where) from error
 
     async def run(self, call: Callable[[Connection], T]) -> T:
         """The result of a call on the connection, in the thread. Raises what the call raises, and `TimeoutError`."""
@@ -153,11 +158,8 @@ def _give_up(*connections: Connection) -> None:
 async def open_sql_thread(settings: SqlDatabase, base_dir: Path, where: str, name: str) -> AsyncIterator[SqlThread]:
     """A thread, without a connection at first. The end does not wait for a call in progress."""
     async with open_thread(name) as thread:
-        way = SqlThread(settings, base_dir, where, thread)
-        try:
+        with closing(SqlThread(settings, base_dir, where, thread)) as way:
             yield way
-        finally:
-            way.close()
 
 
 def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, writes: bool) -> Engine:
@@ -167,9 +169,8 @@ def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, 
         raise UserError(codes.EXTRA_NEEDED, f"{where}: {settings.shown}: it {fault[0]} (expected: {fault[1]})")
     if settings.file is not None:
         return _sqlite_engine(base_dir / settings.file, create=create, writes=writes)
-    password = None
-    if settings.password is not None:
-        password = resolve(settings.password, base_dir, f"{where}: the password for {settings.shown}")
+    what = f"{where}: the password for {settings.shown}"
+    password = None if settings.password is None else resolve(settings.password, base_dir, what)
     url = _url(settings).set(username=settings.user, password=password)
     arguments: dict[str, Any] = {}
     if settings.driver == "pymysql":
@@ -275,10 +276,15 @@ def driver_fault(settings: SqlDatabase) -> tuple[str, str] | None:
     return None
 
 
+def _cause(error: BaseException) -> BaseException:
+    """The driver's error, which SQLAlchemy has wrapped."""
+    return getattr(error, "orig", None) or error
+
+
 def _means(error: BaseException) -> _Means:
     if isinstance(error, OverflowError | UnicodeEncodeError):
         return _Means.RECORD
-    cause = getattr(error, "orig", None) or error
+    cause = _cause(error)
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", None)
         if code is not None:
@@ -302,15 +308,19 @@ def is_of_a_record(error: BaseException) -> bool:
     return isinstance(error, FAILURES) and _means(error) is _Means.RECORD
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether the user lacks a right."""
+    return _means(error) is _Means.REFUSED
+
+
 def is_a_lock(error: BaseException) -> bool:
     """Whether another transaction holds a lock that this one needs."""
-    cause = getattr(error, "orig", None)
-    return bool(cause is not None and cause.args and cause.args[0] == 1205)
+    return _cause(error).args[:1] == (1205,)
 
 
 def said(error: BaseException) -> str:
     """The database's message, without the statement and its values."""
-    cause = getattr(error, "orig", None) or error
+    cause = _cause(error)
     number = cause.args[0] if len(cause.args) > 1 else None
     text = str(cause.args[1]) if isinstance(number, int) else str(cause)
     return text or type(error).__name__
@@ -318,14 +328,13 @@ def said(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """The reason for a rejection, from a small set: `integrity error`."""
-    cause = getattr(error, "orig", None) or error
+    cause = _cause(error)
     code = getattr(cause, "sqlite_errorname", None)
     if code is not None:
         return f"refused by the database: {code.removeprefix('SQLITE_').replace('_', ' ').lower()}"
     if type(cause).__module__.startswith("pymysql") and cause.args and isinstance(cause.args[0], int):
         return f"refused by the database: error {cause.args[0]}"
-    name = type(cause).__name__.removesuffix("Error")
-    return f"refused by the database: {name.lower()}"
+    return f"refused by the database: {type(cause).__name__.removesuffix('Error').lower()}"
 
 
 def error_of(error: BaseException, settings: SqlDatabase, where: str) -> MillstreamError:
@@ -334,8 +343,7 @@ def error_of(error: BaseException, settings: SqlDatabase, where: str) -> Millstr
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
     if is_not_accepted(text):
-        what = f"{place} does not accept `tls.certificate`, or wants one: {text}"
-        return UserError(codes.TARGET_REFUSES, what)
+        return UserError(codes.TARGET_REFUSES, f"{place} does not accept `tls.certificate`, or wants one: {text}")
     if "CERTIFICATE_VERIFY_FAILED" in text or "doesn't support SSL" in text or "WRONG_VERSION_NUMBER" in text:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {text}")
     means = _means(error)

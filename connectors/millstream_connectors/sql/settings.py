@@ -15,7 +15,7 @@ from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink
+from millstream_connectors.shared.tables.settings import TableSink, repeated
 
 SQLITE, MYSQL = "sqlite", ("mysql", "mariadb")
 UPSERTS = (SQLITE, "postgresql", *MYSQL)
@@ -43,13 +43,13 @@ def _checked_url(written: str) -> str:
     if "plugin" in options:
         what = f"{without_secrets(written)!r} names a plugin, which is code that SQLAlchemy would load"
         raise problem(codes.VALUE_MALFORMED, what, "a URL without the option `plugin`")
-    is_file = parts.scheme.partition("+")[0] == SQLITE
-    if is_file:
+    if parts.scheme.partition("+")[0] == SQLITE:
         valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path
         valid = valid and not parts.query and parts.scheme in (SQLITE, "sqlite+pysqlite")
     if not valid or "@" in parts.netloc or options & set(_SECRETS):
-        what = f"{without_secrets(written)!r} is not the address of a database"
-        raise problem(codes.VALUE_MALFORMED, what, _EXPECTED)
+        raise problem(
+            codes.VALUE_MALFORMED, f"{without_secrets(written)!r} is not the address of a database", _EXPECTED
+        )
     return written
 
 
@@ -109,14 +109,13 @@ class SqlDatabase(SpecModel):
         parts = urlsplit(self.url)
         return self.url if self.backend == SQLITE else f"{parts.scheme}://{parts.netloc}{parts.path}"
 
-
-def database_notes(settings: SqlDatabase, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the connection to a database."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    is_open = settings.backend in MYSQL and settings.tls is None and settings.host != ""
-    if is_open and not stays_on_this_machine(settings.host.lower()):
-        yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on a password in the pipeline file, and records that are sent unencrypted."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        is_open = self.backend in MYSQL and self.tls is None and self.host != ""
+        if is_open and not stays_on_this_machine(self.host.lower()):
+            yield (*path, "url"), "the records are sent to the server unencrypted; `tls: {}` encrypts them"
 
 
 class SqlSplit(SpecModel):
@@ -173,16 +172,14 @@ class SqlSource(SqlDatabase):
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
         elif self.query is not None and not self.cursor:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
-        for index, name in enumerate(self.cursor):
-            if name in self.cursor[:index]:
-                what = f"column `{name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        yield from repeated(self.cursor, "cursor")
         if self.follow and self.backend != SQLITE:
             what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
             yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")
         if not self.follow and "poll_every_s" in self.model_fields_set:
-            what = "`pollEvery` has no effect without `follow`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("pollEvery",), what, "`follow: true`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("pollEvery",), "`pollEvery` has no effect without `follow`", "`follow: true`"
+            )
 
 
 class SqlSink(TableSink, SqlDatabase):
@@ -198,3 +195,9 @@ class SqlSink(TableSink, SqlDatabase):
             yield ShapeProblem(
                 codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
             )
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on the connection, and on a database with which the sink was not tested."""
+        yield from super().notes(path)
+        if self.backend not in (SQLITE, *MYSQL):
+            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {self.backend}"

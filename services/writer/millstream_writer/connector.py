@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from millstream.record import LaneId, Position
 from millstream.spec.connectors import Guarantee, GuaranteeId, SinkKind
@@ -143,6 +143,13 @@ class SinkOwner:
 
 class SinkConnector(SinkKind[S]):
     """A kind of sink that can be opened."""
+
+    keeps_position_in: ClassVar[str] = ""
+    """What of its target keeps the positions of lanes, whatever the settings say (`table`, ...), for messages; empty if
+    nothing does."""
+
+    def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
+        return as_fallback(self.keeps_position_in) if fallback and self.keeps_position_in else self.promise
 
     @abstractmethod
     def open(self, settings: S, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:

@@ -26,7 +26,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
 from millstream.wire.certificates import make_certificate
 from millstream_connectors.opening_sinks import open_sink
-from millstream_connectors.postgres.client import connect
+from millstream_connectors.postgres.client import Login
 from millstream_connectors.postgres.settings import PostgresServer as PostgresSettings
 from millstream_connectors.postgres.sink import lane as lane_module
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
@@ -588,7 +588,7 @@ async def test_a_role_may_show_a_certificate(tmp_path: Path) -> None:
         foreign = {"sslCert": {"file": str(other.certificate)}, "sslKey": {"file": str(other.key)}}
         strange = PostgresSettings.model_validate({**database.settings, **safe, **foreign})
         with pytest.raises(MillstreamError, match="does not accept `sslCert`"):
-            await connect(strange, tmp_path, "test", "test")
+            await Login(strange, tmp_path, "test", "test").connect()
         with raises(codes.CERTIFICATES, "`sslCert` and `sslKey` cannot be used"):
             async with opened(postgres_spec(database, "insert", **safe | {"sslKey": {"file": str(certificate)}})):
                 pass

@@ -18,8 +18,9 @@ from millstream.errors import UserError
 from millstream.extract import microseconds_of
 from millstream.record import Record
 from millstream_connectors.postgres.settings import PostgresSource
-from millstream_connectors.postgres.source import catalog, slot_stream, slot_watch, snapshot_reader
+from millstream_connectors.postgres.source import catalog, snapshot_reader
 from millstream_connectors.postgres.source import cdc as cdc_module
+from millstream_connectors.postgres.source import slot as slot_module
 from millstream_reader.source import SourceBatch, SourceLane, pending_bytes
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, records_of
@@ -270,7 +271,7 @@ async def test_a_slot_follows_commits_and_passes_what_other_tables_write(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cdc_module, "_TICK_S", 0.02)
-    for module in (cdc_module, slot_stream):
+    for module in (cdc_module, slot_module):
         monkeypatch.setattr(module, "POSTGRES_FEEDBACK_EVERY_S", 0.1)
     slot = f"slot_{database.name}"
     async with open_lane(spec(database)) as lane:
@@ -316,7 +317,7 @@ async def until_held(database: Database, slot: str, limit: int) -> None:
 async def test_the_lane_knows_how_many_bytes_of_the_log_wait(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(slot_watch, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(slot_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
     database = await server.database()
     await database.execute(
         "CREATE TABLE numbers (n bigserial PRIMARY KEY, text text)", "CREATE PUBLICATION ours FOR TABLE numbers"
@@ -413,8 +414,8 @@ async def test_a_slot_beyond_its_limit_is_lost() -> None:
 async def test_what_fills_the_servers_disk_is_logged(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slot_watch, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(slot_watch, "POSTGRES_SLOT_REPORTED_BYTES", 1 << 20)
+    monkeypatch.setattr(slot_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(slot_module, "POSTGRES_SLOT_REPORTED_BYTES", 1 << 20)
     database = await server.database()
     await database.execute(
         "CREATE TABLE numbers (n bigserial PRIMARY KEY, text text)", "CREATE PUBLICATION ours FOR TABLE numbers"
@@ -620,7 +621,7 @@ async def test_a_start_that_fails_leaves_no_publication_and_no_slot(
 async def test_a_table_that_is_renamed_ends_with_an_error_and_nothing_is_skipped(
     database: Database, monkeypatch: pytest.MonkeyPatch, before: str, change: str
 ) -> None:
-    monkeypatch.setattr(slot_watch, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(slot_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
     await database.execute("CREATE SCHEMA elsewhere")
     named = spec(database, cdc={"tables": ["numbers"]})
     batches: list[SourceBatch] = []

@@ -28,9 +28,8 @@ from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pulsar.client import open_link
-from millstream_connectors.pulsar.looking import Looking, look
+from millstream_connectors.pulsar.looking import Looking, deduplicates, look
 from millstream_connectors.pulsar.settings import PulsarCluster, PulsarSink
-from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_connectors.pulsar.source.connector import PULSAR
 from millstream_connectors.pulsar.source.lane import PulsarSourceLane
 from millstream_connectors.shared.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer

@@ -22,11 +22,10 @@ from millstream.limits import RESULT_FRAME_RECORDS_MAX
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
 from millstream_connectors.opening_sinks import open_sink
-from millstream_connectors.pulsar.looking import Looking
+from millstream_connectors.pulsar.looking import Looking, deduplicates
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.lane import TOO_LARGE
 from millstream_connectors.pulsar.sink.messages import PROPERTY, java_hash
-from millstream_connectors.pulsar.sink.web_service import deduplicates
 from millstream_runner.cli.main import main
 from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import sink_owner

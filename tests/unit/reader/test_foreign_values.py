@@ -277,7 +277,6 @@ def test_two_keys_or_headers_of_an_entry_never_become_one() -> None:
 
 BUILDS_NO_NESTED_VALUES = {
     "millstream_connectors.delta.client": "its client is in Rust, and has a limit",
-    "millstream_connectors.nats.client": "answers go through `parse_json`",
     "millstream_connectors.shared.objects.stores": "its client is in Rust, and has a limit",
     "millstream_connectors.postgres.client": "rows of plain columns",
     "millstream_connectors.pulsar.client": "its client is in C++",

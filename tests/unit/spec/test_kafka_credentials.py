@@ -9,7 +9,7 @@ import pytest
 
 from millstream.spec.loading import load_text
 from millstream.spec.problems import SpecError
-from millstream_connectors.kafka.settings import KafkaCluster, clear_password
+from millstream_connectors.kafka.settings import KafkaCluster
 
 PASSWORD = {"env": "KAFKA_PASSWORD"}
 CLIENT = {"clientId": "orders", "clientSecret": PASSWORD, "tokenEndpointUrl": "https://login.example.org/token"}
@@ -82,6 +82,6 @@ def test_what_is_sent_unencrypted_is_noted(changes: dict[str, Any], noted: list[
     client = {**CLIENT, "tokenEndpointUrl": changes.pop("address", CLIENT["tokenEndpointUrl"])}
     sasl = {"mechanism": "OAUTHBEARER", "oauthbearer": client}
     cluster = KafkaCluster.model_validate({"brokers": ["kafka:9092"], "sasl": sasl, **changes})
-    found = [text for _, text in clear_password(cluster, ())]
+    found = [text for _, text in cluster.notes(())]
     assert len(found) == len(noted)
     assert all(text.startswith(beginning) for text, beginning in zip(found, noted, strict=True))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.jetstream.settings import JetStreamSink
-from millstream_connectors.nats.settings import server_notes
-from millstream_connectors.shared.looking import unfit_settings
+from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -41,12 +40,9 @@ class _JetStream(SinkConnector[JetStreamSink]):
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.jetstream.sink.target import look
+        from millstream_connectors.jetstream.sink.lane import look
 
-        return unfit_settings(place, look(settings, place.base_dir))
-
-    def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
+        return unfit(place, look(settings, place.base_dir))
 
     def open(self, settings: JetStreamSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.jetstream.sink.lane import open_jetstream_sink

@@ -19,22 +19,31 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
-from millstream.json_parser import parse_json
 from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, NATS_UNANSWERED_MAX
 from millstream.nats.connection import ApiError, BrokerConnection, answered
+from millstream.nats.versions import VERSION_MIN, is_too_old
 from millstream.record import Position
 from millstream_connectors.jetstream.settings import JetStreamSink
-from millstream_connectors.jetstream.sink.target import Fault, TargetStream, find_target
-from millstream_connectors.nats.client import NO_MESSAGE, PASSING, linked, translated
+from millstream_connectors.nats.client import NO_MESSAGE, PASSING, linked, looking, translated
 from millstream_connectors.nats.messages import Put, convert
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.first_try import first_try
-from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced
+from millstream_connectors.shared.kept import (
+    ConvertedRecords,
+    KeptLane,
+    TargetPosition,
+    check_kept,
+    fenced,
+    parse_kept,
+)
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -43,8 +52,19 @@ BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence",
 ROLLUP = {"Nats-Rollup": "sub"}
 WRONG_LAST_SEQUENCE = (10071, 10164)
 REFUSED = "the stream refuses it"
+_NANOSECONDS = 1_000_000_000
 
 _log = logging.getLogger(__name__)
+
+
+class TargetStream(NamedTuple):
+    """The stream that a sink writes to."""
+
+    stream: str
+    bytes_max: int
+    """Maximum bytes of a message with its headers."""
+    rolls_up: bool
+    """Whether a position may replace the previous one."""
 
 
 class _Target:
@@ -67,8 +87,8 @@ class _Target:
         """The connection, after the stream was checked on it. Converts errors to Millstream errors."""
         settings, owner = self.settings, self.owner
         if self._connection is None:
-            name = f"millstream {owner.pipeline}/{owner.name}"
-            self._connection = await self._life.enter_async_context(linked(settings, owner.base_dir, owner.where, name))
+            linking = linked(settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}")
+            self._connection = await self._life.enter_async_context(linking)
         connection = self._connection
         with translated(connection, owner.where):
             async with asyncio.timeout(settings.timeout_s):
@@ -76,8 +96,7 @@ class _Target:
             if self._found is None:
                 found = await find_target(connection, settings)
                 if isinstance(found, Fault):
-                    what = f"{owner.where}: {found.what} (expected: {found.expected})"
-                    raise UserError(codes.TARGET_UNFIT, what)
+                    raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {found.what} (expected: {found.expected})")
                 self._found = found
             yield connection
 
@@ -110,13 +129,13 @@ class JetStreamKeptLane(KeptLane[Put]):
         """Takes the lane over. After a failure, it is taken over again, which resolves the outcome of the last
         batch."""
         async with self._target.reached() as connection:
-            try:
+            with on_failure(self._forget_last):
                 if self._last < 0:
                     await self._take_over(connection)
                 yield connection
-            except BaseException:
-                self._last = -1
-                raise
+
+    def _forget_last(self) -> None:
+        self._last = -1
 
     async def _commit(self, made: Sequence[Put], end: Position, frame: str) -> None:
         """Publish records and the position after them as one atomic batch."""
@@ -146,32 +165,28 @@ class JetStreamKeptLane(KeptLane[Put]):
         headers = {GUARD: str(self._last), **(ROLLUP if self._target.found.rolls_up else {})}
         batch, count = uuid4().hex, len(messages) + 1
         reply, answer = connection.expect_answer()
-        try:
+        with on_failure(answer.cancel):
             for number, (subject, data, own) in enumerate(messages, 1):
                 await connection.publish(subject, data, {**own, BATCH_ID: batch, BATCH_SEQUENCE: str(number)})
             if messages:
                 headers |= {BATCH_ID: batch, BATCH_SEQUENCE: str(count), BATCH_COMMIT: "1"}
             await connection.publish(self._subject, json.dumps(body).encode(), headers, reply)
-        except BaseException:
-            answer.cancel()
-            raise
         return _sequence((await connection.answer_of(answer, self._target.settings.timeout_s)).data)
 
     async def _kept(self, connection: BrokerConnection) -> tuple[TargetPosition | None, int]:
         """The lane's state in the stream, and its sequence."""
-        stream = self._target.found.stream
         try:
-            answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": self._subject})
+            answer = await connection.api(
+                f"STREAM.MSG.GET.{self._target.found.stream}", {"last_by_subj": self._subject}
+            )
         except ApiError as error:
             if error.code != NO_MESSAGE:
                 raise
             return None, 0
         message = answer["message"]
         try:
-            body: dict[str, Any] = parse_json(base64.b64decode(message["data"]))
-            at = Position(*map(int, body["at"]))
-            kept = TargetPosition(str(body["run"]), int(body["epoch"]), str(body["owner"]), at, str(body["frame"]))
-        except (ValueError, KeyError, TypeError) as error:
+            kept = parse_kept(base64.b64decode(message["data"]))
+        except (ValueError, KeyError) as error:
             raise DamageError(
                 codes.SINK_AHEAD,
                 f"{self._owner.where}: the message {message['seq']} of {self._subject} is not a position; another "
@@ -188,8 +203,7 @@ class JetStreamKeptLane(KeptLane[Put]):
             if kept is None and not owner.fallback and self._durable > Position(0):
                 raise self._lost()
             if kept is not None:
-                ours = kept.owner.startswith(self._owner.identity)
-                await check_kept(owner, kept, subject, self._by_hand(), ours=ours)
+                await check_kept(owner, kept, subject, self._by_hand(), ours=kept.owner.startswith(owner.identity))
             reached = owner.start if kept is None else kept.position
             self._last = sequence
             try:
@@ -265,6 +279,51 @@ class JetStreamIdLane(UnkeptLane):
                 for answer in answers:
                     answer.cancel()
         return refused
+
+
+async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> TargetStream | Fault:
+    """The stream that includes the subject. Raises what requests raise."""
+    streams = await _streams_of(connection, settings.subject)
+    if len(streams) != 1:
+        found = f"several streams include the subject {settings.subject}: {', '.join(streams)}"
+        what = found if streams else f"no stream includes the subject {settings.subject}"
+        return Fault(("subject",), what, "a subject that one stream includes")
+    (stream,) = streams
+    config = (await connection.api(f"STREAM.INFO.{stream}"))["config"]
+    if settings.positions is not None:
+        if is_too_old(connection.server):
+            what = f"the server is NATS {connection.server.get('version')}, which may store only a part of a batch"
+            return Fault(("positions",), what, f"NATS {'.'.join(map(str, VERSION_MIN))} or later, or no `positions`")
+        if await _streams_of(connection, f"{settings.positions}.position") != streams:
+            what = f"the stream {stream} does not include {settings.positions}.>"
+            return Fault(("positions",), what, f"that subject among those of {stream}")
+        if not config.get("allow_atomic"):
+            return Fault(
+                ("positions",),
+                f"the stream {stream} does not accept atomic batches",
+                "a stream with `allow_atomic: true`",
+            )
+        if 0 < config.get("max_age", 0) < 2 * NATS_POSITION_REFRESH_S * _NANOSECONDS:
+            hours = 2 * NATS_POSITION_REFRESH_S / 3600
+            what = f"the stream {stream} deletes positions after {config['max_age'] / _NANOSECONDS:.0f} s (max_age)"
+            return Fault(("positions",), what, f"a stream that keeps messages for at least {hours:g} hours")
+        if config.get("retention", "limits") != "limits":
+            what = f"the stream {stream} removes positions once a consumer has acknowledged them"
+            return Fault(("positions",), what, "a stream with `retention: limits`")
+    largest = [int(connection.server.get("max_payload", 0)), int(config.get("max_msg_size", -1))]
+    return TargetStream(stream, min(size for size in largest if size > 0), bool(config.get("allow_rollup_hdrs")))
+
+
+async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:
+    answer = await connection.api("STREAM.NAMES", {"subject": subject})
+    return list(answer.get("streams") or ())
+
+
+async def look(settings: JetStreamSink, base_dir: Path) -> list[Fault]:
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
+    async with looking(settings, base_dir) as connection:
+        found = await find_target(connection, settings)
+    return [found] if isinstance(found, Fault) else []
 
 
 def _sequence(receipt: bytes) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.jetstream.settings import JetStreamSource
-from millstream_connectors.nats.settings import server_notes
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -28,13 +27,10 @@ class _JetStream(SourceConnector[JetStreamSource]):
     def bounded(self, settings: JetStreamSource) -> bool | None:
         return settings.stop_at_end
 
-    def notes(self, settings: JetStreamSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
     def online_findings(self, settings: JetStreamSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.jetstream.source.lane import look
 
-        return unfit_setting(place, "stream", look(settings, place.base_dir))
+        return unfit(place, look(settings, place.base_dir))
 
     def open(self, settings: JetStreamSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.jetstream.source.lane import open_jetstream_source

@@ -16,35 +16,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.extract import EPOCH_NS
-from millstream.frame import build_frame
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
 from millstream.nats.client import Msg, header_bytes
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.deliveries import MessageOrigin
 from millstream.nats.pulling import EXPIRES_MIN_S, PullConsumer
 from millstream_connectors.jetstream.settings import JetStreamSource
-from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, translated
-from millstream_connectors.shared.messages import event_time, invalid
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, looking, translated
+from millstream_connectors.shared.faults import Fault, check_fit
+from millstream_connectors.shared.messages import event_time
+from millstream_connectors.shared.owned_lane import OwnedLane
 from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
-KIND = "jetstream"
 SUBJECT_HEADER = "Nats-Subject"
 _RECORD_OVERHEAD_BYTES = 64
 
@@ -63,8 +60,8 @@ class _Message(NamedTuple):
     @property
     def size(self) -> int:
         """Approximate bytes of its record."""
-        pairs = sum(len(name) + len(text) for name, text in self.headers.items())
-        return _RECORD_OVERHEAD_BYTES + len(self.data) + len(self.subject) + pairs
+        headers = sum(len(name) + len(text) for name, text in self.headers.items())
+        return _RECORD_OVERHEAD_BYTES + len(self.data) + len(self.subject) + headers
 
     @property
     def digest(self) -> str:
@@ -76,19 +73,18 @@ def _digest(subject: str, data: bytes) -> str:
     return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
 
 
-class JetStreamSourceLane(PositionedLane):
+class JetStreamSourceLane(OwnedLane):
     """One lane. See `SourceLane`."""
 
+    kind = "jetstream"
+    noun = "a jetstream source"
+
     def __init__(self, spec: JetStreamSource, owner: SourceOwner, connection: BrokerConnection) -> None:
+        super().__init__(owner)
         self._spec = spec
-        self._owner = owner
         self._connection = connection
-        self._where = f"lane {owner.lane}"
-        self._subjects = tuple(
-            name for name in spec.subjects if crc32(name.encode()) % owner.partitions == owner.lane.partition
-        )
-        whole_stream = crc32(spec.stream.encode()) % owner.partitions == owner.lane.partition
-        self._idle = not self._subjects if spec.subjects else not whole_stream
+        self._subjects = tuple(filter(self._owns, spec.subjects))
+        self._idle = not (self._subjects if spec.subjects else self._owns(spec.stream))
         """Whether this lane has nothing to read."""
         self._created = ""
         """When the stream was created: one of the same name with another time is another stream."""
@@ -134,17 +130,15 @@ class JetStreamSourceLane(PositionedLane):
     # The lane's position
 
     def _restore(self) -> None:
-        owner, spec = self._owner, self._spec
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        spec = self._spec
+        body = self._unpacked(self._owner.position)
         if body is None:
             return
-        try:
+        with self._restoring():
             self._at = None if body["at"] is None else int(body["at"])
             self._read, self._digest, self._created = int(body["read"]), str(body["digest"]), str(body["created"])
             self._end = None if body["end"] is None or not spec.stop_at_end else int(body["end"])
             stream, subjects = str(body["stream"]), tuple(map(str, body["subjects"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, owner.position, "a jetstream source") from error
         if (stream, subjects) != (spec.stream, self._subjects):
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -154,16 +148,17 @@ class JetStreamSourceLane(PositionedLane):
             )
 
     def _position(self) -> bytes:
-        body = {
-            "at": self._at,
-            "read": self._read,
-            "digest": self._digest,
-            "created": self._created,
-            "end": self._end,
-            "stream": self._spec.stream,
-            "subjects": self._subjects,
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(
+            {
+                "at": self._at,
+                "read": self._read,
+                "digest": self._digest,
+                "created": self._created,
+                "end": self._end,
+                "stream": self._spec.stream,
+                "subjects": self._subjects,
+            }
+        )
 
     async def _check_stream(self) -> None:
         """Check that the stream is the one that was read, and still has all unread messages. Determines where a first
@@ -180,8 +175,7 @@ class JetStreamSourceLane(PositionedLane):
         state = info["state"]
         first, last = int(state["first_seq"]), int(state["last_seq"])
         if not self._created:
-            for what, expected in _faults(info, self._spec, self._connection.server):
-                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what} (expected: {expected})")
+            check_fit(self._where, _faults(info, self._spec.stream))
             self._created = info["created"]
         elif info["created"] != self._created:
             raise self._replaced(
@@ -318,55 +312,44 @@ class JetStreamSourceLane(PositionedLane):
 
     def _consumer_settings(self) -> dict[str, Any]:
         """Where a consumer begins, and which subjects it reads."""
-        settings: dict[str, Any] = {}
-        if self._at is None:
-            settings |= {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
-        else:
-            settings |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
-        if self._subjects:
-            settings["filter_subjects"] = self._subjects
-        return settings
+        return {
+            **({"filter_subjects": self._subjects} if self._subjects else {}),
+            **(
+                {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
+                if self._at is None
+                else {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
+            ),
+        }
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken: list[_Message] = []
-        faults: list[InvalidRecord] = []
-        size = 0
-        while self._arrived and len(taken) < records_max:
+        batch = RecordBatch("the message")
+        while self._arrived and len(batch.values) < records_max:
             message = self._arrived[0]
             if self._end is not None and message.sequence > self._end:
                 self._arrived.clear()
                 self._at = self._end
                 break
-            if taken and size + message.size > bytes_max:
+            if not batch.fits(message.size, bytes_max):
                 break
             self._arrived.popleft()
             self._at = self._read = message.sequence
             self._digest = message.digest
-            place = f"{self._spec.stream} at sequence {message.sequence}"
-            fault = invalid(message.data, message.size, message.fault, place)
-            if fault is not None:
-                faults.append(fault)
-                continue
-            size += message.size
-            taken.append(message)
-        frame = None
-        if taken:
-            frame = build_frame(
-                [message.data for message in taken],
-                array("q", [message.time_us for message in taken]),
-                ingest_time_us=self._owner.clock.now_us(),
-                headers=[_headers(message) for message in taken],
+            batch.add(
+                message.data,
+                message.time_us,
+                f"{self._spec.stream} at sequence {message.sequence}",
+                size=message.size,
+                headers=_headers(message),
+                fault=message.fault,
             )
-        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(faults))
+        frame = batch.frame(self._owner.clock.now_us())
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(batch.invalid))
 
     def _is_ended(self) -> bool:
         if not self._spec.stop_at_end:
             return False
         return self._idle or (self._end is not None and self._at is not None and self._at >= self._end)
-
-    def _now_s(self) -> float:
-        return self._owner.clock.monotonic_s()
 
 
 def _headers(message: _Message) -> Mapping[str, bytes]:
@@ -390,34 +373,31 @@ async def _info(connection: BrokerConnection, stream: str) -> dict[str, Any] | N
         raise
 
 
-def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What does not fit the settings, each with what is expected."""
+def _faults(info: Mapping[str, Any], stream: str) -> list[Fault]:
+    """What does not fit the settings."""
     retention = info["config"].get("retention", "limits")
-    if retention != "limits":
-        what = f"the stream {spec.stream} removes messages once they are consumed (retention {retention})"
-        return [(what, "a stream with `retention: limits`, or a stream that mirrors or sources this one")]
-    return []
+    if retention == "limits":
+        return []
+    what = f"the stream {stream} removes messages once they are consumed (retention {retention})"
+    return [Fault(("stream",), what, "a stream with `retention: limits`, or a stream that mirrors or sources this one")]
 
 
-async def look(spec: JetStreamSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    where = "validate --online"
-    async with linked(spec, base_dir, where, "millstream validate") as connection:
-        with translated(connection, where):
-            info = await _info(connection, spec.stream)
-            if info is None:
-                return [(f"there is no stream {spec.stream}", "an existing stream")]
-            return _faults(info, spec, connection.server)
+async def look(spec: JetStreamSource, base_dir: Path) -> list[Fault]:
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
+    async with looking(spec, base_dir) as connection:
+        info = await _info(connection, spec.stream)
+    if info is None:
+        return [Fault(("stream",), f"there is no stream {spec.stream}", "an existing stream")]
+    return _faults(info, spec.stream)
 
 
 @asynccontextmanager
 async def open_jetstream_source(spec: JetStreamSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`."""
-    where = f"lane {owner.lane}"
-    async with AsyncExitStack() as life:
-        connection = await life.enter_async_context(linked(spec, owner.base_dir, where, f"millstream {owner.lane}"))
+    async with linked(spec, owner.base_dir, f"lane {owner.lane}", f"millstream {owner.lane}") as connection:
         lane = JetStreamSourceLane(spec, owner, connection)
-        life.push_async_callback(lane.close)
-        await lane.open()
-        yield lane
+        try:
+            await lane.open()
+            yield lane
+        finally:
+            await lane.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.kafka.settings import KafkaSink, clear_password
+from millstream.spec.problems import Finding
+from millstream_connectors.kafka.settings import KafkaSink
+from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ class _Kafka(SinkConnector[KafkaSink]):
         if fallback:
             return as_fallback("topic")
         if not settings.transactions:
-            what = (
+            return Guarantee(
+                GuaranteeId.AT_LEAST_ONCE,
                 "at least once: after a crash or a lost connection, records since the last mark are sent again; "
-                "`transactions: true` makes it exactly once"
+                "`transactions: true` makes it exactly once",
             )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
 
     def subject(self, settings: KafkaSink) -> str | None:
@@ -47,17 +48,10 @@ class _Kafka(SinkConnector[KafkaSink]):
     def key_subject(self, settings: KafkaSink) -> str | None:
         return f"{settings.topic}-key"
 
-    def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from clear_password(settings, path)
-
     def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.kafka.client import look_for_topics
 
-        async def look() -> Sequence[Finding]:
-            await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
-            return ()
-
-        return look()
+        return no_findings(look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink"))
 
     def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.kafka.sink.lane import open_kafka_sink

@@ -49,7 +49,6 @@ class KafkaSinkLane(KeptLane[Message]):
 
     async def open(self) -> None:
         """Errors: those of `SinkConnector.open`."""
-        await self._thread.run(self._broker.prepare)
         await self._thread.run(self._open)
         await self._check_past()
 
@@ -161,15 +160,12 @@ class UnfencedLane(UnkeptLane):
         self._spec = spec
         self._thread = thread
 
-    async def open(self) -> None:
-        await self._thread.run(self._session.prepare)
-
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return await self._thread.run(self._write, frames)
 
     def _write(self, frames: Sequence[SinkFrame]) -> WriteResult:
-        bytes_max, set_key = self._session.record_bytes_max, self._spec.set_key
-        converted = [convert(item.frame, bytes_max, set_key=set_key) for item in frames]
+        bytes_max = self._session.record_bytes_max
+        converted = [convert(item.frame, bytes_max, set_key=self._spec.set_key) for item in frames]
         self._session.send(message for found in converted for message in found.made)
         failures = [found.failures for found in converted]
         return WriteResult(failures if any(failures) else ())
@@ -181,10 +177,9 @@ async def open_kafka_sink(spec: KafkaSink, owner: SinkOwner) -> AsyncIterator[Si
     async with open_thread("kafka-sink") as thread:
         session = KafkaSession(spec, owner, thread)
         try:
+            await thread.run(session.prepare)
             if owner.fallback or not spec.transactions:
-                unfenced = UnfencedLane(session, spec, thread)
-                await unfenced.open()
-                yield unfenced
+                yield UnfencedLane(session, spec, thread)
             else:
                 lane = KafkaSinkLane(session, spec, owner, thread)
                 await lane.open()

@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ from millstream import codes
 from millstream.blocking import ClientThread
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
-from millstream.json_parser import parse_json
 from millstream.limits import KAFKA_CALL_S, KAFKA_COMMIT_S, KAFKA_QUEUE_MESSAGES_MAX, KAFKA_RECORD_BYTES
 from millstream.record import Position
 from millstream_connectors.kafka.client import (
@@ -47,40 +45,10 @@ from millstream_connectors.kafka.client import (
 )
 from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.kafka.sink.records import Message
+from millstream_connectors.shared.kept import TargetPosition, parse_kept
 from millstream_writer.connector import SinkOwner
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """A lane's position in the target."""
-
-    ledger_id: str
-    """Id of the run's ledger."""
-    epoch: int
-    """Epoch of the owner that wrote it."""
-    position: Position
-    frame: str
-    """Name of the frame with its last record; empty if it has none."""
-
-    def pack(self) -> str:
-        return json.dumps(
-            {"run": self.ledger_id, "epoch": self.epoch, "at": list(self.position), "frame": self.frame},
-            separators=(",", ":"),
-        )
-
-    @classmethod
-    def unpack(cls, text: str) -> Marker:
-        """Parses a marker. Raises `ValueError` if the text is not one."""
-        try:
-            found = parse_json(text)
-            run, epoch, (sequence, index), frame = found["run"], found["epoch"], found["at"], found["frame"]
-            if not (isinstance(run, str) and isinstance(frame, str)):
-                raise TypeError
-            return cls(run, int(epoch), Position(int(sequence), int(index)), frame)
-        except (TypeError, KeyError) as error:
-            raise ValueError(text) from error
 
 
 class BrokenError(Exception):
@@ -125,15 +93,14 @@ class KafkaSession:
         self._settings = client_settings(self._spec, self._owner.base_dir, self._where)
         # With this isolation level, an answer does not wait for the end of a former owner's transaction.
         self._reader = self._made_reader("read_uncommitted")
-        topic = self._spec.topic
-        self._reach(partial(topic_partitions, self._reader, topic))
+        self._reach(partial(topic_partitions, self._reader, self._spec.topic))
         # A target that does not belong to this owner is not changed.
         self.look()
         self._reader.close()
         self._reader = self._made_reader("read_committed")
         self.record_bytes_max = self._topic_bytes_max()
 
-    def look(self) -> Marker | None:
+    def look(self) -> TargetPosition | None:
         """The lane's position in the topic. Raises `UserError` for another run's position, `FencedError` for that of a
         newer owner."""
         found = self._reach(self._committed)
@@ -144,18 +111,18 @@ class KafkaSession:
             # Set by hand, as messages here advise: the lane continues after its mark.
             return None
         try:
-            marker = Marker.unpack(found.metadata)
+            marker = parse_kept(found.metadata)
         except ValueError:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,
                 f"{self._where}: the offset of the group {self.name!r} has {found.metadata[:80]!r} instead of the "
                 f"lane's position. {self.by_hand}",
             ) from None
-        if marker.ledger_id != self._owner.ledger_id:
+        if marker.run != self._owner.ledger_id:
             raise UserError(
                 codes.TARGET_OF_ANOTHER_RUN,
                 f"{self._where}: the topic {self._spec.topic!r} has records of another run of this pipeline "
-                f"({marker.ledger_id}; this is {self._owner.ledger_id}). Nothing was written. Write to another "
+                f"({marker.run}; this is {self._owner.ledger_id}). Nothing was written. Write to another "
                 f"topic, or restore the data directory of that run. {self.by_hand}",
             )
         if marker.epoch > self._owner.epoch:
@@ -166,7 +133,7 @@ class KafkaSession:
             )
         return marker
 
-    def open(self) -> Marker | None:
+    def open(self) -> TargetPosition | None:
         """Fence every other owner, read the lane's position, and store this owner's epoch there."""
         self.abandon()
         producer = self._made_producer({"transactional.id": self.name})
@@ -184,15 +151,15 @@ class KafkaSession:
         """One transaction: these records, and the position after them. Raises `BrokenError`."""
         producer = self._producer
         assert producer is not None, "it is open"
-        assert self._reader is not None, "it is open"
-        marker = Marker(self._owner.ledger_id, self._owner.epoch, position, frame)
-        offset = TopicPartition(self._spec.topic, 0, position.sequence, marker.pack())
+        marker = {"run": self._owner.ledger_id, "epoch": self._owner.epoch, "at": position, "frame": frame}
+        metadata = json.dumps(marker, separators=(",", ":"))
         self._refused = None
         committing = False
         try:
             producer.begin_transaction()
             produce(producer, self._spec.topic, messages, self._thread, self._hear_refusal if self._listening else None)
-            group = self._reader.consumer_group_metadata()
+            offset = TopicPartition(self._spec.topic, 0, position.sequence, metadata)
+            group = self._consumer.consumer_group_metadata()
             _bounded(partial(producer.send_offsets_to_transaction, [offset], group, KAFKA_COMMIT_S))
             committing = True
             with step("kafka_sink.commit", self._owner.lane.vertex):
@@ -250,13 +217,16 @@ class KafkaSession:
         return made(Producer, settings, self._where)
 
     def _reach(self, ask: Callable[[float], _T], serve: Callable[[float], object] | None = None) -> _T:
+        return reach(ask, serve or self._consumer.poll, self._heard, self._thread, self._spec, self._where)
+
+    @property
+    def _consumer(self) -> Consumer:
         assert self._reader is not None, "it was prepared"
-        return reach(ask, serve or self._reader.poll, self._heard, self._thread, self._spec, self._where)
+        return self._reader
 
     def _committed(self, limit_s: float) -> TopicPartition:
         # Not by the admin client: librdkafka 2.16 crashes there when the coordinator is not ready.
-        assert self._reader is not None, "it was prepared"
-        (found,) = self._reader.committed([TopicPartition(self._spec.topic, 0)], limit_s)
+        (found,) = self._consumer.committed([TopicPartition(self._spec.topic, 0)], limit_s)
         if found.error is not None:
             raise KafkaException(found.error)
         return found
@@ -291,12 +261,11 @@ class KafkaSession:
         )
 
     def _is_empty(self) -> bool:
-        reader, topic = self._reader, self._spec.topic
-        assert reader is not None, "it was prepared"
-        for partition in self._reach(lambda limit_s: topic_partitions(reader, topic, limit_s)):
-            if self._reach(partial(reader.get_watermark_offsets, TopicPartition(topic, partition)))[1]:
-                return False
-        return True
+        topic = self._spec.topic
+        return not any(
+            self._reach(partial(self._consumer.get_watermark_offsets, TopicPartition(topic, partition)))[1]
+            for partition in self._reach(partial(topic_partitions, self._consumer, topic))
+        )
 
     def _topic_bytes_max(self) -> int:
         """Maximum bytes of a record in the topic; Kafka's default if the permission to read the setting is missing."""

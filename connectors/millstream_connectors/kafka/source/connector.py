@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.kafka.settings import KafkaSource, clear_password
+from millstream.spec.problems import Finding
+from millstream_connectors.kafka.settings import KafkaSource
+from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -28,17 +29,10 @@ class _Kafka(SourceConnector[KafkaSource]):
     def bounded(self, settings: KafkaSource) -> bool | None:
         return settings.stop_at_end
 
-    def notes(self, settings: KafkaSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from clear_password(settings, path)
-
     def online_findings(self, settings: KafkaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.kafka.client import look_for_topics
 
-        async def look() -> Sequence[Finding]:
-            await look_for_topics(settings, settings.topics, place.base_dir, "the kafka source")
-            return ()
-
-        return look()
+        return no_findings(look_for_topics(settings, settings.topics, place.base_dir, "the kafka source"))
 
     def open(self, settings: KafkaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.kafka.source.lane import open_kafka

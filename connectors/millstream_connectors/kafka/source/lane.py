@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
@@ -43,28 +44,57 @@ from millstream_connectors.kafka.client import (
     user_error,
 )
 from millstream_connectors.kafka.settings import KafkaSource
-from millstream_connectors.kafka.source.identity import TopicIds
 from millstream_connectors.kafka.source.runs import Run, RunBatch, Split, runs_of
 from millstream_connectors.shared.messages import SHOWN_BYTES
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.owned_lane import OwnedLane
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
-KIND = "kafka"
+_OF_CONNECTIONS = (
+    *("bootstrap.servers", "security.protocol", "log_level"),
+    *("sasl.", "ssl.", "https.", "socket.", "broker.", "metadata.", "reconnect.", "client."),
+)
+"""Beginnings of the names of settings that the connections of every client need."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class KafkaSourceLane:
+class TopicIds:
+    """The ids that the cluster gives its topics: a topic that is deleted and recreated under its name has another id,
+    and offsets of its own. Only an admin client learns the ids. Its calls block."""
+
+    def __init__(self, settings: Mapping[str, Any], where: str) -> None:
+        """`settings`: of the lane's consumer."""
+        wanted = {name: value for name, value in settings.items() if name.startswith(_OF_CONNECTIONS)}
+        self._client: AdminClient = made(AdminClient, wanted, where)
+
+    def ask(self, topics: Iterable[str], limit_s: float) -> dict[str, str]:
+        """The id of each topic; of a cluster without ids (before 2.8), none. Raises `KafkaException`, also if there is
+        no such topic."""
+        asked = self._client.describe_topics(TopicCollection(sorted(topics)), request_timeout=limit_s)
+        found: dict[str, str] = {}
+        for topic, answer in asked.items():
+            try:
+                topic_id = answer.result(limit_s + 1.0).topic_id
+            except FutureTimeoutError:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+            if topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits():
+                found[topic] = str(topic_id)
+        return found
+
+
+class KafkaSourceLane(OwnedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
+    kind = "kafka"
+    noun = "a kafka source"
+
     def __init__(self, spec: KafkaSource, owner: SourceOwner, thread: ClientThread) -> None:
+        super().__init__(owner)
         self._spec = spec
-        self._owner = owner
         self._thread = thread
-        self._where = f"lane {owner.lane}"
         self._heard = Heard(self._where)
         self._consumer: Consumer | None = None
         self._next: dict[Split, int] = {}
@@ -89,11 +119,6 @@ class KafkaSourceLane:
         """When the ids were last compared."""
         self._known_ends: dict[Split, int] = {}
         """By split: its end when its broker last answered."""
-        self._draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -116,9 +141,6 @@ class KafkaSourceLane:
     def is_held_up(self) -> bool:
         return self._is_away
 
-    async def drain(self) -> None:
-        self._draining = True
-
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
@@ -126,7 +148,7 @@ class KafkaSourceLane:
 
     def _open(self) -> None:
         owner, spec = self._owner, self._spec
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(owner.position)
         settings = {
             "queued.max.messages.kbytes": KAFKA_PREFETCH_BYTES // 1024,
             # By default, a client with a full queue checks again only after a second.
@@ -145,7 +167,11 @@ class KafkaSourceLane:
         self._topic_ids = TopicIds(settings, self._where)
         splits = self._splits()
         if body is not None:
-            self._next, self._ends, self._ids = self._known(body)
+            with self._restoring():
+                self._next = _splits_of(body["at"])
+                self._ends = None if body["ends"] is None else _splits_of(body["ends"])
+                # Positions of earlier versions have no ids.
+                self._ids = {str(topic): str(topic_id) for topic, topic_id in body.get("ids", {}).items()}
         self._compare_ids(self._reach(partial(self._topic_ids.ask, {topic for topic, _ in splits})))
         if body is None:
             self._next = {split: self._first(split) for split in splits}
@@ -159,28 +185,17 @@ class KafkaSourceLane:
             self._add(splits)
         self._assign()
 
-    def _known(self, body: dict[str, Any]) -> tuple[dict[Split, int], dict[Split, int] | None, dict[str, str]]:
-        try:
-            # Positions of earlier versions have no ids.
-            ids = {str(topic): str(topic_id) for topic, topic_id in body.get("ids", {}).items()}
-            return _unpacked(body["at"]), None if body["ends"] is None else _unpacked(body["ends"]), ids
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, self._owner.position, "a kafka source") from error
-
     def _splits(self) -> list[Split]:
         """The current splits of this lane."""
         self._checked_at_s = time.monotonic()
+        # The named topics, and those that match patterns now.
+        found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
         return [
             (topic, partition)
-            for topic in self._topics()
+            for topic in dict.fromkeys(name for names in found for name in names)
             for partition in self._reach(partial(topic_partitions, self._client, topic))
-            if (zlib.crc32(topic.encode()) + partition) % self._owner.partitions == self._owner.lane.partition
+            if self._owns(topic, partition)
         ]
-
-    def _topics(self) -> Sequence[str]:
-        """The named topics, and those that match patterns now."""
-        found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
-        return tuple(dict.fromkeys(name for names in found for name in names))
 
     def _add(self, splits: list[Split]) -> bool:
         """Add new partitions, from their beginning. Returns whether there are any. A source with an end adds none."""
@@ -299,9 +314,8 @@ class KafkaSourceLane:
                 start = row + 1
         runs += runs_of(found[start:], self._owner.key_mapping)
         for split in self._next:
-            known = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)
             # Negative if no broker has reported it yet.
-            self._known_ends[split] = known[1]
+            self._known_ends[split] = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)[1]
         return runs
 
     def _all_answer(self) -> bool:
@@ -375,15 +389,19 @@ class KafkaSourceLane:
         return self._ends is not None and all(self._next[split] >= end for split, end in self._ends.items())
 
     def _position(self) -> bytes:
-        ends = None if self._ends is None else _packed(self._ends)
-        body = {"at": _packed(self._next), "ends": ends, **({"ids": self._ids} if self._ids else {})}
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(
+            {
+                "at": _by_topic(self._next),
+                "ends": None if self._ends is None else _by_topic(self._ends),
+                **({"ids": self._ids} if self._ids else {}),
+            }
+        )
 
     def _tell_group(self, position: bytes) -> None:
-        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         if body is None:
             return
-        offsets = [TopicPartition(*split, offset) for split, offset in _unpacked(body["at"]).items()]
+        offsets = [TopicPartition(*split, offset) for split, offset in _splits_of(body["at"]).items()]
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as failed:
@@ -404,14 +422,14 @@ class KafkaSourceLane:
             self._client.poll(limit_s)
 
 
-def _packed(offsets: dict[Split, int]) -> dict[str, dict[str, int]]:
+def _by_topic(offsets: dict[Split, int]) -> dict[str, dict[str, int]]:
     packed: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         packed.setdefault(topic, {})[str(partition)] = offset
     return packed
 
 
-def _unpacked(packed: dict[str, dict[str, int]]) -> dict[Split, int]:
+def _splits_of(packed: dict[str, dict[str, int]]) -> dict[Split, int]:
     return {(topic, int(partition)): int(offset) for topic, of in packed.items() for partition, offset in of.items()}
 
 

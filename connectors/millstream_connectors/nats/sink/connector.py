@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.nats.settings import NatsSink, server_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.nats.settings import NatsSink
 from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -25,9 +25,6 @@ class _Nats(SinkConnector[NatsSink]):
         "subscribers that are connected and fast enough. `jetstream` stores records",
     )
     whole = True
-
-    def notes(self, settings: NatsSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def online_findings(self, settings: NatsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.nats.sink.lane import look

@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.nats.connection import BrokerConnection
 from millstream.record import Position
-from millstream_connectors.nats.client import linked, translated
+from millstream_connectors.nats.client import linked, looking, translated
 from millstream_connectors.nats.messages import convert
 from millstream_connectors.nats.settings import NatsSink
 from millstream_connectors.shared.first_try import opened
@@ -37,22 +37,19 @@ class NatsSinkLane(UnkeptLane):
         self._connection: BrokerConnection | None = None
         self._life = AsyncExitStack()
 
-    async def open(self) -> None:
+    async def open(self) -> BrokerConnection:
         """Connect. Raises Millstream errors."""
         owner = self._owner
-        name = f"millstream {owner.pipeline}/{owner.name}"
-        linking = linked(self._settings, owner.base_dir, owner.where, name)
+        linking = linked(self._settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}")
         self._connection = await self._life.enter_async_context(linking)
+        return self._connection
 
     async def close(self) -> None:
         self._connection = None
         await self._life.aclose()
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        if self._connection is None:
-            await self.open()
-        connection = self._connection
-        assert connection is not None, "it is open"
+        connection = self._connection or await self.open()
         settings, where = self._settings, self._owner.where
         failures: list[Sequence[SinkFailure]] = []
         with translated(connection, where):
@@ -74,7 +71,7 @@ class NatsSinkLane(UnkeptLane):
 
 async def look(settings: NatsSink, base_dir: Path) -> None:
     """Raises Millstream errors if the server is away or refuses. Publishes nothing."""
-    async with linked(settings, base_dir, "validate --online", "millstream validate"):
+    async with looking(settings, base_dir):
         pass
 
 

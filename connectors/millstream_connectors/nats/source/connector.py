@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.nats.settings import NatsSource, server_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.nats.settings import NatsSource
 from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -29,9 +29,6 @@ class _Nats(SourceConnector[NatsSource]):
 
     def bounded(self, settings: NatsSource) -> bool | None:
         return False
-
-    def notes(self, settings: NatsSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def online_findings(self, settings: NatsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.nats.source.stream import look

@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
 from millstream.limits import REFUSALS_REPORTED_EVERY_S
 from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import BrokerConnection
-from millstream_connectors.nats.client import linked, translated
+from millstream_connectors.nats.client import linked, looking, translated
 from millstream_connectors.nats.settings import NatsSource
 from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 
-KIND = "nats"
 SUBJECT_HEADER = "Nats-Subject"
 
 _log = logging.getLogger(__name__)
@@ -32,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 class NatsStream:
     """See `receiving.Stream`."""
+
+    replayable = False
+    pause_s = 0.0
 
     def __init__(
         self, settings: NatsSource, subjects: Sequence[str], owner: SourceOwner, connection: BrokerConnection
@@ -47,14 +49,6 @@ class NatsStream:
         """Messages that arrived before there was an inbox."""
         self._dropped = 0
         self._reported_at_s: float | None = None
-
-    @property
-    def replayable(self) -> bool:
-        return False
-
-    @property
-    def pause_s(self) -> float:
-        return 0.0
 
     async def connect(self, place: str) -> None:
         await self.close()
@@ -127,13 +121,11 @@ class NatsStream:
 
 async def look(settings: NatsSource, base_dir: Path) -> None:
     """Raises Millstream errors if the server is away or refuses."""
-    where = "validate --online"
-    async with linked(settings, base_dir, where, "millstream validate") as connection:
-        with translated(connection, where):
-            for subject in settings.subjects:
-                # Nothing is received: the subscription ends with the connection.
-                await connection.client.subscribe(subject, queue=settings.queue or "", cb=_ignored)
-            await connection.settled(settings.timeout_s)
+    async with looking(settings, base_dir) as connection:
+        for subject in settings.subjects:
+            # Nothing is received: the subscription ends with the connection.
+            await connection.client.subscribe(subject, queue=settings.queue or "", cb=_ignored)
+        await connection.settled(settings.timeout_s)
 
 
 async def _ignored(message: Msg) -> None:
@@ -143,12 +135,9 @@ async def _ignored(message: Msg) -> None:
 @asynccontextmanager
 async def open_nats_source(settings: NatsSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane."""
-    where = f"lane {owner.lane}"
     mine = tuple(name for name in settings.subjects if crc32(name.encode()) % owner.partitions == owner.lane.partition)
     subjects = settings.subjects if settings.queue is not None else mine
-    async with AsyncExitStack() as life:
-        connection = await life.enter_async_context(linked(settings, owner.base_dir, where, f"millstream {owner.lane}"))
+    async with linked(settings, owner.base_dir, f"lane {owner.lane}", f"millstream {owner.lane}") as connection:
         stream = NatsStream(settings, subjects, owner, connection)
-        named = ", ".join(subjects)
-        opening = open_receiving(KIND, named, owner, stream, idle=not subjects)
-        yield await life.enter_async_context(opening)
+        async with open_receiving("nats", ", ".join(subjects), owner, stream, idle=not subjects) as lane:
+            yield lane

@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.postgres.settings import PostgresSink, server_findings, server_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.postgres.settings import PostgresSink, server_findings
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 class _Postgres(SinkConnector[PostgresSink]):
     whole = True
+    keeps_position_in = "table"
     model = PostgresSink
     meaning = "To a PostgreSQL table."
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
@@ -26,11 +27,6 @@ class _Postgres(SinkConnector[PostgresSink]):
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
 
-    def guarantee(self, settings: PostgresSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("table")
-        return self.promise
-
     def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:
         yield from server_findings(settings, place.path, place.base_dir)
 
@@ -38,9 +34,6 @@ class _Postgres(SinkConnector[PostgresSink]):
         from millstream_connectors.postgres.sink.target import look
 
         return unfit(place, look(settings, place.base_dir))
-
-    def notes(self, settings: PostgresSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def place(self, settings: PostgresSink) -> str:
         return f"{settings.host} {settings.port} {settings.database} {settings.position_table}"

@@ -23,19 +23,16 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from uuid import uuid4
 
-from millstream import codes
 from millstream.durable import step
-from millstream.errors import UserError
 from millstream.limits import POSTGRES_LOCK_TIMEOUT_S
 from millstream.plurals import counted
 from millstream_connectors.postgres.client import (
     FAILURES,
     Connection,
-    connect,
-    error_of,
+    Login,
     is_of_a_record,
     reason_of,
     sqlstate_of,
@@ -44,6 +41,8 @@ from millstream_connectors.postgres.settings import PostgresSink
 from millstream_connectors.postgres.sink.rows import CopyFormat
 from millstream_connectors.postgres.sink.target import PostgresStatements
 from millstream_connectors.postgres.sink.typed import Row, typed_rows
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import check_fit
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced, unknown
 from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart, UnfitError
@@ -65,7 +64,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         self._format = CopyFormat(settings)
         self._target = PostgresStatements(settings, self._format.line_of)
         # The names of pipelines and lanes may be longer than the server's limit for this name.
-        self._application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
+        application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
+        self._login = Login(settings, owner.base_dir, owner.where, application)
         self._token = ""
         self._connection: Connection | None = None
 
@@ -128,26 +128,17 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
     async def _session(self) -> AsyncIterator[Connection]:
         """The connection, after the lane was taken over on it. It is closed at the first failure that does not concern
         a record."""
-        try:
+        with on_failure(self.close), self._login.translated():
             if self._connection is None or self._connection.is_closed():
                 self._connection = await self._open()
             yield self._connection
-        except FAILURES as error:
-            self.close()
-            raise error_of(error, self._settings, self._owner.where) from error
-        except BaseException:
-            self.close()
-            raise
 
     async def _open(self) -> Connection:
-        connection = await connect(self._settings, self._owner.base_dir, self._owner.where, self._application)
-        try:
+        connection = await self._login.connect()
+        with on_failure(connection.terminate):
             async with asyncio.timeout(self._settings.timeout_s):
                 await self._target.create(connection)
-                faults = await self._target.faults(connection)
-                if faults:
-                    what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-                    raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
+                check_fit(self._owner.where, await self._target.faults(connection))
                 await self._take_over(connection)
                 await self._target.prepare(connection)
                 self._format.arrays = await self._target.arrays(connection)
@@ -157,9 +148,6 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                     keys = self._settings.keys if self._format.identified else ()
                     whole = self._settings.mode == "upsert"
                     self._format.typed = typed_rows(self._settings.row, types, keys, whole=whole)
-        except BaseException:
-            connection.terminate()
-            raise
         return connection
 
     async def _take_over(self, connection: Connection) -> None:
@@ -194,8 +182,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             await target.begin_lane(connection, owner.pipeline, owner.name, fresh)
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "this owner or another one has inserted it"
-        remedy = moved(target.positions, owner)
-        await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._owner.identity))
+        ours = kept.owner.startswith(owner.identity)
+        await check_kept(owner, kept, table, moved(target.positions, owner), ours=ours)
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
         return kept
 
@@ -205,7 +193,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         ended = await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 "
             "AND pid <> pg_backend_pid() AND usename = current_user AND datname = current_database()",
-            self._application,
+            self._login.application,
         )
         _log.warning(
             "%s: a former owner of the lane did not end its transaction for %g s; ended %s of it",
@@ -218,9 +206,6 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 @asynccontextmanager
 async def open_postgres_sink(settings: PostgresSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
-    lane = PostgresSinkLane(settings, owner)
-    try:
+    with closing(PostgresSinkLane(settings, owner)) as lane:
         await first_try(lane.open(), _log)
         yield lane
-    finally:
-        lane.close()

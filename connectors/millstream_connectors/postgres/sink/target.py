@@ -12,16 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from msgspec.structs import astuple
 
 from millstream.durable import step
 from millstream.record import Position
-from millstream_connectors.postgres.client import Connection, connected
+from millstream_connectors.postgres.client import Connection, looking
 from millstream_connectors.postgres.settings import PostgresSink, quoted, quoted_table
 from millstream_connectors.postgres.sink.rows import ArrayColumn, PartialLine
 from millstream_connectors.postgres.sink.typed import Row
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.refusable import UnfitError
 from millstream_connectors.shared.tables.names import table_parts
@@ -33,15 +34,6 @@ _LATEST = "millstream_latest"
 _ROW, _DELETE, _ABSENT = "millstream_row", "millstream_delete", "millstream_absent"
 """Columns of the temporary table of a batch: the order of its records, whether a record deletes, and the indexes of
 the columns that it does not have."""
-
-
-class Fault(NamedTuple):
-    """A problem of the tables."""
-
-    loc: tuple[str | int, ...]
-    """Place in the settings."""
-    what: str
-    expected: str
 
 
 class PostgresStatements:
@@ -140,15 +132,7 @@ class PostgresStatements:
             "SELECT attname, attnum FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped", table
         )
         numbers = {row["attname"]: row["attnum"] for row in rows}
-        faults = [
-            Fault(
-                ("columns", index, "name") if settings.columns else ("table",),
-                f"the table {settings.table} has no column `{name}`",
-                f"one of {', '.join(numbers)}",
-            )
-            for index, name in enumerate(self._columns)
-            if name not in numbers
-        ]
+        faults = settings.column_faults(numbers)
         if settings.mode == "upsert" and not faults:
             faults += await self._key_faults(connection, table, {numbers[key] for key in settings.keys})
         rights = {"insert": "INSERT", "upsert": "INSERT, UPDATE, SELECT", "delete": "DELETE, SELECT"}[settings.mode]
@@ -174,11 +158,12 @@ class PostgresStatements:
 
     async def kept(self, connection: Connection, pipeline: str, lane: str) -> TargetPosition | None:
         """The lane's stored state; its row stays locked until the transaction ends."""
-        statement = (
+        row = await connection.fetchrow(
             f"SELECT run, epoch, owner, sequence, record, frame FROM {self.positions} "
-            "WHERE pipeline = $1 AND lane = $2 FOR UPDATE"
+            "WHERE pipeline = $1 AND lane = $2 FOR UPDATE",
+            pipeline,
+            lane,
         )
-        row = await connection.fetchrow(statement, pipeline, lane)
         if row is None:
             return None
         return TargetPosition(
@@ -187,29 +172,29 @@ class PostgresStatements:
 
     async def begin_lane(self, connection: Connection, pipeline: str, lane: str, kept: TargetPosition) -> None:
         """Insert a row for a lane that has none. Another owner may have inserted one meanwhile."""
-        statement = (
-            f"INSERT INTO {self.positions} (pipeline, lane, run, epoch, owner, sequence, record, frame) "
-            "VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING"
-        )
         run, epoch, owner, position, frame = kept
-        await connection.execute(statement, pipeline, lane, run, epoch, owner, *position, frame)
+        await connection.execute(
+            f"INSERT INTO {self.positions} (pipeline, lane, run, epoch, owner, sequence, record, frame) "
+            "VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+            *(pipeline, lane, run, epoch, owner, *position, frame),
+        )
 
     async def own(self, connection: Connection, pipeline: str, lane: str, epoch: int, owner: str) -> None:
         """From here on, no other owner can move the lane."""
-        statement = (
-            f"UPDATE {self.positions} SET epoch = $3, owner = $4, changed = now() WHERE pipeline = $1 AND lane = $2"
+        await connection.execute(
+            f"UPDATE {self.positions} SET epoch = $3, owner = $4, changed = now() WHERE pipeline = $1 AND lane = $2",
+            *(pipeline, lane, epoch, owner),
         )
-        await connection.execute(statement, pipeline, lane, epoch, owner)
 
     async def move(
         self, connection: Connection, pipeline: str, lane: str, owner: str, position: Position, frame: str
     ) -> bool:
         """Whether the lane still has this owner. If so, its position is updated and its row is locked."""
-        statement = (
+        done = await connection.execute(
             f"UPDATE {self.positions} SET sequence = $4, record = $5, frame = $6, changed = now() "
-            "WHERE pipeline = $1 AND lane = $2 AND owner = $3"
+            "WHERE pipeline = $1 AND lane = $2 AND owner = $3",
+            *(pipeline, lane, owner, *position, frame),
         )
-        done = await connection.execute(statement, pipeline, lane, owner, *position, frame)
         return bool(done == "UPDATE 1")
 
     async def refused(
@@ -228,12 +213,11 @@ class PostgresStatements:
         self, connection: Connection, pipeline: str, lane: str, records: Sequence[tuple[Position, str, str]]
     ) -> None:
         """Note that records were set aside."""
-        statement = (
+        await connection.executemany(
             f"INSERT INTO {self._refused} (pipeline, lane, sequence, record, reason, detail) "
-            "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING"
+            "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
+            [(pipeline, lane, *at, reason, detail.replace("\0", "")) for at, reason, detail in records],
         )
-        rows = [(pipeline, lane, *at, reason, detail.replace("\0", "")) for at, reason, detail in records]
-        await connection.executemany(statement, rows)
 
     # The records
 
@@ -353,11 +337,10 @@ class PostgresStatements:
 
 
 def _rights(rights: str) -> str:
-    checks = []
-    for right in rights.split(", "):
-        which = "has_table_privilege" if right == "DELETE" else "has_any_column_privilege"
-        checks.append(f"{which}(to_regclass($1), '{right}')")
-    return " AND ".join(checks)
+    return " AND ".join(
+        f"has_{'table' if right == 'DELETE' else 'any_column'}_privilege(to_regclass($1), '{right}')"
+        for right in rights.split(", ")
+    )
 
 
 def _type_of(column: TableColumn) -> str:
@@ -391,5 +374,5 @@ class _Pieces:
 
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:
     """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
-    async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
+    async with looking(settings, base_dir) as connection:
         return await PostgresStatements(settings).faults(connection)

@@ -6,6 +6,7 @@ connection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,15 @@ from typing import NamedTuple
 from millstream.durable import step
 from millstream.json_parser import parse_json
 from millstream.limits import POSTGRES_PAGE_BYTES
-from millstream_connectors.postgres.client import Connection, connected
+from millstream_connectors.postgres.client import Connection, looking
 from millstream_connectors.postgres.replication import lsn_of
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource, quoted, quoted_table
 from millstream_connectors.postgres.source import publication
 from millstream_connectors.postgres.source.changes import Table
 from millstream_connectors.postgres.source.pgoutput import Column, Relation, Texts
-from millstream_connectors.postgres.source.query import Fault
-from millstream_connectors.postgres.source.snapshot import Bound, Key, Snapshot, SnapshotTable
+from millstream_connectors.postgres.source.snapshot import Key, Snapshot
 from millstream_connectors.postgres.source.texts import KnownType, is_plain
+from millstream_connectors.shared.faults import Fault
 
 PLUGIN = "pgoutput"
 _PUBLISHED = """
@@ -126,13 +127,12 @@ async def slot_of(connection: Connection, name: str) -> Slot | None:
     row = await connection.fetchrow(_SLOT, name)
     if row is None:
         return None
-    confirmed = lsn_of(row["confirmed"]) if row["confirmed"] else 0
     return Slot(
         row["plugin"],
         row["database"],
         row["active_pid"],
         row["wal_status"] or "lost",
-        confirmed,
+        lsn_of(row["confirmed"]) if row["confirmed"] else 0,
         row["held"] or 0,
         row["safe_wal_size"],
     )
@@ -207,8 +207,9 @@ async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
 
 async def drop_slot(connection: Connection, cdc: PostgresCdc) -> None:
     """Remove the slot."""
-    statement = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1"
-    await connection.execute(statement, cdc.slot)
+    await connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", cdc.slot
+    )
 
 
 async def running(connection: Connection) -> set[str]:
@@ -300,21 +301,14 @@ async def regions(connection: Connection, snapshot: Snapshot, table: int, keys: 
     """Which part of the snapshot has each key, in the server's order."""
     types = snapshot.tables[table].keys
     _, last = snapshot.parts_of(table)
+    names = ", ".join(f"c{index}" for index in range(len(types)))
     cases = " ".join(
-        f"WHEN (k.*) <= ROW({literals(bound, types)}) THEN {number}" for number, bound in snapshot.bounds_of(table)
+        f"WHEN ROW({names}) <= ROW({literals(bound, types)}) THEN {number}"
+        for number, bound in snapshot.bounds_of(table)
     )
     values = ", ".join(f"({number}, {literals(key, types)})" for number, key in enumerate(keys))
-    names = ", ".join(f"c{index}" for index in range(len(types)))
-    cases = cases.replace("(k.*)", f"ROW({names})")
     statement = f"SELECT CASE {cases} ELSE {last} END FROM (VALUES {values}) v (n, {names}) ORDER BY n"
     return [row[0] for row in await connection.fetch(statement)]
-
-
-def bound_of(snapshot: Snapshot, table: int, key: Key | None) -> Bound | None:
-    """A place in the reading order; the end of a table becomes the beginning of the next."""
-    if key is None:
-        return Bound(table, None) if table < len(snapshot.tables) else None
-    return Bound(table, key)
 
 
 def literals(key: Key, types: Sequence[tuple[str, str]]) -> str:
@@ -323,11 +317,7 @@ def literals(key: Key, types: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"'{text.replace(quote, quote * 2)}'::{of}" for text, (_, of) in zip(key, types, strict=True))
 
 
-def snapshot_tables(tables: Iterable[PublishedTable]) -> list[SnapshotTable]:
-    """The tables that are read, as a position describes them."""
-    return [SnapshotTable(table.schema, table.name, table.keys) for table in tables]
-
-
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 _ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
@@ -339,25 +329,10 @@ def _texts(line: bytes) -> Texts:
 
 
 def _unescaped(text: bytes) -> bytes:
-    if b"\\" not in text:
-        return text
-    first, *parts = text.split(b"\\")
-    found = [first]
-    # After a doubled backslash, the text is a part of its own, following an empty one.
-    escaped = False
-    for part in parts:
-        if escaped:
-            found.append(part)
-            escaped = False
-        elif not part:
-            found.append(b"\\")
-            escaped = True
-        else:
-            found.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
-    return b"".join(found)
+    return _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[1]), text)
 
 
 async def look(settings: PostgresSource, cdc: PostgresCdc, base_dir: Path) -> list[Fault]:
     """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
-    async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
+    async with looking(settings, base_dir) as connection:
         return await faults_of(connection, settings, cdc)

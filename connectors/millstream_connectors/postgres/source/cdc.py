@@ -9,7 +9,7 @@ lane's commits and is never trusted: the lane skips changes that it has, and a s
 other tables change, the lane commits its progress past these changes, so that the server's WAL does not grow.
 
 Above it: a source lane. Below it: the rows of the snapshot (`snapshot_reader`), the changes of the slot
-(`slot_stream`, `changes`), the server's catalog (`catalog`), and a connection for it.
+(`slot`, `changes`), the server's catalog (`catalog`), and a connection for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import NamedTuple
 
 from millstream import codes
@@ -25,19 +25,17 @@ from millstream.background import open_tasks
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_FEEDBACK_EVERY_S, POSTGRES_IDLE_BYTES, POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
-from millstream_connectors.postgres.client import FAILURES, Connection, error_of, sqlstate_of
-from millstream_connectors.postgres.replication import ServerPosition, lsn_text
+from millstream_connectors.postgres.client import FAILURES, Connection, sqlstate_of
+from millstream_connectors.postgres.replication import CdcLogin, ServerPosition, lsn_text
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource
 from millstream_connectors.postgres.source import catalog, publication
 from millstream_connectors.postgres.source.changes import (
-    ChangeBatch,
     ChangeRecord,
     MustAskError,
     SlotChanges,
     Table,
     TruncatedError,
 )
-from millstream_connectors.postgres.source.login import Login
 from millstream_connectors.postgres.source.pgoutput import (
     Begin,
     Message,
@@ -48,17 +46,17 @@ from millstream_connectors.postgres.source.pgoutput import (
     Truncate,
     parse,
 )
-from millstream_connectors.postgres.source.slot_stream import SlotStream
-from millstream_connectors.postgres.source.slot_watch import SlotWatch, check_published, renamed
-from millstream_connectors.postgres.source.snapshot import Key, Snapshot, unpacked
+from millstream_connectors.postgres.source.slot import SlotStream, SlotWatch, check_published, renamed
+from millstream_connectors.postgres.source.snapshot import Key, Snapshot, SnapshotTable, unpacked
 from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import check_fit
+from millstream_connectors.shared.owned_lane import OwnedLane
 from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 
-KIND = "postgresCdc"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
 """Pause between checks of transactions that the lane waits for."""
 _TICK_S = 1.0
@@ -80,16 +78,17 @@ class _Returned(NamedTuple):
     at_s: float
 
 
-class PostgresCdcLane(PositionedLane):
+class PostgresCdcLane(OwnedLane):
     """One lane. See `SourceLane`."""
 
+    kind = "postgresCdc"
+    noun = "a postgres source with `cdc`"
+
     def __init__(self, spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> None:
+        super().__init__(owner)
         self._spec = spec
         self._cdc = cdc
-        self._owner = owner
-        self._where = f"lane {owner.lane}"
-        application = f"millstream {owner.lane} {cdc.slot}"[:63]
-        self._login = Login(spec, cdc, owner.base_dir, self._where, application)
+        self._login = CdcLogin(spec, owner.base_dir, self._where, f"millstream {owner.lane} {cdc.slot}"[:63], cdc)
         self._system = ""
         self._changes = SlotChanges(0, 0, None)
         self._snapshot: SnapshotReader | None = None
@@ -134,23 +133,17 @@ class PostgresCdcLane(PositionedLane):
             raise
 
     async def _read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        into = ChangeBatch()
+        into = RecordBatch("its JSON")
         try:
-            await self._fill(timeout_s)
-            await self._take(into, records_max, bytes_max)
-        except FAILURES as error:
-            self.close()
-            self._reaching.failed(error_of(error, self._spec, self._where))
+            with on_failure(self.close), self._login.translated():
+                await self._fill(timeout_s)
+                await self._take(into, records_max, bytes_max)
         except RetryLaterError as error:
-            self.close()
             self._reaching.failed(error)
         except NotPgoutputError as error:
-            self.close()
-            what = f"{self._where}: cannot read a message of the slot {self._cdc.slot}: {error}"
-            raise UserError(codes.TARGET_UNFIT, what) from error
-        except BaseException:
-            self.close()
-            raise
+            raise UserError(
+                codes.TARGET_UNFIT, f"{self._where}: cannot read a message of the slot {self._cdc.slot}: {error}"
+            ) from error
         frame = into.frame(self._owner.clock.now_us())
         ended = self._is_ended()
         if frame is not None or into.invalid or ended or self._is_due():
@@ -160,7 +153,7 @@ class PostgresCdcLane(PositionedLane):
     async def committed(self, position: bytes) -> None:
         if self._is_idle:
             return
-        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         if body is not None:
             self._stream.committed(int(body["lsn"]))
 
@@ -199,11 +192,11 @@ class PostgresCdcLane(PositionedLane):
         return self._owner.lane.partition > 0
 
     def _restore(self) -> None:
-        owner = self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        position = self._owner.position
+        body = self._unpacked(position)
         if body is None:
             return
-        try:
+        with self._restoring():
             snapshot = None if body["snapshot"] is None else unpacked(body["snapshot"])
             self._changes = SlotChanges(int(body["lsn"]), int(body["index"]), snapshot)
             self._system, self._since_us = str(body["system"]), int(body["since"])
@@ -211,8 +204,6 @@ class PostgresCdcLane(PositionedLane):
             self._snapshot = self._reader_of(snapshot)
             self._end_lsn = None if body["end"] is None else int(body["end"])
             slot = str(body["slot"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, owner.position, "a postgres source with `cdc`") from error
         if slot != self._cdc.slot:
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -221,7 +212,7 @@ class PostgresCdcLane(PositionedLane):
             )
         if not self._spec.stop_at_end:
             self._end_lsn = None
-        self._returned = _Returned(owner.position, self._changes.lsn, 0.0)
+        self._returned = _Returned(position, self._changes.lsn, 0.0)
 
     def _reader_of(self, snapshot: Snapshot | None) -> SnapshotReader | None:
         if snapshot is None:
@@ -233,17 +224,18 @@ class PostgresCdcLane(PositionedLane):
         snapshot = changes.snapshot
         if snapshot is not None and snapshot.is_over(changes.lsn):
             snapshot = None
-        body = {
-            "lsn": changes.lsn,
-            "index": changes.index,
-            "slot": self._cdc.slot,
-            "system": self._system,
-            "timeline": self._stream.timeline,
-            "since": self._since_us,
-            "end": self._end_lsn,
-            "snapshot": None if snapshot is None else snapshot.packed(),
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(
+            {
+                "lsn": changes.lsn,
+                "index": changes.index,
+                "slot": self._cdc.slot,
+                "system": self._system,
+                "timeline": self._stream.timeline,
+                "since": self._since_us,
+                "end": self._end_lsn,
+                "snapshot": None if snapshot is None else snapshot.packed(),
+            }
+        )
 
     def _is_due(self) -> bool:
         """Whether to commit a position without records: the first one, or progress past other changes."""
@@ -266,15 +258,9 @@ class PostgresCdcLane(PositionedLane):
             return self._control
         self.close()
         control = await self._login.connect()
-        try:
+        with on_failure(control.terminate), self._login.translated():
             async with asyncio.timeout(self._spec.timeout_s):
                 await self._check(control)
-        except FAILURES as error:
-            control.terminate()
-            raise error_of(error, self._spec, self._where) from error
-        except BaseException:
-            control.terminate()
-            raise
         self._control = control
         return control
 
@@ -289,17 +275,17 @@ class PostgresCdcLane(PositionedLane):
         cdc, spec = self._cdc, self._spec
         server = await catalog.server_of(control)
         if server.is_standby:
-            what = (
-                f"{self._where}: PostgreSQL at {spec.host} is a standby, but changes can only be read from the primary"
+            raise RetryLaterError(
+                codes.TARGET_AWAY,
+                f"{self._where}: PostgreSQL at {spec.host} is a standby, but changes can only be read from the primary",
             )
-            raise RetryLaterError(codes.TARGET_AWAY, what)
         if self._system not in ("", server.system):
             raise UserError(
                 codes.SOURCE_CHANGED,
                 f"{self._where}: PostgreSQL at {spec.host} is a different server ({server.system}) from the one "
                 f"that was read ({self._system}). Connect to that one, or start over with --fresh",
             )
-        await self._check_tables(control)
+        check_fit(self._where, await catalog.faults_of(control, spec, cdc))
         self._watch.warn_of_limit(server.keeps)
         is_new = not self._returned.position
         if cdc.create_publication and not await publication.exists(control, cdc):
@@ -307,7 +293,7 @@ class PostgresCdcLane(PositionedLane):
             self._created.append(publication.drop)
             await publication.create(control, cdc)
             # What was found for each table may have become wrong meanwhile.
-            await self._check_tables(control)
+            check_fit(self._where, await catalog.faults_of(control, spec, cdc))
         slot = await catalog.slot_of(control, cdc.slot)
         if is_new:
             if slot is None:
@@ -324,12 +310,6 @@ class PostgresCdcLane(PositionedLane):
         self._names = await publication.ids_of(control, cdc.table_paths)
         if is_new:
             await self._begin(control, slot.confirmed_lsn)
-
-    async def _check_tables(self, control: Connection) -> None:
-        faults = await catalog.faults_of(control, self._spec, self._cdc)
-        if faults:
-            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-            raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
 
     async def _undo(self) -> None:
         """Remove what this lane has created on the server, if it has given no position yet: after a start that failed,
@@ -386,7 +366,7 @@ class PostgresCdcLane(PositionedLane):
             await self._wait_for(control, await catalog.running(control))
             tables = await catalog.published(control, self._cdc)
             await check_published(self._login, control)
-            snapshot = Snapshot(catalog.snapshot_tables(tables))
+            snapshot = Snapshot([SnapshotTable(table.schema, table.name, table.keys) for table in tables])
             if not tables:
                 _log.warning("%s: the publication %s has no tables yet", self._where, self._cdc.publication)
                 snapshot = None
@@ -454,7 +434,7 @@ class PostgresCdcLane(PositionedLane):
             raise
         self._in_use_since_s = None
 
-    async def _take(self, into: ChangeBatch, records_max: int, bytes_max: int) -> None:
+    async def _take(self, into: RecordBatch, records_max: int, bytes_max: int) -> None:
         """Add the next rows of the snapshot, or changes, to a batch."""
         if self._snapshot is not None:
             self._snapshot.take(into, records_max, bytes_max)
@@ -473,11 +453,13 @@ class PostgresCdcLane(PositionedLane):
                 change = (
                     await self._made(message) if isinstance(message, ReplicatedChange) else self._truncated(message)
                 )
-                if change is not None and not into.fits(change, bytes_max):
+                if change is not None and not into.fits(len(change.value), bytes_max):
                     return
                 self._changes.took()
                 if change is not None and self._changes.tail is not None:
-                    into.add(change, self._changes.tail.time_us, f"a change at {lsn_text(self._changes.lsn)}")
+                    place = f"a change at {lsn_text(self._changes.lsn)}"
+                    time_us, size = self._changes.tail.time_us, len(change.value)
+                    into.add(change.value, time_us, place, size=size, keys=change.keys)
             else:
                 await self._hear(message)
             waiting.popleft()
@@ -495,8 +477,7 @@ class PostgresCdcLane(PositionedLane):
 
     async def _wants(self, relation: Relation) -> bool:
         """Whether the source reads this table. A relation has the name that the table had at the time of the change."""
-        path = f"{relation.schema}.{relation.name}"
-        if not self._cdc.tables or path in self._cdc.table_paths:
+        if not self._cdc.tables or f"{relation.schema}.{relation.name}" in self._cdc.table_paths:
             return True
         await self._connected()
         known = self._names.get(relation.oid)
@@ -553,15 +534,11 @@ class PostgresCdcLane(PositionedLane):
                 "of its rows had been read before. Start over with --fresh",
             ) from None
 
-    def _now_s(self) -> float:
-        return self._owner.clock.monotonic_s()
-
 
 @asynccontextmanager
 async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`."""
-    lane = PostgresCdcLane(spec, cdc, owner)
-    try:
+    with closing(PostgresCdcLane(spec, cdc, owner)) as lane:
         await lane.open()
         async with open_tasks() as tasks:
             ticking = tasks.create_task(lane.tick(), name=f"slot {owner.lane}")
@@ -569,5 +546,3 @@ async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -
                 yield lane
             finally:
                 ticking.cancel()
-    finally:
-        lane.close()

@@ -13,11 +13,10 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream_connectors.postgres.replication import lsn_text
 from millstream_connectors.postgres.source.pgoutput import (
@@ -31,10 +30,8 @@ from millstream_connectors.postgres.source.pgoutput import (
 )
 from millstream_connectors.postgres.source.snapshot import Key, Snapshot
 from millstream_connectors.postgres.source.texts import KnownType, quoted, to_json
-from millstream_reader.source import InvalidRecord
+from millstream_connectors.shared.record_batch import RecordBatch
 
-_SHOWN_BYTES = 1024
-"""Bytes of a record that is too large that are kept for messages."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -147,38 +144,6 @@ class Table:
         return b"{" + b",".join(parts) + b"}", unchanged
 
 
-@dataclass(slots=True)
-class ChangeBatch:
-    """A batch that is being built."""
-
-    values: list[bytes] = field(default_factory=list)
-    times: array[int] = field(default_factory=lambda: array("q"))
-    keys: list[tuple[bytes, ...]] = field(default_factory=list)
-    invalid: list[InvalidRecord] = field(default_factory=list)
-    size: int = 0
-
-    def fits(self, made: ChangeRecord, bytes_max: int) -> bool:
-        """Whether there is space; always true for the first record."""
-        return not self.values or self.size + len(made.value) <= bytes_max
-
-    def add(self, made: ChangeRecord, time_us: int, place: str) -> None:
-        """Add a record; `place` describes its origin."""
-        if len(made.value) > RECORD_BYTES_MAX:
-            reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
-            self.invalid.append(InvalidRecord(made.value[:_SHOWN_BYTES], reason, place))
-            return
-        self.size += len(made.value)
-        self.values.append(made.value)
-        self.times.append(time_us)
-        self.keys.append(made.keys)
-
-    def frame(self, now_us: int) -> Frame | None:
-        """The frame of the records; None if there are none."""
-        if not self.values:
-            return None
-        return build_frame(self.values, self.times, ingest_time_us=now_us, keys=self.keys if any(self.keys) else None)
-
-
 class SlotChanges:
     """A lane's place in a slot's changes, and their conversion."""
 
@@ -244,10 +209,11 @@ class SlotChanges:
             if old is None and new is None:
                 return None
             # A row whose key changed has moved from the range of one part to that of another.
-            op = op if op != "u" or (new is not None and (old is not None or message.old is None)) else _half(new)
+            if op == "u" and (new is None or (old is None and message.old is not None)):
+                op = "d" if new is None else "c"
         return table.record(op, old, message.is_whole and old is not None, new, self._tail, self._seen)
 
-    def insertions(self, waiting: deque[Any], into: ChangeBatch, records_max: int, bytes_max: int) -> None:
+    def insertions(self, waiting: deque[Any], into: RecordBatch, records_max: int, bytes_max: int) -> None:
         """Take insertions into one table from the front of the queue, as long as they are ordinary. It does what
         `made`, `took` and their caller do one by one, in a fast loop."""
         if self.tail is None or self._seen < self._skip:
@@ -346,7 +312,3 @@ class SlotChanges:
         if region is None:
             raise MustAskError(number, text)
         return region < self._saw
-
-
-def _half(new: Texts | None) -> str:
-    return "d" if new is None else "c"

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.postgres.settings import PostgresSource, server_findings, server_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.postgres.settings import PostgresSource, server_findings
 from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -41,9 +41,6 @@ class _Postgres(SourceConnector[PostgresSource]):
         if settings.cdc is not None:
             return unfit(place, catalog.look(settings, settings.cdc, place.base_dir))
         return unfit(place, query.look(settings, place.base_dir))
-
-    def notes(self, settings: PostgresSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def open(self, settings: PostgresSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         if settings.cdc is not None:

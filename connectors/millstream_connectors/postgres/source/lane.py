@@ -17,23 +17,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import replace
 
 from millstream import codes
-from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.errors import RetryLaterError, UserError
 from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
-from millstream_connectors.postgres.client import FAILURES, Connection, connect, error_of
+from millstream_connectors.postgres.client import Connection, Login
 from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import check_fit
 from millstream_connectors.shared.query_lane import QueryLane
 from millstream_connectors.shared.query_rows import QueryRow
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 
-KIND = "postgres"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
 """Pause between checks of transactions that the lane waits for."""
 _ALIKE = (
@@ -49,11 +49,13 @@ _log = logging.getLogger(__name__)
 class PostgresQueryLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
-    failures = FAILURES
+    kind = "postgres"
+    noun = "a postgres source with `query`"
 
     def __init__(self, spec: PostgresSource, owner: SourceOwner) -> None:
         super().__init__(owner, _log)
         self._spec = spec
+        self._login = Login(spec, owner.base_dir, self._where, f"millstream {owner.lane}"[:60])
         self._connection: Connection | None = None
         self._query = Query(spec, (), owner.lane.partition, owner.partitions)
         self._known_types: Sequence[str] = ()
@@ -83,11 +85,11 @@ class PostgresQueryLane(QueryLane[Cursor]):
     # The lane's position
 
     def _restore(self) -> None:
-        owner, spec = self._owner, self._spec
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        spec = self._spec
+        body = self._unpacked(self._owner.position)
         if body is None:
             return
-        try:
+        with self._restoring():
             known: dict[str, str] = body["cursor"]
             self._at = None if body["at"] is None else tuple(map(str, body["at"]))
             self._end = None if body["end"] is None else tuple(map(str, body["end"]))
@@ -95,8 +97,6 @@ class PostgresQueryLane(QueryLane[Cursor]):
             names = tuple(known)
             if any(found and len(found) != len(names) for found in (self._at, self._end)):
                 raise ValueError(names)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, owner.position, "a postgres source with `query`") from error
         if names != spec.cursor:
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -107,12 +107,13 @@ class PostgresQueryLane(QueryLane[Cursor]):
             self._end = None
 
     def _position(self) -> bytes:
-        body = {
-            "at": self._at,
-            "end": self._end,
-            "cursor": dict(zip(self._spec.cursor, self._query.types, strict=True)),
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(
+            {
+                "at": self._at,
+                "end": self._end,
+                "cursor": dict(zip(self._spec.cursor, self._query.types, strict=True)),
+            }
+        )
 
     def _check_types(self, types: Sequence[str]) -> None:
         """Check the types of the columns: another type has other values, or another order."""
@@ -129,33 +130,24 @@ class PostgresQueryLane(QueryLane[Cursor]):
         if self._connection is not None and not self._connection.is_closed():
             return
         spec = self._spec
-        application = f"millstream {self._owner.lane}"[:60]
-        connection = await connect(spec, self._owner.base_dir, self._where, application)
-        try:
+        connection = await self._login.connect()
+        with on_failure(connection.terminate), self._login.translated():
             async with asyncio.timeout(spec.timeout_s):
                 await set_up(connection)
                 types, faults = await prepare(connection, spec)
-                if faults:
-                    what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-                    raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+                check_fit(self._where, faults)
                 self._check_types(types)
                 self._query = replace(self._query, types=types)
                 if await is_blind(connection, self._query):
                     raise RetryLaterError(codes.TARGET_AWAY, f"{self._where}: PostgreSQL at {spec.host}: {BLIND}")
                 if spec.stop_at_end and self._end is None:
                     self._end = (await self._query.last(connection, None))[0] or ()
-        except FAILURES as error:
-            connection.terminate()
-            raise self._error_of(error) from error
-        except BaseException:
-            connection.terminate()
-            raise
         self._check_end()
         self._known_types = types
         self._connection = connection
 
-    def _error_of(self, error: Exception) -> MillstreamError:
-        return error_of(error, self._spec, self._where)
+    def _translated(self) -> AbstractContextManager[None]:
+        return self._login.translated()
 
     # Reading
 
@@ -174,7 +166,7 @@ class PostgresQueryLane(QueryLane[Cursor]):
                 self._waiting.extend(rows if is_all else rows[:-1])
                 if is_all:
                     self._round = None
-                    self._finished = not self._query.follows
+                    self._finished = self._spec.stop_at_end
         self._reaching.worked()
 
     async def _begin_round(self, connection: Connection) -> None:
@@ -202,14 +194,13 @@ class PostgresQueryLane(QueryLane[Cursor]):
             await asyncio.sleep(min(self._look.take(), until_s - now_s))
         if self._open and now_s >= self._reported_s + POSTGRES_OPEN_REPORTED_EVERY_S:
             self._reported_s = now_s
-            named = ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())
             _log.warning(
                 "%s: has waited %.0f s for open transactions of %s that may still write rows before the newest "
                 "ones: %s. pg_stat_activity shows them; end any that were forgotten",
                 self._where,
                 now_s - self._waits_since_s,
                 self._spec.database,
-                named[:500],
+                ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())[:500],
             )
         return not self._open
 
@@ -221,16 +212,10 @@ class PostgresQueryLane(QueryLane[Cursor]):
                 raise self._repeated(self._spec.cursor, row.cursor)
             before = row.cursor
 
-    def _now_s(self) -> float:
-        return self._owner.clock.monotonic_s()
-
 
 @asynccontextmanager
 async def open_query(spec: PostgresSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`."""
-    lane = PostgresQueryLane(spec, owner)
-    try:
+    with closing(PostgresQueryLane(spec, owner)) as lane:
         await lane.open()
         yield lane
-    finally:
-        lane.close()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millstream.durable import step
 from millstream_connectors.postgres.client import Connection
 from millstream_connectors.postgres.settings import PostgresCdc, PostgresSource, quoted, quoted_table
-from millstream_connectors.postgres.source.query import Fault
+from millstream_connectors.shared.faults import Fault
 
 _TABLE, _PARTITIONED = "r", "p"
 _NAMED = """
@@ -125,8 +125,7 @@ async def faults_of_creation(connection: Connection, settings: PostgresSource, c
         expected = f"GRANT CREATE ON DATABASE {quoted(settings.database)} TO {quoted(settings.user)}"
         faults.append(Fault(("cdc", "createPublication"), what, expected))
     for index, path in enumerate(cdc.table_paths):
-        table = await _named(connection, path)
-        fault = await _fault_of(connection, settings, cdc, path, table)
+        fault = await _fault_of(connection, settings, cdc, path, await _named(connection, path))
         if fault is not None:
             faults.append(Fault(("cdc", "tables", index), *fault))
     return faults

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from millstream.limits import POSTGRES_PAGE_BYTES, POSTGRES_PAGE_ROWS, RECORD_BYTES_MAX
-from millstream_connectors.postgres.client import Connection, connected
+from millstream_connectors.postgres.client import Connection, looking
 from millstream_connectors.postgres.settings import PostgresSource, quoted
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.query_rows import QueryRow
 
 Cursor = tuple[str, ...]
@@ -47,15 +47,6 @@ WHERE l.locktype = 'relation' AND l.relation = ANY($1::oid[]) AND l.granted AND 
 _MINE = "SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation'"
 
 
-class Fault(NamedTuple):
-    """A problem of the query."""
-
-    loc: tuple[str | int, ...]
-    """Place in the settings."""
-    what: str
-    expected: str
-
-
 @dataclass(frozen=True, slots=True)
 class Query:
     """The statements for one lane. The types are those of the cursor's columns on this server."""
@@ -64,11 +55,6 @@ class Query:
     types: Sequence[str]
     partition: int = 0
     partitions: int = 1
-
-    @property
-    def follows(self) -> bool:
-        """Whether later rows are read, too."""
-        return not self.settings.stop_at_end
 
     @property
     def waits(self) -> bool:
@@ -153,13 +139,13 @@ class Query:
 async def prepare(connection: Connection, settings: PostgresSource) -> tuple[Sequence[str], list[Fault]]:
     """The types of the cursor's columns, and problems of the query."""
     statement = await connection.prepare(f"SELECT * FROM ({settings.query}\n) q LIMIT 0")
+    names = [attribute.name for attribute in statement.get_attributes()]
     attributes = {attribute.name: attribute.type.oid for attribute in statement.get_attributes()}
     faults = [
         Fault(("cursor", index), f"the query has no column `{name}`", f"one of {', '.join(attributes)}")
         for index, name in enumerate(settings.cursor)
         if name not in attributes
     ]
-    names = [attribute.name for attribute in statement.get_attributes()]
     faults += [
         Fault(("query",), f"the query has several columns `{name}`", "each name once, by `AS`")
         for name in attributes
@@ -182,12 +168,13 @@ async def set_up(connection: Connection) -> None:
 
 async def is_blind(connection: Connection, query: Query) -> bool:
     """Whether the source needs the transactions in progress and the server does not show them."""
-    return query.follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
+    follows = not query.settings.stop_at_end
+    return follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
 
 
 async def look(settings: PostgresSource, base_dir: Path) -> list[Fault]:
     """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
-    async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
+    async with looking(settings, base_dir) as connection:
         await set_up(connection)
         types, faults = await prepare(connection, settings)
         if faults:

@@ -97,14 +97,17 @@ class Snapshot:
         if self.at != begun:
             self.parts.append(SnapshotPart(last.seen, last.until_lsn, self.at))
 
+    def after(self, table: int) -> Bound | None:
+        """The place after all rows of a table: the beginning of the next one; None after the last table."""
+        return Bound(table + 1, None) if table + 1 < len(self.tables) else None
+
     def is_over(self, lsn: int) -> bool:
         """Whether no part saw any change that is committed from this position on."""
         return self.at is None and (not self.parts or lsn >= self.parts[-1].until_lsn)
 
     def number_of(self, schema: str, name: str) -> int | None:
         """Index of a table; None if the snapshot does not have it."""
-        places = (n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name))
-        return next(places, None)
+        return next((n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name)), None)
 
     def bounds_of(self, table: int) -> list[tuple[int, Key]]:
         """Keys of a table at which a part ends, each with the number of that part."""

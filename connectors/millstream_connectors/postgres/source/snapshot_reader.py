@@ -17,12 +17,13 @@ from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.limits import POSTGRES_SNAPSHOT_PART_S
 from millstream_connectors.postgres.client import Connection
-from millstream_connectors.postgres.replication import lsn_of
+from millstream_connectors.postgres.replication import CdcLogin, lsn_of
 from millstream_connectors.postgres.source import catalog
-from millstream_connectors.postgres.source.changes import ChangeBatch, Table, Tail, tail_of
-from millstream_connectors.postgres.source.login import Login
+from millstream_connectors.postgres.source.changes import Table, Tail, tail_of
 from millstream_connectors.postgres.source.pgoutput import Texts
 from millstream_connectors.postgres.source.snapshot import Bound, Key, Snapshot, parse_seen
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.record_batch import RecordBatch
 
 _FIRST_ROWS = 16
 """Rows of a page, until the size of rows is known."""
@@ -40,7 +41,7 @@ class _Row(NamedTuple):
 class SnapshotReader:
     """The rows from `snapshot.at` on, until that is None."""
 
-    def __init__(self, login: Login, clock: Clock, snapshot: Snapshot, since_us: int) -> None:
+    def __init__(self, login: CdcLogin, clock: Clock, snapshot: Snapshot, since_us: int) -> None:
         """`since_us`: the event time of the rows."""
         self._login = login
         self._clock = clock
@@ -81,38 +82,37 @@ class SnapshotReader:
         page = self._pages[at.table]
         found = await page.read(self._connection, at.key, self._page_rows)
         size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
-        after: Bound | None = None
-        for texts in found:
-            after = Bound(at.table, key_of(texts, page.places))
-            self._rows.append(_Row(page, texts, after))
-        is_all = len(found) < self._page_rows
-        if is_all:
-            after = catalog.bound_of(self._snapshot, at.table + 1, None)
-        if found and is_all:
-            self._rows[-1] = self._rows[-1]._replace(after=after)
-        elif is_all:
-            self._moved(after)
-        self._read_upto = after
-        self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
+        self._rows.extend(_Row(page, texts, Bound(at.table, key_of(texts, page.places))) for texts in found)
+        if len(found) == self._page_rows:
+            self._read_upto = self._rows[-1].after
+            self._page_rows = catalog.rows_within(self._page_rows, size)
+            return
+        self._read_upto = self._snapshot.after(at.table)
+        self._page_rows = _FIRST_ROWS
+        if found:
+            self._rows[-1] = self._rows[-1]._replace(after=self._read_upto)
+        else:
+            self._moved(self._read_upto)
 
-    def take(self, into: ChangeBatch, records_max: int, bytes_max: int) -> None:
+    def take(self, into: RecordBatch, records_max: int, bytes_max: int) -> None:
         """Add the next rows to a batch."""
         while self._rows and len(into.values) < records_max:
             row = self._rows[0]
             assert self._tail is not None, "a part was begun"
             assert row.page.shape is not None, "a part was begun"
             made = row.page.shape.record("r", None, False, row.texts, self._tail, 0)
-            if not into.fits(made, bytes_max):
+            size = len(made.value)
+            if not into.fits(size, bytes_max):
                 return
             self._rows.popleft()
             self._moved(row.after)
-            into.add(made, self._tail.time_us, f"a row of {row.page.table.path}")
+            into.add(made.value, self._tail.time_us, f"a row of {row.page.table.path}", size=size, keys=made.keys)
 
     async def _begin_part(self) -> Connection:
         """Begin a transaction that sees one state, for the rows from here on."""
-        snapshot, where = self._snapshot, self._login.where
+        snapshot = self._snapshot
         connection = await self._login.connect()
-        try:
+        with on_failure(connection.terminate):
             await connection.execute("SET idle_in_transaction_session_timeout TO 0; SET statement_timeout TO 0")
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             seen = await connection.fetchval("SELECT pg_current_snapshot()::text")
@@ -126,17 +126,13 @@ class SnapshotReader:
                 if now is None or now.keys != table.keys:
                     raise UserError(
                         codes.SOURCE_CHANGED,
-                        f"{where}: {table.schema}.{table.name} is no longer published, or its primary key has "
-                        "changed, while its rows are being read. Change it back, or start over with --fresh",
+                        f"{self._login.where}: {table.schema}.{table.name} is no longer published, or its primary key "
+                        "has changed, while its rows are being read. Change it back, or start over with --fresh",
                     )
                 self._pages[number] = await catalog.page_of(connection, now)
             for number, page in self._pages.items():
                 types = await catalog.user_types(connection, [column.type_oid for column in page.relation.columns])
-                keys = [name for name, _ in snapshot.tables[number].keys]
-                page.shape = Table(page.relation, keys, types)
-        except BaseException:
-            connection.terminate()
-            raise
+                page.shape = Table(page.relation, [name for name, _ in snapshot.tables[number].keys], types)
         snapshot.begin(parse_seen(seen), until)
         self._tail = tail_of(until, self._since_us, None)
         self._begun_s = self._clock.monotonic_s()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream.spec.tls import stays_on_this_machine
-from millstream_connectors.pulsar.settings import PulsarSink, cluster_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.pulsar.settings import PulsarSink
+from millstream_connectors.shared.faults import Fault
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -37,32 +35,23 @@ class _Pulsar(SinkConnector[PulsarSink]):
         if fallback:
             return as_fallback("topic")
         if not settings.deduplication:
-            what = (
-                "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once"
+            return Guarantee(
+                GuaranteeId.AT_LEAST_ONCE,
+                "at least once: the brokers may store a repeated message. `deduplication: true` makes it exactly once",
             )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
 
-    def notes(self, settings: PulsarSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from cluster_notes(settings, path)
-        admin = urlsplit(settings.admin_url or "")
-        is_open = admin.scheme == "http" and not stays_on_this_machine((admin.hostname or "").lower())
-        if settings.auth is not None and is_open:
-            yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"
-
     def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.pulsar.looking import Looking, look
-        from millstream_connectors.pulsar.sink.web_service import deduplicates
+        from millstream_connectors.pulsar.looking import Looking, deduplicates, look
 
         async def findings() -> Sequence[Finding]:
             topic, looking = settings.full_topic, Looking()
-            found = await look(settings, [topic], place.base_dir, looking)
-            findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
-            if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
+            faults = await look(settings, [topic], place.base_dir, looking)
+            if not faults and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
                 what = f"the brokers do not deduplicate messages of {topic}"
                 expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
-                findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))
-            return findings
+                faults.append(Fault(("deduplication",), what, expected))
+            return place.unfit(faults)
 
         return findings()
 

@@ -31,9 +31,10 @@ from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import PULSAR_UNCONFIRMED_MAX
 from millstream.record import Position
-from millstream_connectors.pulsar.client import FAILURES, PulsarLink, open_link
+from millstream_connectors.pulsar.client import PulsarLink, open_link
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.messages import Put, convert
+from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.first_try import first_try
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -116,19 +117,14 @@ class PulsarSinkLane(UnkeptLane):
         failures = await self._thread.run(self._write, frames)
         return WriteResult(failures if any(failures) else ())
 
-    def _open(self) -> None:
+    def _open(self) -> PulsarLink:
         if self._link is not None:
-            return
-        settings, owner = self._settings, self._owner
-        link = open_link(settings, owner.base_dir, owner.where)
-        try:
-            with link.translated():
-                self._begin(link)
-        except BaseException:
-            self._producers = []
-            link.close()
-            raise
+            return self._link
+        link = open_link(self._settings, self._owner.base_dir, self._owner.where)
+        with on_failure(link.close), link.translated():
+            self._begin(link)
         self._link = link
+        return link
 
     def _begin(self, link: PulsarLink) -> None:
         """Create the producers. Raises if the brokers do not know what they should."""
@@ -178,39 +174,32 @@ class PulsarSinkLane(UnkeptLane):
 
     def _write(self, frames: Sequence[SinkFrame]) -> list[list[SinkFailure]]:
         failures = []
-        try:
-            self._open()
-            for item in frames:
-                with step("pulsar_sink.send", self._owner.lane.vertex):
-                    failures.append(self._send(item))
-        except FAILURES as error:
-            link = self._link
-            assert link is not None, "only its client raises them"
-            self.close()
-            raise link.error_of(error) from error
-        except BaseException:
-            # Messages may be on their way, so nothing is sent before the brokers were asked again.
-            self.close()
-            raise
+        # Messages may be on their way, so after a failure nothing is sent before the brokers were asked again.
+        with on_failure(self.close):
+            link = self._open()
+            with link.translated():
+                for item in frames:
+                    with step("pulsar_sink.send", self._owner.lane.vertex):
+                        failures.append(self._send(link, item))
         return failures
 
-    def _ask_again(self) -> None:
+    def _ask_again(self, link: PulsarLink) -> None:
         """After the first message of the lane: whether the brokers remember it shows in new producers."""
-        assert self._link is not None, "a message was sent"
         for producer in self._producers:
             producer.close()
-        self._begin(self._link)
+        self._begin(link)
 
-    def _send(self, item: SinkFrame) -> list[SinkFailure]:
+    def _send(self, link: PulsarLink, item: SinkFrame) -> list[SinkFailure]:
         """Publish a frame's records, in order. Returns the failures of single records."""
-        made, failures = convert(item, len(self._producers))
+        converted = convert(item, len(self._producers))
+        made, failures = converted.made, list(converted.failures)
         if self._deduplicates and not self._is_known:
             # If the brokers do not deduplicate, what is sent now will be sent again.
             while made and not self._stored:
                 failures += self._publish(made[:1])
                 made = made[1:]
             if self._stored:
-                self._ask_again()
+                self._ask_again(link)
         failures += self._publish(made)
         return sorted(failures, key=lambda failure: failure.index)
 
@@ -280,8 +269,9 @@ class PulsarSinkLane(UnkeptLane):
         return refused
 
     def _not_stored(self, why: str) -> RetryLaterError:
-        place = f"Pulsar at {self._settings.shown}"
-        return RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: {place} has not stored a message{why}")
+        return RetryLaterError(
+            codes.TARGET_AWAY, f"{self._owner.where}: Pulsar at {self._settings.shown} has not stored a message{why}"
+        )
 
 
 @asynccontextmanager

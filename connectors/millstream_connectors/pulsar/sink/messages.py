@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from millstream.limits import FRAME_INDEX_BITS
 from millstream_connectors.shared.carried import OURS, keys_text
-from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_connectors.shared.converting import RefusedRecordError, convert_each
+from millstream_connectors.shared.kept import ConvertedRecords
+from millstream_writer.sink import SinkFrame
 
 PROPERTY = "header cannot be written"
 _HASH_MASK = 0xFFFF_FFFF
@@ -32,24 +34,21 @@ class Put(NamedTuple):
     time_ms: int
 
 
-def convert(item: SinkFrame, partitions: int) -> tuple[list[Put], list[SinkFailure]]:
-    """What a frame's records become, and those that cannot be written."""
+def convert(item: SinkFrame, partitions: int) -> ConvertedRecords[Put]:
+    """What a frame's records become."""
     frame = item.frame
-    made: list[Put] = []
-    failures: list[SinkFailure] = []
-    columns = zip(item.indexes(), frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-    for row, (index, value, keys, time_us, given) in enumerate(columns):
-        try:
-            properties = _properties(given)
-        except ValueError as error:
-            failures.append(SinkFailure(row, PROPERTY, retryable=False, detail=str(error)))
-            continue
-        key = _key(keys)
+
+    def put(
+        row: int, index: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes]
+    ) -> Put:
+        key, properties = _key(keys), _properties(headers)
         partition = java_hash(key) % partitions if key else item.sequence % partitions
-        number = sequence_id(item.sequence, index)
         # Pulsar has no times before 1970; 0 means none.
-        made.append(Put(row, number, partition, value, key, properties, max(0, time_us // 1000)))
-    return made, failures
+        time_ms = max(0, time_us // 1000)
+        return Put(row, sequence_id(item.sequence, index), partition, value, key, properties, time_ms)
+
+    columns = (item.indexes(), frame.values(), frame.keys(), frame.event_times_us(), frame.headers())
+    return convert_each(zip(range(frame.records), *columns, strict=True), put)
 
 
 def sequence_id(sequence: int, index: int) -> int:
@@ -73,7 +72,7 @@ def _key(keys: Sequence[bytes]) -> str:
 
 
 def _properties(given: Mapping[str, bytes]) -> dict[str, str]:
-    """Raises `ValueError`."""
+    """Raises `RefusedRecordError`."""
     properties = {}
     for name, value in given.items():
         if name.lower().startswith(OURS):
@@ -81,5 +80,5 @@ def _properties(given: Mapping[str, bytes]) -> dict[str, str]:
         try:
             properties[name] = value.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"the value of {name[:80]!r} is not UTF-8 text") from None
+            raise RefusedRecordError(PROPERTY, f"the value of {name[:80]!r} is not UTF-8 text") from None
     return properties

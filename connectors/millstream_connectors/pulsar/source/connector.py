@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.pulsar.settings import PulsarSource, cluster_notes
-from millstream_connectors.shared.looking import unfit_setting
+from millstream.spec.problems import Finding
+from millstream_connectors.pulsar.settings import PulsarSource
+from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -28,13 +28,10 @@ class _Pulsar(SourceConnector[PulsarSource]):
     def bounded(self, settings: PulsarSource) -> bool | None:
         return settings.stop_at_end
 
-    def notes(self, settings: PulsarSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from cluster_notes(settings, path)
-
     def online_findings(self, settings: PulsarSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.pulsar.looking import Looking, look
 
-        return unfit_setting(place, "topic", look(settings, settings.topics, place.base_dir, Looking()))
+        return unfit(place, look(settings, settings.topics, place.base_dir, Looking()))
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.pulsar.source.lane import open_pulsar_source

@@ -18,8 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import zlib
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -33,19 +31,17 @@ from pulsar import exceptions
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, RetryLaterError, UserError
-from millstream.frame import build_frame
 from millstream_connectors.pulsar.client import FAILURES, PulsarLink, open_link
 from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.pulsar.source.losses import Losses
 from millstream_connectors.pulsar.source.messages import BEGINNING, IncomingMessage, MessagePlace, arrived, place_of
-from millstream_connectors.shared.messages import invalid
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
-KIND = "pulsar"
 _SHARE_S = 0.02
 """How long a lane with several partitions waits for a message of one before it asks for one of the next."""
 
@@ -85,14 +81,16 @@ class _Split:
         return self.passed or not self.end.is_message or self.end <= (self.at or BEGINNING)
 
 
-class PulsarSourceLane(PositionedLane):
+class PulsarSourceLane(OwnedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
+    kind = "pulsar"
+    noun = "a pulsar source"
+
     def __init__(self, spec: PulsarSource, owner: SourceOwner, thread: ClientThread) -> None:
+        super().__init__(owner)
         self._spec = spec
-        self._owner = owner
         self._thread = thread
-        self._where = f"lane {owner.lane}"
         self._link: PulsarLink | None = None
         self._splits: dict[str, _Split] = {}
         self._waiting: deque[IncomingMessage] = deque()
@@ -117,9 +115,6 @@ class PulsarSourceLane(PositionedLane):
     async def committed(self, position: bytes) -> None:
         self._thread.submit(partial(self._acknowledge, position))
 
-    def pending(self) -> int | None:
-        return None
-
     def is_held_up(self) -> bool:
         # The client's thread may add a split meanwhile.
         readers = [split.reader for split in tuple(self._splits.values())]
@@ -133,17 +128,15 @@ class PulsarSourceLane(PositionedLane):
             link.close()
 
     def _open(self) -> None:
-        spec, owner = self._spec, self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         known = {} if body is None else self._known(body)
         self._link = link = self._new_link()
         with link.translated():
-            for topic in spec.topics:
+            for topic in self._spec.topics:
                 for partition, name in enumerate(link.partitions(topic)):
-                    if (zlib.crc32(topic.encode()) + partition) % owner.partitions == owner.lane.partition:
+                    if self._owns(topic, partition):
                         # A partition that was added since is read from its beginning.
-                        new = _Split() if body is None else _Split(BEGINNING)
-                        self._splits[name] = known.pop(name, new)
+                        self._splits[name] = known.pop(name, _Split() if body is None else _Split(BEGINNING))
         if known:
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -167,7 +160,7 @@ class PulsarSourceLane(PositionedLane):
         return link
 
     def _known(self, body: dict[str, Any]) -> dict[str, _Split]:
-        try:
+        with self._restoring():
             return {
                 name: _Split(
                     None if at is None else MessagePlace(*map(int, at)),
@@ -176,8 +169,6 @@ class PulsarSourceLane(PositionedLane):
                 )
                 for name, (at, digest, end) in body["at"].items()
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, self._owner.position, "a pulsar source") from error
 
     def _begin(self, name: str, split: _Split, *, first_run: bool) -> None:
         """Begin to read a partition after the lane's place in it."""
@@ -220,14 +211,11 @@ class PulsarSourceLane(PositionedLane):
     def _poll(self, records_max: int, bytes_max: int, timeout_s: float) -> list[IncomingMessage]:
         """What has arrived; waits for the first message. If it cannot be read now, the next call begins again after
         what was read: messages that have left a reader do not come twice."""
-        try:
+        with on_failure(self.close):
             link = self._link or self._open_again()
             self._check_connected()
             with link.translated():
                 return self._received(records_max, bytes_max, timeout_s)
-        except BaseException:
-            self.close()
-            raise
 
     def _check_connected(self) -> None:
         """Raise a Millstream error if readers have had no connection for the cluster's timeout, and the others have
@@ -254,12 +242,8 @@ class PulsarSourceLane(PositionedLane):
     def _why_lost(self, name: str) -> RetryLaterError | None:
         """Why a client of its own cannot read a partition now either; None if it can. Raises `UserError`."""
         try:
-            link = self._new_link()
-            try:
-                with link.translated():
-                    link.client.create_reader(name, pulsar.MessageId.latest)
-            finally:
-                link.close()
+            with closing(self._new_link()) as link, link.translated():
+                link.client.create_reader(name, pulsar.MessageId.latest)
         except RetryLaterError as error:
             return error
         return None
@@ -358,50 +342,42 @@ class PulsarSourceLane(PositionedLane):
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken: list[IncomingMessage] = []
-        faults: list[InvalidRecord] = []
-        size = 0
+        batch = RecordBatch("the message")
         read: dict[str, IncomingMessage] = {}
-        while self._waiting and len(taken) < records_max:
+        while self._waiting and len(batch.values) < records_max:
             one = self._waiting[0]
             end = self._splits[one.split].end
             if end is not None and one.place > end:
                 self._waiting.popleft()
                 self._splits[one.split].passed = True
                 continue
-            if taken and size + one.size > bytes_max:
+            if not batch.fits(one.size, bytes_max):
                 break
             self._waiting.popleft()
             read[one.split] = one
-            fault = invalid(one.value, one.size, one.fault, f"{one.split} at {one.place}")
-            if fault is not None:
-                faults.append(fault)
-                continue
-            size += one.size
-            taken.append(one)
+            batch.add(
+                one.value,
+                one.time_us,
+                f"{one.split} at {one.place}",
+                size=one.size,
+                keys=one.keys,
+                headers=one.headers,
+                fault=one.fault,
+            )
         for name, last in read.items():
             self._splits[name].at, self._splits[name].digest = last.place, last.digest
-        frame = None
-        if taken:
-            frame = build_frame(
-                [one.value for one in taken],
-                array("q", [one.time_us for one in taken]),
-                ingest_time_us=self._owner.clock.now_us(),
-                keys=[one.keys for one in taken] if any(one.key for one in taken) else None,
-                headers=[one.headers for one in taken] if any(one.headers for one in taken) else None,
-            )
-        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(faults))
+        frame = batch.frame(self._owner.clock.now_us())
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(batch.invalid))
 
     def _is_ended(self) -> bool:
         return self._spec.stop_at_end and all(split.is_ended for split in self._splits.values())
 
     def _position(self) -> bytes:
-        at = {name: (split.at, split.digest, split.end) for name, split in self._splits.items()}
-        return pack_position(KIND, self._owner.partitions, {"at": at})
+        return self._packed({"at": {name: (split.at, split.digest, split.end) for name, split in self._splits.items()}})
 
     def _acknowledge(self, position: bytes) -> None:
         """Acknowledge the messages of a commit, without its last entry."""
-        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         for name, split in ({} if body is None else self._known(body)).items():
             if self._link is None or split.at is None or split.at.entry < 1:
                 continue

@@ -76,5 +76,4 @@ def arrived(split: str, message: Any) -> IncomingMessage:
         key = message.partition_key()
     except UnicodeDecodeError as error:
         fault = f"its key or a property is not UTF-8: {error}"
-    place = place_of(message.message_id())
-    return IncomingMessage(split, place, message.data(), time_us, key, headers, fault)
+    return IncomingMessage(split, place_of(message.message_id()), message.data(), time_us, key, headers, fault)

@@ -9,9 +9,10 @@ from millstream.exact_json import parse, text_of
 from millstream.keys import key_of_text
 from millstream.limits import REDIS_FIELDS_MAX
 from millstream_connectors.redis_streams.settings import RedisSink
+from millstream_connectors.shared.converting import RefusedRecordError, convert_each
 from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
 from millstream_connectors.shared.kept import ConvertedRecords
-from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_writer.sink import SinkFrame
 
 NO_KEY = "record has no key"
 NO_MEMBERS = "object has no members"
@@ -33,37 +34,25 @@ class Put(NamedTuple):
     their names."""
 
 
-class _RefusedError(Exception):
-    """A record that cannot be written, with reason and detail."""
-
-
 def convert(settings: RedisSink, item: SinkFrame) -> ConvertedRecords[Put]:
     """Converts a frame's records."""
     frame, target = item.frame, settings.target.encode()
     keyed = settings.mode != "stream"
     has_members = settings.mode == "hash" or settings.format == "fields"
-    rows: list[int] = []
-    made: list[Put] = []
-    failures: list[SinkFailure] = []
-    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-    for row, (value, keys, time_us, headers) in enumerate(columns):
-        try:
-            key = target + _required(keys) if keyed else target
-            if has_members:
-                words = _members(value, with_null=settings.mode == "hash")
-            elif keyed:
-                words = (value,)
-            else:
-                words = _whole(value, keys, time_us, headers)
-            if len(words) > 2 * REDIS_FIELDS_MAX:
-                raise _RefusedError(TOO_MANY_FIELDS, f"{len(words) // 2}; at most {REDIS_FIELDS_MAX} can be written")
-        except _RefusedError as error:
-            reason, detail = error.args
-            failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
+
+    def put(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping[str, bytes]) -> Put:
+        key = target + _required(keys) if keyed else target
+        if has_members:
+            words = _members(value, with_null=settings.mode == "hash")
+        elif keyed:
+            words = (value,)
         else:
-            rows.append(row)
-            made.append(Put(key, words))
-    return ConvertedRecords(rows, made, failures)
+            words = _whole(value, keys, time_us, headers)
+        if len(words) > 2 * REDIS_FIELDS_MAX:
+            raise RefusedRecordError(TOO_MANY_FIELDS, f"{len(words) // 2}; at most {REDIS_FIELDS_MAX} can be written")
+        return Put(key, words)
+
+    return convert_each(zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True), put)
 
 
 def _whole(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping[str, bytes]) -> Words:
@@ -81,9 +70,9 @@ def _members(value: bytes, *, with_null: bool) -> Words:
     try:
         parsed = parse(value)
     except ValueError as error:
-        raise _RefusedError(NOT_JSON, str(error)) from None
+        raise RefusedRecordError(NOT_JSON, str(error)) from None
     if not isinstance(parsed, dict):
-        raise _RefusedError(NOT_AN_OBJECT, f"it is {type(parsed).__name__}")
+        raise RefusedRecordError(NOT_AN_OBJECT, f"it is {type(parsed).__name__}")
     words: list[str | int | bytes] = []
     try:
         for name, member in parsed.items():
@@ -91,15 +80,15 @@ def _members(value: bytes, *, with_null: bool) -> Words:
                 words += [name.encode(), (member if isinstance(member, str) else text_of(member)).encode()]
         null = [name.encode() for name, member in parsed.items() if member is None] if with_null else []
     except UnicodeEncodeError:
-        raise _RefusedError(NOT_TEXT, "it has an unpaired surrogate") from None
+        raise RefusedRecordError(NOT_TEXT, "it has an unpaired surrogate") from None
     if not words and not null:
-        raise _RefusedError(NO_MEMBERS, "there is nothing to write")
+        raise RefusedRecordError(NO_MEMBERS, "there is nothing to write")
     return [len(null), *null, *words] if with_null else words
 
 
 def _required(keys: tuple[bytes, ...]) -> bytes:
     if not keys:
-        raise _RefusedError(NO_KEY, "`keys` of its source, or a function, gives it one")
+        raise RefusedRecordError(NO_KEY, "`keys` of its source, or a function, gives it one")
     return _key(keys)
 
 

@@ -25,20 +25,21 @@ from millstream.errors import DamageError, UserError
 from millstream.limits import REDIS_COMMIT_RECORDS_MAX
 from millstream.record import Position
 from millstream_connectors.redis_streams.client import (
-    FAILURES,
     StreamsLink,
     Word,
-    error_of,
     hash_tag,
     in_cluster,
-    linked,
+    looking,
     open_link,
     pairs,
+    translated,
     warn_unless_durable,
 )
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import Put, convert
 from millstream_connectors.redis_streams.sink.script import COMMIT, OWN
+from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced
 from millstream_writer.connector import SinkOwner
@@ -103,32 +104,22 @@ class RedisSinkLane(KeptLane[Put]):
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[StreamsLink]:
         """The connection, after the lane was taken over on it. It is closed at the first failure."""
-        try:
+        async with on_failure_await(self.close), translated(self._settings, self._owner.where):
             if self._link is None:
                 self._link = await self._opened()
             yield self._link
-        except FAILURES as error:
-            await self.close()
-            raise error_of(error, self._settings, self._owner.where) from error
-        except BaseException:
-            await self.close()
-            raise
 
     async def _opened(self) -> StreamsLink:
         owner = self._owner
         link = await open_link(
             self._settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}", self._key
         )
-        try:
+        async with on_failure_await(link.close):
             if not self._warned:
                 await warn_unless_durable(link, owner.where)
                 self._warned = True
-            for what, expected in await _faults(self._settings, link):
-                raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {what} (expected: {expected})")
+            check_fit(owner.where, await _faults(self._settings, link))
             await self._take_over(link)
-        except BaseException:
-            await link.close()
-            raise
         return link
 
     async def _take_over(self, link: StreamsLink) -> None:
@@ -173,32 +164,27 @@ def _kept(answer: Sequence[bytes]) -> TargetPosition | None:
     if not answer:
         return None
     found = {name: value.decode(errors="replace") for name, value in pairs(answer).items()}
-    position = Position(int(found["sequence"]), int(found["record"]))
-    return TargetPosition(found["run"], int(found["epoch"]), found["owner"], position, found["frame"])
+    at = Position(int(found["sequence"]), int(found["record"]))
+    return TargetPosition(found["run"], int(found["epoch"]), found["owner"], at, found["frame"])
 
 
-async def _faults(settings: RedisSink, link: StreamsLink) -> list[tuple[str, str]]:
-    """What does not fit the settings, with what is expected."""
+async def _faults(settings: RedisSink, link: StreamsLink) -> list[Fault]:
+    """What does not fit the settings."""
     target = settings.target
     if settings.mode == "stream":
         kind = (await link.ask("TYPE", target)).decode()
         if kind in ("none", "stream"):
             return []
-        return [(f"the key {target!r} is a {kind}", "a stream, or a key that does not exist")]
+        return [Fault(("stream",), f"the key {target!r} is a {kind}", "a stream, or a key that does not exist")]
     if hash_tag(target) == target and await in_cluster(link):
-        return [
-            (
-                f"in a cluster the keys that begin with {target!r} are on several servers",
-                "a hash tag, `{orders}:`",
-            )
-        ]
+        what = f"in a cluster the keys that begin with {target!r} are on several servers"
+        return [Fault(("prefix",), what, "a hash tag, `{orders}:`")]
     return []
 
 
-async def look(settings: RedisSink, base_dir: Path) -> list[tuple[str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    async with linked(settings, base_dir, "validate --online", position_key(settings, "", "")) as link:
+async def look(settings: RedisSink, base_dir: Path) -> list[Fault]:
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
+    async with looking(settings, base_dir, position_key(settings, "", "")) as link:
         return await _faults(settings, link)
 
 

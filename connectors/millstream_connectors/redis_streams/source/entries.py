@@ -12,11 +12,9 @@ from millstream.extract import EPOCH_MS
 from millstream.json_parser import parse_json
 from millstream.keys import KeyMapping, text_of_key
 from millstream.limits import RECORD_BYTES_MAX
-from millstream_connectors.shared.messages import event_time
+from millstream_connectors.shared.messages import SHOWN_BYTES, event_time
 
 _RECORD_OVERHEAD_BYTES = 64
-_SHOWN_BYTES = 1024
-"""Bytes of an entry that is too large that are kept for messages."""
 _HEADER = b"header."
 
 
@@ -81,7 +79,7 @@ class NotReadableError(ValueError):
 def read_entry(entry: Entry, *, whole: bool, key_mapping: KeyMapping = text_of_key) -> EntryRecord:
     """`whole`: the entry is a record that the sink has written. Raises `NotReadableError`."""
     if entry.size > RECORD_BYTES_MAX:
-        shown = b" ".join(word[:_SHOWN_BYTES] for word in entry.fields[:2])
+        shown = b" ".join(word[:SHOWN_BYTES] for word in entry.fields[:2])
         raise NotReadableError(shown, f"the entry has {entry.size} bytes; the limit is {RECORD_BYTES_MAX}")
     return _whole(entry, key_mapping) if whole else _members(entry)
 

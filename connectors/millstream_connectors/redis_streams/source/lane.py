@@ -15,30 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from redis import exceptions
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
-from millstream.frame import Frame, build_frame
 from millstream.limits import REDIS_COUNT_ENTRIES, REDIS_READ_BYTES, REDIS_READ_ENTRIES_FIRST
+from millstream.redis.client import script_of
 from millstream_connectors.redis_streams.client import (
     FAILURES,
     StreamsLink,
     Word,
-    error_of,
     hash_tag,
     in_cluster,
-    linked,
+    looking,
     open_link,
+    translated,
     warn_unless_durable,
 )
 from millstream_connectors.redis_streams.settings import RedisSource
@@ -46,26 +44,54 @@ from millstream_connectors.redis_streams.source.entries import (
     BEGINNING,
     Entry,
     EntryId,
-    EntryRecord,
     NotReadableError,
     parse_id,
     read_entry,
 )
-from millstream_connectors.redis_streams.source.script import COUNT, READ
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.faults import Fault, check_fit
+from millstream_connectors.shared.owned_lane import OwnedLane
 from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
-KIND = "redisStreams"
 _TELL_EVERY_S = 1.0
 """Interval at which a group is set."""
 _NUMBER_MAX = 2**64 - 1
 """The last entry of a millisecond."""
 
 _log = logging.getLogger(__name__)
+
+# What the server reports about a stream in one step. Lua in Redis 7 or Valkey.
+READ = script_of("""
+-- KEYS: the stream.  ARGV: an id, and the maximum number of entries after it.
+-- Returns the kind of the key; how many entries were ever added, how many there are, the last id ever assigned, the
+-- first remaining one (or ''); and the entries.
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind ~= 'stream' then return {kind, 0, 0, '0-0', '', {}} end
+local told = redis.call('XINFO', 'STREAM', KEYS[1])
+local of = {}
+for i = 1, #told, 2 do of[told[i]] = told[i + 1] end
+local first = of['first-entry'] and of['first-entry'][1] or ''
+local found = {}
+if ARGV[2] ~= '0' then found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2]) end
+return {kind, of['entries-added'], of['length'], of['last-generated-id'], first, found}
+""")
+
+COUNT = script_of("""
+-- KEYS: the stream.  ARGV: an id, and the maximum number of entries after it to count.
+-- Returns how many there are, the id of the last of them, and how many entries were ever added to the stream.
+if redis.call('TYPE', KEYS[1]).ok ~= 'stream' then return {0, ARGV[1], 0} end
+local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
+local told = redis.call('XINFO', 'STREAM', KEYS[1])
+local added = 0
+for i = 1, #told, 2 do
+  if told[i] == 'entries-added' then added = told[i + 1] end
+end
+return {#found, #found > 0 and found[#found][1] or ARGV[1], added}
+""")
 
 
 class _Told(NamedTuple):
@@ -122,16 +148,16 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane(PositionedLane):
+class RedisSourceLane(OwnedLane):
     """One lane. See `SourceLane`."""
 
+    kind = "redisStreams"
+    noun = "a redisStreams source"
+
     def __init__(self, spec: RedisSource, owner: SourceOwner) -> None:
+        super().__init__(owner)
         self._spec = spec
-        self._owner = owner
-        self._where = f"lane {owner.lane}"
-        self._streams = [
-            _Stream(name) for name in spec.streams if crc32(name.encode()) % owner.partitions == owner.lane.partition
-        ]
+        self._streams = [_Stream(name) for name in spec.streams if self._owns(name)]
         self._link: StreamsLink | None = None
         self._warned = False
         self._reaching = Reaching(owner.clock, _log)
@@ -145,8 +171,7 @@ class RedisSourceLane(PositionedLane):
         await self._connected()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        waits = any(stream.waiting for stream in self._streams)
-        if not waits and not self._draining and not self._is_ended():
+        if not any(stream.waiting for stream in self._streams) and not self._draining and not self._is_ended():
             await self._fill(records_max, timeout_s)
         return self._take(records_max, bytes_max)
 
@@ -171,7 +196,7 @@ class RedisSourceLane(PositionedLane):
         if group is None or link is None or not position:
             return
         self._to_tell, self._next_tell_s = b"", self._now_s() + _TELL_EVERY_S
-        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         for name, (at, count, *_) in (body or {"at": {}})["at"].items():
             words: tuple[Word, ...] = (name, group, at, "ENTRIESREAD", count)
             try:
@@ -183,11 +208,10 @@ class RedisSourceLane(PositionedLane):
     # The lane's position
 
     def _restore(self) -> None:
-        owner = self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is None:
             return
-        try:
+        with self._restoring():
             gone = body["at"].keys() - {stream.name for stream in self._streams}
             for stream in self._streams:
                 if stream.name in body["at"]:
@@ -196,8 +220,6 @@ class RedisSourceLane(PositionedLane):
                     if end is not None and self._spec.stop_at_end:
                         stream.end, stream.end_count = parse_id(end), int(end_count)
                     stream.known = True
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(self._where, owner.position, "a redisStreams source") from error
         if gone:
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -216,7 +238,7 @@ class RedisSourceLane(PositionedLane):
             )
             for stream in self._streams
         }
-        return pack_position(KIND, self._owner.partitions, {"at": at})
+        return self._packed({"at": at})
 
     async def _connected(self) -> StreamsLink:
         """The connection, after every stream was checked on it. Raises Millstream errors."""
@@ -225,23 +247,16 @@ class RedisSourceLane(PositionedLane):
         spec, owner = self._spec, self._owner
         first = self._streams[0].name if self._streams else spec.streams[0]
         link = await open_link(spec, owner.base_dir, self._where, f"millstream {owner.lane}", first)
-        try:
+        async with on_failure_await(link.close), translated(spec, self._where):
             if not self._warned:
                 await warn_unless_durable(link, self._where)
                 self._warned = True
-            for what, expected in await _faults(spec, link):
-                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what} (expected: {expected})")
+            check_fit(self._where, await _faults(spec, link))
             for stream in self._streams:
                 if stream.known:
                     await self._check_past(link, stream)
                 else:
                     await self._begin(link, stream)
-        except FAILURES as error:
-            await link.close()
-            raise error_of(error, spec, self._where) from error
-        except BaseException:
-            await link.close()
-            raise
         self._link = link
         return link
 
@@ -272,8 +287,9 @@ class RedisSourceLane(PositionedLane):
         if self._spec.stop_at_end and stream.end is None:
             stream.end, stream.end_count = told.last, told.added
         if told.last < stream.at:
-            what = f"the lane is at entry {stream.at}, but the last entry that the stream ever had is {told.last}"
-            raise self._replaced(stream, what)
+            raise self._replaced(
+                stream, f"the lane is at entry {stream.at}, but the last entry that the stream ever had is {told.last}"
+            )
         if stream.digest:
             for entry in _entries(await link.ask("XRANGE", stream.name, str(stream.at), str(stream.at))):
                 if entry.digest != stream.digest:
@@ -293,8 +309,9 @@ class RedisSourceLane(PositionedLane):
             what = f"{self._where}: the key {stream.name!r} is a {told.kind}, not a stream"
             raise UserError(codes.TARGET_UNFIT, f"{what}. Name a stream")
         if told.added < stream.count:
-            what = f"only {told.added} entries were ever added to it, but {stream.count} were read"
-            raise self._replaced(stream, what)
+            raise self._replaced(
+                stream, f"only {told.added} entries were ever added to it, but {stream.count} were read"
+            )
         if told.first is None or told.first > stream.at:
             missing = told.added - stream.count - told.length
             if missing > 0:
@@ -326,20 +343,15 @@ class RedisSourceLane(PositionedLane):
         if not await self._reaching.may_try(timeout_s):
             return
         try:
-            link = await self._connected()
-            if self._now_s() >= self._next_tell_s:
-                await self.tell_group()
-            if not await self._look(link, records_max) and await self._wait(link, timeout_s):
-                await self._look(link, records_max)
+            async with on_failure_await(self.close), translated(self._spec, self._where):
+                link = await self._connected()
+                if self._now_s() >= self._next_tell_s:
+                    await self.tell_group()
+                if not await self._look(link, records_max) and await self._wait(link, timeout_s):
+                    await self._look(link, records_max)
             self._reaching.worked()
-        except FAILURES as error:
-            await self.close()
-            self._reaching.failed(error_of(error, self._spec, self._where))
         except RetryLaterError as error:
             self._reaching.failed(error)
-        except BaseException:
-            await self.close()
-            raise
 
     async def _look(self, link: StreamsLink, records_max: int) -> bool:
         """Whether entries are waiting now."""
@@ -370,43 +382,28 @@ class RedisSourceLane(PositionedLane):
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
-        taken: list[EntryRecord] = []
-        invalid: list[InvalidRecord] = []
-        size = 0
+        whole, batch = self._spec.format == "record", RecordBatch("the entry")
         for stream in self._streams:
-            while stream.waiting and len(taken) < records_max:
+            while stream.waiting and len(batch.values) < records_max:
                 entry = stream.waiting[0]
-                if taken and size + entry.size > bytes_max:
+                if not batch.fits(entry.size, bytes_max):
                     break
                 stream.waiting.popleft()
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
+                place = f"entry {entry.id} of {stream.name}"
                 try:
-                    taken.append(
-                        read_entry(entry, whole=self._spec.format == "record", key_mapping=self._owner.key_mapping)
-                    )
+                    read = read_entry(entry, whole=whole, key_mapping=self._owner.key_mapping)
                 except NotReadableError as error:
-                    place = f"entry {entry.id} of {stream.name}"
-                    invalid.append(InvalidRecord(error.value, f"{place}: {error}", place))
+                    batch.refuse(error.value, str(error), place)
                 else:
-                    size += entry.size
-        return SourceBatch(self._frame(taken), self._position(), ended=self._is_ended(), invalid=tuple(invalid))
-
-    def _frame(self, taken: Sequence[EntryRecord]) -> Frame | None:
-        if not taken:
-            return None
-        return build_frame(
-            [read.value for read in taken],
-            array("q", [read.event_time_us for read in taken]),
-            ingest_time_us=self._owner.clock.now_us(),
-            keys=[read.keys for read in taken] if any(read.keys for read in taken) else None,
-            headers=[read.headers for read in taken] if any(read.headers for read in taken) else None,
-        )
+                    batch.add(
+                        read.value, read.event_time_us, place, size=entry.size, keys=read.keys, headers=read.headers
+                    )
+        frame = batch.frame(self._owner.clock.now_us())
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(batch.invalid))
 
     def _is_ended(self) -> bool:
         return self._spec.stop_at_end and all(stream.is_ended for stream in self._streams)
-
-    def _now_s(self) -> float:
-        return self._owner.clock.monotonic_s()
 
 
 def _entries(answer: Any) -> list[Entry]:
@@ -429,28 +426,23 @@ async def _left(link: StreamsLink, stream: str, at: EntryId) -> tuple[int, int]:
         at = parse_id(last)
 
 
-async def _faults(spec: RedisSource, link: StreamsLink) -> list[tuple[str, str]]:
-    """What does not fit the settings, each with what is expected."""
+async def _faults(spec: RedisSource, link: StreamsLink) -> list[Fault]:
+    """What does not fit the settings."""
     kinds = [(name, (await link.ask("TYPE", name)).decode()) for name in spec.streams]
     faults = [
-        (f"the key {name!r} is a {kind}", "a stream, or a key that does not exist")
+        Fault(("stream",), f"the key {name!r} is a {kind}", "a stream, or a key that does not exist")
         for name, kind in kinds
         if kind not in ("stream", "none")
     ]
     if len({hash_tag(name) for name in spec.streams}) > 1 and await in_cluster(link):
-        faults.append(
-            (
-                "in a cluster these streams may be on different servers",
-                "one source for each stream, or a hash tag, `{orders}:a`",
-            )
-        )
+        what = "in a cluster these streams may be on different servers"
+        faults.append(Fault(("stream",), what, "one source for each stream, or a hash tag, `{orders}:a`"))
     return faults
 
 
-async def look(spec: RedisSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    async with linked(spec, base_dir, "validate --online", spec.streams[0]) as link:
+async def look(spec: RedisSource, base_dir: Path) -> list[Fault]:
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
+    async with looking(spec, base_dir, spec.streams[0]) as link:
         faults = await _faults(spec, link)
         if not faults:
             await _tell(link, spec.streams[0], BEGINNING, 1)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from millstream import codes
 from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.tables.names import ColumnName, ColumnTypeName, TableName
 
 Part = Literal["value", "key", "keys", "eventTime", "headers", "id"]
+
+
+def repeated(names: Sequence[str], setting: str, *below: str) -> Iterator[ShapeProblem]:
+    """A problem for each column that is named again. `setting`: the list of names; `below`: where a name is in an item
+    of it."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            what = f"column `{name}` appears twice"
+            yield ShapeProblem(codes.NAME_TWICE, (setting, index, *below), what, "each column once")
 
 
 class TableColumn(SpecModel):
@@ -90,10 +100,7 @@ class TableSink(SpecModel):
         """Requires keys for the modes that need them, and rejects settings without effect."""
         yield from super().relation_problems()
         names = [column.name for column in self.row]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                what = f"column `{name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
+        yield from repeated(names, "columns", "name")
         for index, name in enumerate(self.keys):
             if name not in names:
                 what = f"there is no column `{name}`"
@@ -112,3 +119,15 @@ class TableSink(SpecModel):
     def row(self) -> tuple[TableColumn, ...]:
         """The columns to write."""
         return self.columns or WHOLE_RECORD
+
+    def column_faults(self, known: Collection[str]) -> list[Fault]:
+        """The columns to write that are not among those of the table."""
+        return [
+            Fault(
+                ("columns", index, "name") if self.columns else ("table",),
+                f"the table {self.table} has no column `{column.name}`",
+                f"one of {', '.join(known)}",
+            )
+            for index, column in enumerate(self.row)
+            if column.name not in known
+        ]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.sql.checks import database_findings
-from millstream_connectors.sql.settings import SQLITE, SqlSink, database_notes
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+from millstream_connectors.sql.settings import SqlSink
+from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 class _Sql(SinkConnector[SqlSink]):
     whole = True
+    keeps_position_in = "table"
     model = SqlSink
     meaning = "To a database table, through SQLAlchemy."
     packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
@@ -27,11 +28,6 @@ class _Sql(SinkConnector[SqlSink]):
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
-
-    def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("table")
-        return self.promise
 
     def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
         yield from database_findings(settings, place.path, place.base_dir)
@@ -53,15 +49,9 @@ class _Sql(SinkConnector[SqlSink]):
                     # SQLite puts a journal beside the database.
                     what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
                     return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
-            faults = await look(settings, place.base_dir)
-            return place.unfit(faults)
+            return place.unfit(await look(settings, place.base_dir))
 
         return findings()
-
-    def notes(self, settings: SqlSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from database_notes(settings, path)
-        if settings.backend not in (SQLITE, "mysql", "mariadb"):
-            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {settings.backend}"
 
     def place(self, settings: SqlSink) -> str:
         return f"{settings.shown} {settings.position_table}"

@@ -31,6 +31,8 @@ from millstream.durable import step
 from millstream.errors import UserError
 from millstream.limits import SQL_LOCK_TIMEOUT_S
 from millstream.record import Position
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced, unknown
 from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
@@ -38,7 +40,6 @@ from millstream_connectors.shared.tables.by_hand import inserted, moved
 from millstream_connectors.sql.client import (
     FAILURES,
     SqlThread,
-    error_of,
     is_a_lock,
     is_of_a_record,
     open_sql_thread,
@@ -47,7 +48,7 @@ from millstream_connectors.sql.client import (
 )
 from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
 from millstream_connectors.sql.sink.rows import RowChange, SqlFormat
-from millstream_connectors.sql.sink.target import Fault, SqlStatements
+from millstream_connectors.sql.sink.target import SqlStatements
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 
@@ -91,12 +92,12 @@ class SqlSinkLane(RefusableLane[RowChange]):
             except FAILURES:
                 # A deadlock ends the whole transaction, and with it the savepoint: what counts is the deadlock.
                 if is_of_a_record(error):
-                    what = (
+                    raise UserError(
+                        codes.TARGET_UNFIT,
                         f"{self._owner.where}: {self._settings.table} refuses a record ({said(error)}) and rolls back "
                         "the whole transaction, so the sink cannot tell which record it is. Let the trigger or "
-                        "constraint refuse the statement only, as RAISE(ABORT) and ON CONFLICT ABORT do"
-                    )
-                    raise UserError(codes.TARGET_UNFIT, what) from error
+                        "constraint refuse the statement only, as RAISE(ABORT) and ON CONFLICT ABORT do",
+                    ) from error
             raise
         savepoint.commit()
 
@@ -129,27 +130,17 @@ class SqlSinkLane(RefusableLane[RowChange]):
     async def _session(self) -> AsyncIterator[None]:
         """The connection, after the lane was taken over on it. It is closed at the first failure that does not concern
         a record."""
-        try:
+        with on_failure(self._way.close), self._way.translated():
             if not self._way.is_open:
                 await self._open()
             yield
-        except FAILURES as error:
-            self._way.close()
-            raise error_of(error, self._settings, self._owner.where) from error
-        except BaseException:
-            self._way.close()
-            raise
 
     async def _open(self) -> None:
-        way, target, settings = self._way, self._target, self._settings
-        await way.open(create=settings.create_table, writes=True)
-        faults = await way.run(target.faults)
-        if not faults:
-            await way.run(target.create)
-            faults = await way.run(target.faults)
-        if faults:
-            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-            raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
+        way, target, where = self._way, self._target, self._owner.where
+        await way.open(create=self._settings.create_table, writes=True)
+        check_fit(where, await way.run(target.faults))
+        await way.run(target.create)
+        check_fit(where, await way.run(target.faults))
         self._format.learn(await way.run(target.types))
         await self._take_over()
 
@@ -177,7 +168,7 @@ class SqlSinkLane(RefusableLane[RowChange]):
         table = self._settings.table
         if kept is None:
             raise unknown(owner, f"{table} in {self._settings.shown}", f"{inserted(target.positions, owner)} there")
-        ours = kept.owner.startswith(self._owner.identity)
+        ours = kept.owner.startswith(owner.identity)
         await check_kept(owner, kept, table, moved(target.positions, owner), ours=ours)
         refused = await way.run(lambda c: self._own(c, token))
         await owner.note_target()
@@ -251,14 +242,11 @@ async def open_sql_sink(settings: SqlSink, owner: SinkOwner) -> AsyncIterator[Si
 
 async def look(settings: SqlSink, base_dir: Path) -> list[Fault]:
     """What does not fit, of a database that is reached. Raises Millstream errors where it is not."""
-    where = "validate --online"
-    async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
+    async with open_sql_thread(settings, base_dir, "validate --online", "sql-look") as way:
         await way.open()
-        try:
+        with way.translated():
             target = SqlStatements(settings)
             faults = await way.run(target.faults)
             if not faults and settings.backend != SQLITE:
-                faults = await way.run(lambda connection: target.rights(connection, where))
+                faults = await way.run(target.rights)
             return faults
-        except FAILURES as error:
-            raise error_of(error, settings, where) from error

@@ -8,10 +8,10 @@ Every statement of the sink is here, and blocks. Above it: the lane, and `valida
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -19,13 +19,13 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
-from millstream import codes
 from millstream.durable import step
 from millstream.record import Position
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.shared.tables.settings import TableColumn
-from millstream_connectors.sql.client import error_of, said
+from millstream_connectors.sql.client import is_refusal, said
 from millstream_connectors.sql.settings import MYSQL, SQLITE, SqlSink
 from millstream_connectors.sql.sink.rows import RowChange
 
@@ -35,15 +35,6 @@ _NAME = sa.String(190).with_variant(mysql.VARCHAR(190, charset="utf8mb4", collat
 
 _ENGINE: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 _ENGINE |= {name.replace("mysql", "mariadb"): value for name, value in _ENGINE.items()}
-
-
-class Fault(NamedTuple):
-    """A problem of the tables."""
-
-    loc: tuple[str | int, ...]
-    """Place in the settings."""
-    what: str
-    expected: str
 
 
 class _Written(UserDefinedType[Any]):
@@ -96,7 +87,6 @@ class SqlStatements:
             **_ENGINE,
         )
         if settings.create_table:
-            keys = list(settings.keys)
             sa.Table(
                 self._name,
                 self._meta,
@@ -104,7 +94,7 @@ class SqlStatements:
                     sa.Column(
                         column.name,
                         _type_of(column, settings),
-                        primary_key=column.name in keys,
+                        primary_key=column.name in settings.keys,
                         autoincrement=False,
                     )
                     for column in settings.row
@@ -120,10 +110,10 @@ class SqlStatements:
     def create(self, connection: Connection) -> None:
         """Create the tables that do not exist."""
         inspector = sa.inspect(connection)
-        if all(inspector.has_table(table.name, schema=table.schema) for table in self._meta.sorted_tables):
-            connection.rollback()
-            return
+        exist = all(inspector.has_table(table.name, schema=table.schema) for table in self._meta.sorted_tables)
         connection.rollback()
+        if exist:
+            return
         for table in self._meta.sorted_tables:
             # Another lane may create it at the same moment.
             with step("sql_sink.create"), suppress(exc.DBAPIError), connection.begin():
@@ -143,15 +133,7 @@ class SqlStatements:
             found = f"there is no table {settings.table} in {settings.shown}"
             return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
         known = [column["name"] for column in inspector.get_columns(self._name, schema=self._schema)]
-        faults = [
-            Fault(
-                ("columns", index, "name") if settings.columns else ("table",),
-                f"the table {settings.table} has no column `{name}`",
-                f"one of {', '.join(known)}",
-            )
-            for index, name in enumerate(self._columns)
-            if name not in known
-        ]
+        faults = settings.column_faults(known)
         if settings.mode == "upsert" and not faults:
             faults += self._key_faults(inspector)
         if settings.backend in MYSQL:
@@ -196,7 +178,7 @@ class SqlStatements:
                 faults.append(Fault((loc,), what, f"`ALTER TABLE {table} ENGINE = InnoDB`"))
         return faults
 
-    def rights(self, connection: Connection, where: str) -> list[Fault]:
+    def rights(self, connection: Connection) -> list[Fault]:
         """Which rights on the tables that exist are missing. Writes nothing: every statement is about no row, and is
         rolled back."""
         faults = []
@@ -208,7 +190,7 @@ class SqlStatements:
             except exc.DBAPIError as error:
                 # MariaDB does not even say whether there is one.
                 connection.rollback()
-                faults.append(self._fault(loc, "SELECT, INSERT, UPDATE, DELETE, CREATE", table, error, where))
+                faults.append(self._fault(loc, "SELECT, INSERT, UPDATE, DELETE, CREATE", table, error))
                 continue
             for right, statement in self._tries(table) if exists else ():
                 try:
@@ -216,31 +198,31 @@ class SqlStatements:
                         connection.execute(statement)
                         transaction.rollback()
                 except exc.DBAPIError as error:
-                    faults.append(self._fault(loc, right, table, error, where))
+                    faults.append(self._fault(loc, right, table, error))
         return faults
 
-    def _fault(self, loc: str, right: str, table: sa.TableClause, error: exc.DBAPIError, where: str) -> Fault:
+    def _fault(self, loc: str, right: str, table: sa.TableClause, error: exc.DBAPIError) -> Fault:
         """Raises `error` if it is not about rights."""
         user = self._settings.user
-        if error_of(error, self._settings, where).code != codes.TARGET_REFUSES:
+        if not is_refusal(error):
             raise error
         what = f"{user} has no right to {right} on {table.name}: {said(error)}"
         return Fault((loc,), what, f"`GRANT {right} ON {table.name}` to {user}")
 
-    def _tries(self, table: sa.TableClause) -> Iterator[tuple[str, sa.Executable]]:
+    def _tries(self, table: sa.TableClause) -> Sequence[tuple[str, sa.Executable]]:
         """Statements that need the rights of the sink, by the right."""
         names = [column.name for column in table.columns]
         nothing = sa.select(*(sa.null() for _ in names)).where(sa.false())
         mode = self._settings.mode if table is self._plain else "all"
         deletes = self._settings.delete_when is not None or mode in ("delete", "all")
-        if mode != "delete":
-            yield "INSERT", sa.insert(table).from_select(names, nothing)
-        if mode in ("upsert", "all"):
-            yield "UPDATE", sa.update(table).values({names[-1]: sa.null()}).where(sa.false())
-        if deletes:
-            yield "DELETE", sa.delete(table).where(sa.false())
-        if mode == "all":
-            yield "SELECT", sa.select(table).where(sa.false())
+        update = sa.update(table).values({names[-1]: sa.null()})
+        tries: Sequence[tuple[str, bool, sa.Executable]] = (
+            ("INSERT", mode != "delete", sa.insert(table).from_select(names, nothing)),
+            ("UPDATE", mode in ("upsert", "all"), update.where(sa.false())),
+            ("DELETE", deletes, sa.delete(table).where(sa.false())),
+            ("SELECT", mode == "all", sa.select(table).where(sa.false())),
+        )
+        return [(right, statement) for right, is_needed, statement in tries if is_needed]
 
     def types(self, connection: Connection) -> dict[str, TypeEngine[Any]]:
         """Types of the table's columns."""
@@ -260,16 +242,18 @@ class SqlStatements:
         if done.rowcount == 0:
             if fresh is None:
                 return None
-            run, epoch, owner, position, frame = fresh
-            values = {"run": run, "epoch": epoch, "owner": owner, "frame": frame}
-            place = {"sequence": position.sequence, "record": position.record_index}
-            connection.execute(sa.insert(table).values(pipeline=pipeline, lane=lane, **values, **place))
+            run, epoch, owner, (sequence, record), frame = fresh
+            values = {
+                "run": run,
+                "epoch": epoch,
+                "owner": owner,
+                "sequence": sequence,
+                "record": record,
+                "frame": frame,
+            }
+            connection.execute(sa.insert(table).values(pipeline=pipeline, lane=lane, **values))
             return fresh
-        row = connection.execute(
-            sa.select(table.c.run, table.c.epoch, table.c.owner, table.c.sequence, table.c.record, table.c.frame).where(
-                *ours
-            )
-        ).one()
+        row = connection.execute(sa.select(table).where(*ours)).one()
         return TargetPosition(row.run, row.epoch, row.owner, Position(row.sequence, row.record), row.frame or "")
 
     def owner(self, connection: Connection, pipeline: str, lane: str) -> str:
@@ -307,8 +291,10 @@ class SqlStatements:
             sa.and_(table.c.sequence == after.sequence, table.c.record > after.record_index),
         )
         connection.execute(sa.delete(table).where(*ours, sa.not_(unreached)))
-        rows = connection.execute(sa.select(table).where(*ours))
-        return {Position(row.sequence, row.record): (row.reason or "", row.detail or "") for row in rows}
+        return {
+            Position(row.sequence, row.record): (row.reason or "", row.detail or "")
+            for row in connection.execute(sa.select(table).where(*ours))
+        }
 
     def refuse(
         self, connection: Connection, pipeline: str, lane: str, records: Sequence[tuple[Position, str, str]]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.shared.looking import unfit
 from millstream_connectors.sql.checks import database_findings
-from millstream_connectors.sql.settings import SqlSource, database_notes
+from millstream_connectors.sql.settings import SqlSource
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ class _Sql(SourceConnector[SqlSource]):
         from millstream_connectors.sql.source.lane import look
 
         return unfit(place, look(settings, place.base_dir))
-
-    def notes(self, settings: SqlSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from database_notes(settings, path)
 
     def open(self, settings: SqlSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.sql.source.lane import open_sql_source

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
-from millstream.errors import DamageError, MillstreamError, UserError
-from millstream_connectors.shared.positions import pack_position, unpack_position
+from millstream.errors import UserError
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.query_lane import QueryLane
-from millstream_connectors.sql.client import FAILURES, SqlThread, error_of, open_sql_thread
+from millstream_connectors.sql.client import SqlThread, open_sql_thread
 from millstream_connectors.sql.settings import SqlSource
-from millstream_connectors.sql.source.query import Fault, Query, RepeatedError
+from millstream_connectors.sql.source.query import Query, RepeatedError
 from millstream_connectors.sql.source.values import Cursor, packed, unpacked
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
-
-KIND = "sql"
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +32,8 @@ _log = logging.getLogger(__name__)
 class SqlSourceLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
-    failures = FAILURES
+    kind = "sql"
+    noun = "a sql source"
 
     def __init__(self, spec: SqlSource, owner: SourceOwner, way: SqlThread) -> None:
         super().__init__(owner, _log)
@@ -49,43 +49,35 @@ class SqlSourceLane(QueryLane[Cursor]):
         self._way.close()
 
     def _restore(self) -> None:
-        owner = self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is None:
             return
-        try:
+        with self._restoring():
             self._known = list(map(str, body["cursor"]))
             self._at = None if body["at"] is None else unpacked(body["at"])
             self._end = None if body["end"] is None else unpacked(body["end"])
             if any(found and len(found) != len(self._known) for found in (self._at, self._end)):
                 raise ValueError(self._known)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a query",
-            ) from error
         self._read = self._at
         if self._spec.follow:
             self._end = None
 
     def _position(self) -> bytes:
-        body = {
-            "cursor": self._query.cursor,
-            "at": None if self._at is None else packed(self._at),
-            "end": None if self._end is None else packed(self._end),
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(
+            {
+                "cursor": self._query.cursor,
+                "at": None if self._at is None else packed(self._at),
+                "end": None if self._end is None else packed(self._end),
+            }
+        )
 
     async def _connect(self) -> None:
         if self._way.is_open:
             return
         spec, query, way = self._spec, self._query, self._way
         await way.open()
-        try:
-            faults = await way.run(query.prepare)
-            if faults:
-                what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+        with on_failure(way.close), way.translated():
+            check_fit(self._where, await way.run(query.prepare))
             if self._known is not None and self._known != list(query.cursor):
                 raise UserError(
                     codes.SOURCE_CHANGED,
@@ -95,17 +87,11 @@ class SqlSourceLane(QueryLane[Cursor]):
             if self._end is None and not spec.follow:
                 self._end = () if query.is_idle else await way.run(lambda c: query.last(c, None)) or ()
                 self._check_kind(self._end)
-        except FAILURES as error:
-            way.close()
-            raise self._error_of(error) from error
-        except BaseException:
-            way.close()
-            raise
         self._known = list(query.cursor)
         self._check_end()
 
-    def _error_of(self, error: Exception) -> MillstreamError:
-        return error_of(error, self._spec, self._where)
+    def _translated(self) -> AbstractContextManager[None]:
+        return self._way.translated()
 
     def _check_kind(self, cursor: Cursor) -> None:
         try:
@@ -120,19 +106,16 @@ class SqlSourceLane(QueryLane[Cursor]):
 
     async def _advance(self, until_s: float) -> None:
         query, way, spec = self._query, self._way, self._spec
-        if query.is_idle or self._finished:
+        has_none = query.is_idle or self._finished
+        end = self._end
+        if end is None and not has_none:
+            end = await way.run(lambda c: query.last(c, self._read))
+        if end is None or has_none:
             self._reaching.worked()
             self._reaching.rest(spec.poll_every_s)
             return
-        end = self._end
-        if end is None:
-            end = await way.run(lambda c: query.last(c, self._read))
-            if end is None:
-                self._reaching.worked()
-                self._reaching.rest(spec.poll_every_s)
-                return
-            self._check_kind(end)
         last = end
+        self._check_kind(last)
         try:
             page = await way.run(lambda c: query.page(c, self._read, last))
         except RepeatedError as error:
@@ -156,11 +139,11 @@ async def open_sql_source(spec: SqlSource, owner: SourceOwner) -> AsyncIterator[
 
 async def look(settings: SqlSource, base_dir: Path) -> list[Fault]:
     """What does not fit, of a database that is reached. Raises Millstream errors where it is not."""
-    where = "validate --online"
-    async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
+    async with open_sql_thread(settings, base_dir, "validate --online", "sql-look") as way:
         await way.open()
         query = Query(settings, 0, 1)
-        try:
-            return await way.run(query.prepare) or (await way.run(lambda c: query.last(c, None)), [])[1]
-        except FAILURES as error:
-            raise error_of(error, settings, where) from error
+        with way.translated():
+            faults = await way.run(query.prepare)
+            if not faults:
+                await way.run(lambda c: query.last(c, None))
+            return faults

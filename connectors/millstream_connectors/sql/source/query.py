@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from millstream.limits import RECORD_BYTES_MAX, SQL_PAGE_ROWS
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.query_rows import QueryRow
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.sql.settings import SqlSource
@@ -23,15 +24,6 @@ from millstream_connectors.sql.source.values import Cursor, json_of
 _SHOWN = 1024
 """Bytes of a row that is too large that are kept for messages."""
 _PAGE_BYTES = 8 * 1024 * 1024
-
-
-class Fault(NamedTuple):
-    """A problem of the query."""
-
-    loc: tuple[str | int, ...]
-    """Place in the settings."""
-    what: str
-    expected: str
 
 
 class RepeatedError(Exception):
@@ -86,8 +78,9 @@ class Query:
         ]
         split = settings.split
         if split is not None and split.column not in known:
-            what = f"the query has no column `{split.column}`"
-            faults.append(Fault(("split", "column"), what, f"one of {', '.join(known)}"))
+            faults.append(
+                Fault(("split", "column"), f"the query has no column `{split.column}`", f"one of {', '.join(known)}")
+            )
         twice = sorted({name for name in known if known.count(name) > 1})
         faults += [
             Fault(("query",), f"the query has several columns `{name}`", "each name once, by `AS`") for name in twice
@@ -104,12 +97,11 @@ class Query:
 
     def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> Page:
         """The first rows after `after` and up to `end`. Raises `RepeatedError`."""
-        columns = self._columns()
         statement = (
             sa.select(sa.text("*"))
             .select_from(self._from())
             .where(*self._where(after, end))
-            .order_by(*columns)
+            .order_by(*self._columns())
             .limit(SQL_PAGE_ROWS)
         )
         rows: list[QueryRow[Cursor]] = []
@@ -150,8 +142,7 @@ class Query:
             where = [column == value for column, value in zip(columns, last, strict=True)]
             where += self._where(None, None)
         statement = sa.select(*columns).select_from(self._from()).where(*where)
-        statement = statement.group_by(*columns).having(sa.func.count() > 1).limit(1)
-        twice = connection.execute(statement).first()
+        twice = connection.execute(statement.group_by(*columns).having(sa.func.count() > 1).limit(1)).first()
         if twice is not None:
             raise RepeatedError(tuple(twice))
 

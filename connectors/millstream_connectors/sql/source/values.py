@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cache
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -18,37 +19,37 @@ Cursor = tuple[Any, ...]
 
 def json_of(value: Any) -> str:
     """A value of a column."""
-    if isinstance(value, str):
-        return encode_basestring(value.encode("utf-8", "replace").decode())
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f'"{value}"'
-    if isinstance(value, Decimal):
-        return format(value, "f") if value.is_finite() else f'"{value}"'
-    if isinstance(value, datetime | date | time):
-        return f'"{value.isoformat()}"'
-    if isinstance(value, timedelta):
-        return f'"{_clock(value)}"'
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f'"{base64.b64encode(bytes(value)).decode()}"'
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(json_of, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{json_of(str(name))}:{json_of(one)}' for name, one in value.items())}}}"
-    return json_of(str(value))
+    return _form_of(value.__class__)(value)
 
 
 def _clock(value: timedelta) -> str:
     """MySQL's type TIME, which may be negative."""
-    micros = abs(value) // timedelta(microseconds=1)
-    seconds, fraction = divmod(micros, 1_000_000)
+    seconds, fraction = divmod(abs(value) // timedelta(microseconds=1), 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{'-' if value < timedelta() else ''}{text}{f'.{fraction:06}' if fraction else ''}"
+
+
+_FORMS: Sequence[tuple[type | tuple[type, ...], Callable[[Any], str]]] = (
+    (str, lambda value: encode_basestring(value.encode("utf-8", "replace").decode())),
+    (type(None), lambda _: "null"),
+    (bool, lambda value: "true" if value else "false"),
+    (int, str),
+    (float, lambda value: repr(value) if math.isfinite(value) else f'"{value}"'),
+    (Decimal, lambda value: format(value, "f") if value.is_finite() else f'"{value}"'),
+    ((datetime, date, time), lambda value: f'"{value.isoformat()}"'),
+    (timedelta, lambda value: f'"{_clock(value)}"'),
+    ((bytes, bytearray, memoryview), lambda value: f'"{base64.b64encode(bytes(value)).decode()}"'),
+    ((list, tuple), lambda value: f"[{','.join(map(json_of, value))}]"),
+    (dict, lambda value: f"{{{','.join(f'{json_of(str(name))}:{json_of(one)}' for name, one in value.items())}}}"),
+    (object, lambda value: json_of(str(value))),
+)
+"""By type, the first one that fits."""
+
+
+@cache
+def _form_of(kind: type) -> Callable[[Any], str]:
+    """How values of a type are written."""
+    return next(form for kinds, form in _FORMS if issubclass(kind, kinds))
 
 
 def packed(cursor: Cursor) -> list[list[str]]:
@@ -58,8 +59,7 @@ def packed(cursor: Cursor) -> list[list[str]]:
     for value in cursor:
         if isinstance(value, bool) or not isinstance(value, int | str | Decimal | datetime | date):
             raise TypeError(type(value).__name__)
-        kind = type(value).__name__
-        found.append([kind, value.isoformat() if isinstance(value, date) else str(value)])
+        found.append([type(value).__name__, value.isoformat() if isinstance(value, date) else str(value)])
     return found
 
 

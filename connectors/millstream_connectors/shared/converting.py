@@ -1,0 +1,35 @@
+"""Converts the records of a frame, one by one, to the form of a target. Pure.
+
+Above it: sinks whose target has a message, an entry or a key for each record. Below it: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from millstream_connectors.shared.kept import ConvertedRecords
+from millstream_writer.sink import SinkFailure
+
+T = TypeVar("T")
+
+
+class RefusedRecordError(Exception):
+    """A record that cannot be written: the reason, from a small set, and the detail."""
+
+
+def convert_each(records: Iterable[tuple[Any, ...]], convert: Callable[..., T]) -> ConvertedRecords[T]:
+    """The converted form of each record. `convert` gets the parts of one, and raises `RefusedRecordError`, with reason
+    and detail, if it has no such form."""
+    rows: list[int] = []
+    made: list[T] = []
+    failures: list[SinkFailure] = []
+    for row, parts in enumerate(records):
+        try:
+            made.append(convert(*parts))
+        except RefusedRecordError as error:
+            reason, detail = error.args
+            failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
+        else:
+            rows.append(row)
+    return ConvertedRecords(rows, made, failures)
