@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from millstream.wire.reduce.v1 import wal_pb2
 
+Key = bytes | None
+"""The key of a window, as `group_keys` joins its parts; None for one that all keys share."""
+
 
 class Location(NamedTuple):
     """The place of an entry in the log."""
@@ -42,8 +45,7 @@ class Window:
 
     start_us: int
     end_us: int
-    key: bytes | None = None
-    """As `group_keys` joins its parts; None for windows that all keys share."""
+    key: Key = None
     early: int = 0
     """Number of the early result, from 1; 0 for the final one."""
 

@@ -21,10 +21,8 @@ import numpy.typing as npt
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.values import Location, Piece, Window, WindowContents
+from millstream_reduce.values import Key, Location, Piece, Window, WindowContents
 from millstream_reduce.windowing import Rows
-
-Key = bytes | None
 
 _NO_KEY = -1
 

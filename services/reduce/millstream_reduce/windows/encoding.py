@@ -14,10 +14,9 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.wire.reduce.v1 import windows_pb2
-from millstream_reduce.values import Location
+from millstream_reduce.values import Key, Location
 from millstream_reduce.windowing import Rows
 from millstream_reduce.windows.entries import Triple
-from millstream_reduce.windows.slots import Key
 
 FORMAT = 1
 
