@@ -71,7 +71,6 @@ class LogWriter:
         self.syncs = 0
         self.sync_s = 0.0
         """Sum over all fsyncs of entries."""
-        self.sync_last_s = 0.0
         self.written_bytes = 0
 
     def flush(self, items: deque[WriteEntry | BeginSegment]) -> None:
@@ -190,8 +189,7 @@ class LogWriter:
         except OSError as error:
             raise self._failed_sync(error, self._path) from error
         self._dirty = False
-        self.sync_last_s = time.perf_counter() - started
-        self.sync_s += self.sync_last_s
+        self.sync_s += time.perf_counter() - started
         self.syncs += 1
 
     def _failed_sync(self, error: OSError, path: Path) -> InfrastructureError:

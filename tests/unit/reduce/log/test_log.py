@@ -292,5 +292,5 @@ async def test_statistics_tell_what_there_is(tmp_path: Path) -> None:
         assert after.segments == len(segment_numbers(tmp_path))
         assert after.bytes == after.written_bytes == written.log.total_bytes
         assert after.syncs >= 1
-        assert 0 < after.sync_last_s <= after.sync_s
+        assert after.sync_s > 0
         assert not after.is_short
