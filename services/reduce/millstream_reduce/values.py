@@ -5,7 +5,6 @@ The format of the log is described in `proto/millstream/reduce/v1/wal.proto`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,10 +68,6 @@ class WindowContents:
         """A window of a log of format 1."""
         key = message.key if message.HasField("key") else None
         window = Window(message.start_us, message.end_us, key, message.early)
-        return cls(window, tuple(pieces_of(message.pieces)), message.released)
-
-
-def pieces_of(message: wal_pb2.Pieces) -> Iterable[Piece]:
-    """In the order in which the rows were appended."""
-    columns = (message.segments, message.offsets, message.lengths, message.first_rows, message.rows)
-    return (Piece(*values) for values in zip(*columns, strict=True))
+        rows = message.pieces
+        columns = (rows.segments, rows.offsets, rows.lengths, rows.first_rows, rows.rows)
+        return cls(window, tuple(map(Piece._make, zip(*columns, strict=True))), message.released)

@@ -102,7 +102,7 @@ class Intake:
             appended = await self._append()
             if self.has_stopped():
                 return None
-            admitted += appended.admitted if appended is not None else 0
+            admitted += appended.message.rows if appended is not None else 0
             while self.inputs.at_gate:
                 self._queue.retrace(retracing.passed())
                 if retracing.has_ended:

@@ -13,13 +13,13 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from millstream import codes
+from millstream.dead_letter import time_text
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.json_parser import parse_json
 from millstream.limits import MIB
@@ -190,15 +190,6 @@ def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dic
     if window.early:
         description["early"] = window.early
     return {**description, "records": contents.rows, "reason": failure.reason, "detail": failure.detail}
-
-
-def time_text(time_us: int) -> str:
-    """RFC 3339 in UTC with microseconds; the number itself if no calendar has such a time."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
-    except OverflowError:
-        return str(time_us)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.Table:

@@ -142,7 +142,9 @@ class ReduceOpening:
             UnitMaker(self.router, self.policy, where, late_to_edge=late_to_edge, milestones=milestones),
             lateness_us=config.lateness_us,
             retracing=retracing,
-            early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count) if early else None,
+            early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count)
+            if early is not None
+            else EarlyResults(queue, now_s),
         )
 
     async def _open_input(
