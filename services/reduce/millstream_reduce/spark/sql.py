@@ -439,7 +439,7 @@ def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, na
         case "json":
             return JsonDecoder(needed)
         case "csv":
-            return CsvDecoder(fields, tuple(field.name for field in needed), value.delimiter or ",")
+            return CsvDecoder(needed, fields, value.delimiter or ",")
         case "avro":
             return AvroDecoder(needed, value.avro_schema)
     raise QueryError(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")
