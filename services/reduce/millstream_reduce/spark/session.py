@@ -231,11 +231,11 @@ async def _open_driver(
             )
             asking = ThreadPoolExecutor(1, "ask spark")
             try:
-                jvm.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
+                jvm.signs.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
                 yield Session(spark, description, jvm, calls)
             finally:
                 # The watch continues until the JVM has ended, and may not ask when nothing answers any more.
-                jvm.stop_asking()
+                jvm.signs.stop_asking()
                 # It may wait for an answer that never comes.
                 asking.shutdown(wait=False, cancel_futures=True)
             await _stop(calls, spark)
@@ -334,8 +334,7 @@ def _connect(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     _hush_queries()
-    builder = SparkSession.builder.remote(_with_token(settings))
-    session: SparkSession = builder.create()
+    session: SparkSession = SparkSession.builder.remote(_with_token(settings)).create()
     for name, value in session_conf(settings).items():
         session.conf.set(name, value)
     return session
