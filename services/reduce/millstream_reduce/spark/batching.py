@@ -335,9 +335,9 @@ class _Scope:
                 raise OneByOneError("LATERAL VIEW without a name")
             self._sources.append(FromSource(alias.name, Relation(carries=False, never_empty=False)))
         never_empty = self._never_empty()
-        self._partition_window_functions()
-        grouped = self._group(never_empty=never_empty)
-        self._project()
+        self._partition_window_functions(self._index)
+        grouped = self._group(self._index, never_empty=never_empty)
+        self._project(self._index)
         order_by_index(select)
         filtered = select.args.get("where") is not None or select.args.get("having") is not None
         return Relation(carries=True, never_empty=not filtered and (never_empty or grouped))
@@ -429,20 +429,18 @@ class _Scope:
         outer = all(lateral.args.get("outer") for lateral in self._select.args.get("laterals") or ())
         return outer and self._sources[0].relation.never_empty
 
-    def _partition_window_functions(self) -> None:
-        assert self._index is not None
-        for node in list(self._own(exp.Window)):
+    def _partition_window_functions(self, index: exp.Expr) -> None:
+        for node in [node for node in self._select.find_all(exp.Window) if self._is_own(node)]:
             named = node.args.get("alias") is not None and not isinstance(node.this, exp.Identifier)
             if named and not (node.args.get("partition_by") or node.args.get("order") or node.args.get("spec")):
                 continue
             if named:
                 raise OneByOneError("a window that adds to a named one")
-            node.append("partition_by", self._index.copy())
+            node.append("partition_by", index.copy())
             changed(node)
 
-    def _group(self, *, never_empty: bool) -> bool:
+    def _group(self, index: exp.Expr, *, never_empty: bool) -> bool:
         """Whether there is at least one group, whatever the rows are."""
-        assert self._index is not None
         select = self._select
         group = select.args.get("group")
         if group is not None:
@@ -455,7 +453,7 @@ class _Scope:
                 if not any(self._is_key(item) for item in select.expressions):
                     raise OneByOneError("GROUP BY ALL with nothing to group by")
             else:
-                group.append("expressions", self._index.copy())
+                group.append("expressions", index.copy())
                 changed(group)
             return False
         aggregates = list(self._aggregates())
@@ -466,7 +464,7 @@ class _Scope:
             raise OneByOneError("an aggregate without GROUP BY over possibly no rows")
         if where is not None:
             self._filter(aggregates, where)
-        select.set("group", exp.Group(expressions=[self._index.copy()]))
+        select.set("group", exp.Group(expressions=[index.copy()]))
         changed(select)
         return True
 
@@ -490,21 +488,19 @@ class _Scope:
                 changed(filtered)
         self._select.set("where", None)
 
-    def _project(self) -> None:
-        assert self._index is not None
+    def _project(self, index: exp.Expr) -> None:
         select = self._select
         projections: list[exp.Expr] = []
         for item in select.expressions:
             if isinstance(item, exp.Star):
                 projections += self._star(item)
-            elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
-                if any(source.name.lower() == item.table.lower() for source in self._carrying()):
-                    _leave_out_index(item.this)
-                projections.append(item)
-            else:
+                continue
+            if not isinstance(item, exp.Column) or not isinstance(item.this, exp.Star):
                 self._check_stars(item)
-                projections.append(item)
-        projections.append(exp.alias_(self._index.copy(), WINDOW))
+            elif any(source.name.lower() == item.table.lower() for source in self._sources if source.relation.carries):
+                _leave_out_index(item.this)
+            projections.append(item)
+        projections.append(exp.alias_(index.copy(), WINDOW))
         select.set("expressions", projections)
         changed(select)
 
@@ -533,9 +529,6 @@ class _Scope:
             if not (isinstance(parent, exp.Anonymous) and _function_name(parent) == "count") and self._is_own(star):
                 raise OneByOneError("* inside a function")
 
-    def _carrying(self) -> Iterator[FromSource]:
-        return (source for source in self._sources if source.relation.carries)
-
     def _aggregates(self) -> Iterator[exp.Expr]:
         """Calls of aggregates that are not window functions."""
         for part in (*self._select.expressions, self._select.args.get("having"), self._select.args.get("order")):
@@ -553,9 +546,6 @@ class _Scope:
         """Whether GROUP BY ALL includes it, as far as the query shows."""
         calls = (node for node in item.find_all(exp.Anonymous, exp.Window) if self._is_own(node))
         return not any(isinstance(node, exp.Window) or _function_name(node) in AGGREGATES for node in calls)
-
-    def _own(self, kind: type[exp.Window]) -> Iterator[exp.Window]:
-        return (node for node in self._select.find_all(kind) if self._is_own(node))
 
     def _is_own(self, node: exp.Expr) -> bool:
         """Whether it belongs to this SELECT, and not to one inside it."""
