@@ -34,7 +34,7 @@ from millstream_udf.json_rows import json_column
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _TIME = pa.timestamp("us", tz="UTC")
-_KEYS = pa.list_(pa.string())
+KEYS = pa.list_(pa.string())
 HEADERS = pa.map_(pa.string(), pa.binary())
 
 _Offsets = npt.NDArray[np.int32]
@@ -46,7 +46,7 @@ def schema(has_keys: bool, has_headers: bool, value_fields: bytes = b"") -> pa.S
     kind = pa.struct(ipc.read_schema(pa.py_buffer(value_fields))) if value_fields else pa.binary()
     fields: list[pa.Field[Any]] = [pa.field("value", kind), pa.field("event_time", _TIME)]
     if has_keys:
-        fields.append(pa.field("keys", _KEYS))
+        fields.append(pa.field("keys", KEYS))
     if has_headers:
         fields.append(pa.field("headers", HEADERS))
     return pa.schema(fields)

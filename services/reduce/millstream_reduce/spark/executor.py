@@ -22,23 +22,20 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
+from millstream_reduce.spark.session import JOBS_MAX
 from millstream_reduce.window_table import WindowTable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from millstream_reduce.spark.jobs import JobResult
-
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +58,7 @@ class Runs(Protocol):
         """Raise `SessionLostError` unless Spark still does what it is asked."""
 
 
-RunJob = Callable[["SparkSession", engine_pb2.Program, JobWindows], "JobResult"]
+RunJob = Callable[[SparkSession, engine_pb2.Program, JobWindows], JobResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +231,6 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
 
 
-JOBS_MAX = 2
-"""On two cores a second concurrent job brings half as much again, a third one nothing."""
 JOB_WINDOWS_MAX = 10_000
 JOB_BYTES_MAX = 256 * MIB
 """Bytes of the log that a job may read. A larger request has its own job."""

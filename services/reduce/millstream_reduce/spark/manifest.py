@@ -160,10 +160,6 @@ class Manifest:
     def tasks(self) -> int:
         return len(self._ends)
 
-    @property
-    def rows(self) -> int:
-        return int(self._pieces[:, -1].sum())
-
     def by_entry(self, task: int) -> Iterator[RowRuns]:
         """What a task reads: each entry once, in the order of each log; a window's rows in the order of arrival."""
         pieces = self._of_task(task)

@@ -15,10 +15,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from pyspark.sql import SparkSession
 
 from millstream import codes
 from millstream.background import open_tasks
@@ -30,10 +31,6 @@ from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import Session, probe, start_worker
 from millstream_reduce.spark.wire import TokenInterceptor, encoded_rows, error_parts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +198,7 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-CheckProgram = Callable[["SparkSession", engine_pb2.Program], engine_pb2.CheckResponse]
+CheckProgram = Callable[[SparkSession, engine_pb2.Program], engine_pb2.CheckResponse]
 
 
 class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
