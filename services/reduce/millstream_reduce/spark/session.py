@@ -34,7 +34,7 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java
 from millstream_reduce.spark.jvm import STOP_TIMEOUT_S, Gateway, Jvm, JvmCommand, SparkEndedError, open_jvm
-from millstream_reduce.spark.settings import Places, SparkSettings, driver_conf, session_conf
+from millstream_reduce.spark.settings import SparkSettings, driver_conf, session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,7 +216,7 @@ async def _open_driver(
         command = JvmCommand(
             java=java,
             master=settings.effective_master,
-            conf=driver_conf(settings, Places(settings.directory, sockets), options),
+            conf=driver_conf(settings, sockets, options),
             python=python,
             directory=settings.directory,
             memory_bytes=settings.driver_memory_bytes,
@@ -325,8 +325,7 @@ def _attach(gateway: Gateway, python: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     _hush_queries()
-    session: SparkSession = SparkSession.builder.getOrCreate()
-    return session
+    return SparkSession.builder.getOrCreate()
 
 
 def _connect(settings: SparkSettings) -> SparkSession:

@@ -136,17 +136,24 @@ _PLACEHOLDER = "__rows_of_windows"
 _names = count()
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """The table `window`, or the part of it that is read."""
+
+    columns: Columns
+    """What is read of every row."""
+    rows: spark_types.StructType
+    """Columns of the rows from the tasks."""
+    window: tuple[str, ...]
+    """The columns of the table, as expressions over those, the window's index first."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SqlPlan:
     """A query that Spark has analysed."""
 
     query: str
-    columns: Columns
-    """What it reads of every row."""
-    rows: spark_types.StructType
-    """Columns of the rows from the tasks."""
-    window: tuple[str, ...]
-    """The columns of the table `window`, as expressions over those, the window's index first."""
+    table: ReadTable
     results: tuple[ResultColumn, ...]
     together: str
     """The query over many windows, whose rows are in `_PLACEHOLDER`."""
@@ -191,7 +198,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
         except (OneByOneError, QueryError) as error:
             one_by_one = str(error)
             _analyse(spark, alone(query, name), query)
-    plan = SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
+    plan = SqlPlan(query, pruned, results, together, one_by_one)
     return plan if one_by_one else _preaggregated(spark, program.value, declared, plan) or plan
 
 
@@ -209,9 +216,7 @@ def _preaggregated(
             together = _together(spark, of.query, name, plan.results)
         except (OneByOneError, QueryError):
             return None
-    return replace(
-        plan, columns=table.columns, rows=table.rows, window=table.window, together=together, partials=partials
-    )
+    return replace(plan, table=table, together=together, partials=partials)
 
 
 def _together(spark: SparkSession, query: str, view: str, results: Sequence[ResultColumn]) -> str:
@@ -227,8 +232,7 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
     """The results of all windows: window, keys, value, tags, headers. Raises what Spark raises."""
     if plan.one_by_one and len(windows) > 1:
         starts = range(0, len(windows), ONE_BY_ONE_WINDOWS)
-        tables = [_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts]
-        return pa.concat_tables(tables)
+        return pa.concat_tables(_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts)
     rows = int(windows.table.rows.sum())
     tasks = parallelism if rows > (SMALL_JOB_ROWS if parallelism > 2 else SMALL_JOB_ROWS_OF_TWO) else 1
     largest = int(windows.table.rows.max(initial=0))
@@ -237,11 +241,11 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
 
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
-        reader = RowReader(of_run, plan.columns, plan.partials)
+        reader = RowReader(of_run, plan.table.columns, plan.partials)
         # A plan for each task, if possible: one partition needs no shuffle.
         cuts = range(manifest.tasks + 1) if whole_windows else (0, manifest.tasks)
         bases = [_rows(spark, plan, reader, start, stop) for start, stop in pairwise(cuts)]
-        with _views(spark, bases, plan.window) as names:
+        with _views(spark, bases, plan.table.window) as names:
             queries = [
                 alone(plan.query, name, index=0) if plan.one_by_one else plan.together.replace(_PLACEHOLDER, name)
                 for name in names
@@ -252,8 +256,8 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
 
 
 def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: JobWindows, first: int) -> pa.Table:
-    readers = [RowReader(manifest_of(window, whole_windows=True), plan.columns) for window in windows.each()]
-    with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.window) as names:
+    readers = [RowReader(manifest_of(window, whole_windows=True), plan.table.columns) for window in windows.each()]
+    with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.table.window) as names:
         statements = [
             as_results(plan.results, alone(plan.query, name, index=index))
             for index, name in enumerate(names, start=first)
@@ -262,7 +266,7 @@ def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: JobWindows, first: 
 
 
 def _rows(spark: SparkSession, plan: SqlPlan, reader: RowReader, start: int, stop: int) -> DataFrame:
-    return spark.range(start, stop, 1, stop - start).mapInArrow(reader, plan.rows)
+    return spark.range(start, stop, 1, stop - start).mapInArrow(reader, plan.table.rows)
 
 
 @contextmanager
@@ -347,15 +351,6 @@ def _is_list(kind: spark_types.DataType) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The table `window`, or the part of it that is read."""
-
-    columns: Columns
-    rows: spark_types.StructType
-    window: tuple[str, ...]
-
-
 def _declared(spark: SparkSession, value: engine_pb2.ValueSchema) -> spark_types.StructType:
     try:
         if value.format == "avro":
@@ -374,7 +369,7 @@ def _table(
     fields: Sequence[str],
     *,
     raw: bool = True,
-) -> _Table:
+) -> ReadTable:
     """The table `window` with these columns and these fields of the value (raw: with the value itself)."""
     raw = raw and value.format in ("", "raw")
     needed = [field for field in declared if field.name in fields]
@@ -392,13 +387,12 @@ def _table(
             rows = rows.add(field_column(index), field.dataType)
             members.append(f"{text(field.name)}, {field_column(index)}")
         window.append(f"named_struct({', '.join(members)}) AS value")
-    columns = Columns(tuple(names), raw=raw, decoder=decoder)
-    return _Table(columns, rows, tuple(window))
+    return ReadTable(Columns(tuple(names), raw=raw, decoder=decoder), rows, tuple(window))
 
 
 def _partial_table(
     value: engine_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
-) -> tuple[_Table, Partials]:
+) -> tuple[ReadTable, Partials]:
     """The table `window` that a rewritten query reads, and how it is filled."""
     places = of.places()
     of_fields = {ColumnPlace(field.name.lower(), is_field=True): field for field in declared}
@@ -428,8 +422,8 @@ def _partial_table(
     window = [*names, *([f"named_struct({', '.join(members)}) AS value"] if members else [])]
     decoder = _decoder(value, declared, [field.name for field in needed.values()]) if needed else None
     read = tuple(place.name for place in places if not place.is_field and place.name not in spans)
-    columns = Columns(read, decoder=decoder)
-    return _Table(columns, rows, tuple(window)), Partials((WINDOW, *(column_of[p] for p in by)), tuple(kept), spans)
+    partials = Partials((WINDOW, *(column_of[place] for place in by)), tuple(kept), spans)
+    return ReadTable(Columns(read, decoder=decoder), rows, tuple(window)), partials
 
 
 def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
