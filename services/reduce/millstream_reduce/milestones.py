@@ -62,8 +62,10 @@ class Milestones:
 
     def _note(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
         self._closed_us, self._bytes = closed_us, 0
-        inputs = [wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())]
-        return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us)
+        return wal_pb2.Milestone(
+            inputs=[wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())],
+            closed_us=closed_us,
+        )
 
 
 class SessionMembership:

@@ -411,8 +411,7 @@ class Queue:
             size, pieces = sizes[first] + limits.hand_over_bytes_max, bounds[first] + limits.hand_over_pieces_max
             by_size = int(np.searchsorted(sizes, size, side="right")) - 1
             by_pieces = int(np.searchsorted(bounds, pieces, side="right")) - 1
-            last = min(by_size, by_pieces, first + limits.hand_over_windows_max, len(windows))
-            last = max(last, first + 1)
+            last = max(first + 1, min(by_size, by_pieces, first + limits.hand_over_windows_max, len(windows)))
             yield windows if last - first == len(windows) else windows[first:last]
             first = last
 

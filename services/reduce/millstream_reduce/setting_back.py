@@ -47,8 +47,9 @@ async def set_log_back(
     `progress` is that of the lane's mark, taken over under `identity.epoch`; it has to be set back as well, for the
     later of the two counts. Raises as `open_log` does, and `UserError` for a log that cannot be set back.
     """
-    keys = StoredKeys(directory)
-    contents = QueueContents(make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=keys)
+    contents = QueueContents(
+        make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=StoredKeys(directory)
+    )
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
     async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:

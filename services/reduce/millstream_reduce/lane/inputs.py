@@ -80,11 +80,6 @@ class ReduceInputs:
         """Whether nothing will ever follow what was taken."""
         return not self._taken and self._reading == 0 and all(item.reader.ended for item in self.inputs)
 
-    @property
-    def drained(self) -> bool:
-        """Whether nothing will be taken any more: all inputs have ended, or reading has stopped."""
-        return not self._taken and self._reading == 0
-
     def watermark_us(self) -> int:
         """The watermark of all inputs together, after the frames that were taken."""
         return min(item.watermark_us for item in self.inputs)

@@ -126,11 +126,13 @@ class Intake:
         taken = self.inputs.take(TAKE_BYTES)
         if not taken:
             return None
-        frames = [
-            QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame, item.read.witness)
-            for item in taken
-        ]
-        return self._queue.append(frames, watermark_us)
+        return self._queue.append(
+            [
+                QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame, item.read.witness)
+                for item in taken
+            ],
+            watermark_us,
+        )
 
     def make_durable(self, appended: AppendResult | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
         """Make what is in the log now durable, so that it can take effect."""

@@ -159,8 +159,8 @@ def _frame_of(windows: WindowTable, rows: pa.Table, ingest_time_us: int) -> tupl
     """At least one row as a frame, with the tags of each."""
     used, places = np.unique(rows.column("window").to_numpy(), return_inverse=True)
     ends = windows.ends[used]
-    has_own = rows.column("headers").null_count < rows.num_rows
-    shared = None if has_own else _headers_of_all(windows, used, places)
+    none_has_own = rows.column("headers").null_count == rows.num_rows
+    shared = _headers_of_all(windows, used, places) if none_has_own else None
     frame = frame_of_columns(
         _whole(rows.column("value")),
         (ends - 1)[places],

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from millstream.files import create_private, open_private
+from millstream.files import create_private, open_private, opened_directory
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors that free space resolves. EFBIG: the limit on a file's size (`ulimit -f`)."""
@@ -82,11 +82,8 @@ class SystemFiles:
             os.unlink(temporary)
 
     def sync_directory(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened_directory(path, follow=True) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -76,9 +76,15 @@ def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> L
     if identity is not None:
         check_owner(newest_path, newest, identity)
     lengths = {sealed.number: sealed.length for sealed in newest.sealed}
-    end = LogEnd(log_id=newest.log_id, newest=newest.number, first=newest.first, sequence=0, lengths=lengths)
-    end.format = newest.format
-    end.left_over = [number for number in numbers if number not in lengths and number != newest.number]
+    end = LogEnd(
+        log_id=newest.log_id,
+        newest=newest.number,
+        first=newest.first,
+        sequence=0,
+        lengths=lengths,
+        left_over=[number for number in numbers if number not in lengths and number != newest.number],
+        format=newest.format,
+    )
     _check_present(directory, end)
     for number in (*lengths, newest.number):
         if number >= newest.first:

@@ -251,8 +251,7 @@ def _sizes(pieces: Indexes) -> npt.NDArray[np.float64]:
     places = places.reshape(-1)
     rows = np.zeros(int(places.max()) + 1, np.int64)
     np.maximum.at(rows, places, pieces[:, 5] + pieces[:, 6])
-    shares: npt.NDArray[np.float64] = pieces[:, 4] * pieces[:, 6] / np.maximum(rows[places], 1)
-    return shares
+    return pieces[:, 4] * pieces[:, 6] / np.maximum(rows[places], 1)
 
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
