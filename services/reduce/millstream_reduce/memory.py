@@ -87,8 +87,7 @@ class MemoryEngine:
                 summary.failures.add(window=index, reason=f"{type(error).__name__}: {error}")
         if self._rng is not None:
             self._rng.shuffle(groups)
-        rows = [row for group in groups for row in group]
-        return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA), summary
+        return pa.Table.from_pylist([row for group in groups for row in group], schema=RESULT_SCHEMA), summary
 
     def _results(self, index: int, held: Sequence[WindowRow], *, keyed: bool) -> list[list[dict[str, Any]]]:
         """Those of each group."""

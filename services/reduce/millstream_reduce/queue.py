@@ -384,8 +384,9 @@ class Queue:
             hand_over = self._message(group)
             hand_over.more = following is not None
             if early_rows and not hand_overs and self._milestones is not None:
-                at = self._contents.sequences, self._windowing.closed_us
-                hand_over.milestone.CopyFrom(self._milestones.early(*at, early_rows))
+                hand_over.milestone.CopyFrom(
+                    self._milestones.early(self._contents.sequences, self._windowing.closed_us, early_rows)
+                )
             self._contents.new_hand_over(hand_over, self._log.segment)
             self._log.append(wal_pb2.Entry(hand_over=hand_over), same_segment=True)
             hand_overs.append(hand_over)

@@ -153,8 +153,7 @@ class QueueContents:
         self._move_closed(append.closed_us)
         if append.rows:
             batch = batches.decoded(body, append)
-            plainly = self._format < KEYS_FORMAT
-            keys = batches.key_codes(batch, plainly=plainly) if self.windowing.needs_keys else None
+            keys = batches.key_codes(batch, plainly=self._format < KEYS_FORMAT) if self.windowing.needs_keys else None
             self.windowing.add(batches.event_times(batch), keys, location)
         self.note_append(appended_of(append), location)
 
@@ -306,8 +305,9 @@ class QueueContents:
         if hand_over.number > self.progress.hand_over:
             windows = WindowTable.of_hand_over(hand_over)
             segments = frozenset({segment, *windows.entries[:, 0].tolist()})
-            counts = len(windows), int(windows.rows.sum()), int(windows.released.sum())
-            self.pending[hand_over.number] = _Pending(hand_over, segments, *counts)
+            self.pending[hand_over.number] = _Pending(
+                hand_over, segments, len(windows), int(windows.rows.sum()), int(windows.released.sum())
+            )
 
     def _move_closed(self, closed_us: int) -> None:
         if closed_us > self.windowing.closed_us:

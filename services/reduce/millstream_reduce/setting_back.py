@@ -58,7 +58,6 @@ async def set_log_back(
             )
         floor_us = closed_us - config.lateness_us
         last = (floor_us - config.length_us) // (config.slide_us or config.length_us or 1)
-        open_windows = encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last)
-        contents.set_back(open_windows, closed_us)
+        contents.set_back(encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last), closed_us)
         log.begin_segment(anew=True)
         await log.sync()

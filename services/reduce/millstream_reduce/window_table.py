@@ -88,11 +88,8 @@ class WindowTable(Sequence[WindowContents]):
             raise IndexError(index)
         index %= len(self)
         begin, end = int(self.bounds[index]), int(self.bounds[index + 1])
-        columns = (
-            self.entries[self.piece_entries[begin:end]].T,
-            (self.first_rows[begin:end], self.piece_rows[begin:end]),
-        )
-        pieces = tuple(map(Piece, *(column.tolist() for some in columns for column in some)))
+        entries = self.entries[self.piece_entries[begin:end]].T.tolist()
+        pieces = tuple(map(Piece, *entries, self.first_rows[begin:end].tolist(), self.piece_rows[begin:end].tolist()))
         keys = self.keys
         key = None if keys is None else keys[index]
         window = Window(int(self.starts[index]), int(self.ends[index]), key, int(self.early[index]))

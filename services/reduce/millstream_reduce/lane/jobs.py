@@ -210,6 +210,5 @@ def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.
 
 def _with_windows(table: pa.Table, indexes: Sequence[int]) -> pa.Table:
     """The rows with the windows numbered as in the hand-over, instead of as in the request."""
-    column = table.column("window").combine_chunks()
-    renumbered = pa.array(indexes, pa.int32()).take(column)
+    renumbered = pa.array(indexes, pa.int32()).take(table.column("window").combine_chunks())
     return table.set_column(table.schema.get_field_index("window"), "window", renumbered)

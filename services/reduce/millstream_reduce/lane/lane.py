@@ -117,8 +117,7 @@ class ReduceLane:
 
     def _begin(self, hand_over: wal_pb2.HandOver, work: asyncio.TaskGroup) -> None:
         if not self._intake.has_stopped():
-            computing = self._results.compute(hand_over)
-            work.create_task(computing, name=f"hand-over {hand_over.number} of {self.core.lane}")
+            work.create_task(self._results.compute(hand_over), name=f"hand-over {hand_over.number} of {self.core.lane}")
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         await self._results.committed()

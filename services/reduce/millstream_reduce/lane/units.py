@@ -94,8 +94,7 @@ class UnitMaker:
         """
         units = []
         windows = WindowTable.of_hand_over(hand_over)
-        total = results.rows.num_rows
-        while skip < total:
+        while skip < results.rows.num_rows:
             unit, rows = self._unit(windows, results.rows, skip, origin.ingest_time_us)
             units.append(unit)
             skip += rows

@@ -140,8 +140,7 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
         return None
     found.lane = f"{newest.pipeline}/{newest.vertex}/window.{newest.partition}"
     found.log_id, found.epoch = newest.log_id.hex(), newest.epoch
-    epoch = max(owner_epochs(found.directory), default=0)
-    owner = found.directory / OWNERS / str(epoch)
+    owner = found.directory / OWNERS / str(max(owner_epochs(found.directory), default=0))
     found.owner = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.exists() else ""
     return newest
 

@@ -106,8 +106,7 @@ def mapped(path: Path) -> Iterator[memoryview]:
 def read_header(path: Path, data: memoryview) -> Header:
     """The header of the segment at `path`. Raises `DamageError` if there is no complete one."""
     try:
-        entry = read_entry(data, 0)
-        header = header_of(entry)
+        header = header_of(read_entry(data, 0))
     except EntryError as fault:
         raise DamageError(
             codes.SEGMENT_DAMAGED, f"{path}: the header of the segment is damaged ({fault.reason})"

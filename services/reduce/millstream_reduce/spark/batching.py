@@ -100,8 +100,7 @@ def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
     first = exp.Subquery(this=numbered, alias=exp.TableAlias(this=exp.to_identifier("__numbered")))
     kept: exp.Expr = exp.LTE(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped + top.rows))
     if top.skipped:
-        not_skipped = exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped))
-        kept = exp.And(this=not_skipped, expression=kept)
+        kept = exp.And(this=exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped)), expression=kept)
     in_order = exp.Order(expressions=[exp.Ordered(this=exp.column(name)) for name in (WINDOW, _ROW)])
     outer = exp.Select(
         expressions=[exp.Star(except_=helpers)],
@@ -219,8 +218,7 @@ def batched(query: str, table: str) -> str:
     try:
         # A node that is wrapped needs a parent.
         root = exp.Subquery(this=parse(query))
-        relation = _Rewriting(table).query(root.this, {})
-        if not relation.carries:
+        if not _Rewriting(table).query(root.this, {}).carries:
             raise OneByOneError(f"the query does not read the table `{TABLE}`")
         return write(root.this, query)
     except NotUnderstoodError as error:

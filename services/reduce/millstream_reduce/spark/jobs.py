@@ -101,8 +101,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
 
 def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
     """Compute windows. Raises `MillstreamError` for errors that are not the fault of a window."""
-    compute = _computation(spark, program)
-    tables, failures = _isolated(compute, windows, 0, _Attempts(spark, program.sql.query))
+    tables, failures = _isolated(_computation(spark, program), windows, 0, _Attempts(spark, program.sql.query))
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
@@ -181,8 +180,7 @@ def _computed(
 def _check_others(spark: SparkSession, fault: JobFailedError) -> None:
     """Raises the error of a job unless Spark computes others, with Python workers and a shuffle."""
     try:
-        numbers = spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT")
-        numbers.repartition(2).groupBy().count().collect()
+        spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT").repartition(2).groupBy().count().collect()
     except Exception as error:
         raise fault from error
 
@@ -194,8 +192,7 @@ def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _shifted(table: pa.Table, first: int) -> pa.Table:
     if first == 0:
         return table
-    windows = pa.compute.add(table.column("window"), pa.scalar(first, pa.int32()))
-    return table.set_column(0, "window", windows)
+    return table.set_column(0, "window", pa.compute.add(table.column("window"), pa.scalar(first, pa.int32())))
 
 
 def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
@@ -206,5 +203,4 @@ def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
         of_windows = [None if key is None else [part.decode() for part in key_parts(key)] for key in keys]
         lists: Any = pa.array(of_windows, pa.list_(pa.string()))
         columns["keys"] = lists.take(pa.array(np.asarray(columns["window"])))
-    arrays = [columns[field.name].cast(field.type) for field in RESULT_SCHEMA]
-    return pa.table(arrays, schema=RESULT_SCHEMA)
+    return pa.table([columns[field.name].cast(field.type) for field in RESULT_SCHEMA], schema=RESULT_SCHEMA)

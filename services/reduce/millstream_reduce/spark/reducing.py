@@ -143,8 +143,7 @@ class GroupReader:
         while waiting is not None:
             following = next(chunks, None)
             groups, windows = ([], []) if begun else ([group], [window])
-            unfinished = following is not None
-            part = arrow_part(groups, [len(waiting)], self._batch(waiting), unfinished=unfinished)
+            part = arrow_part(groups, [len(waiting)], self._batch(waiting), unfinished=following is not None)
             yield GroupsPart(part, windows)
             begun, waiting = True, following
 

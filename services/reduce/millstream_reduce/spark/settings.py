@@ -111,10 +111,6 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
     from millstream.spec.references import resolve
 
     spark = pipeline.spec.spark
-    conf = {
-        name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
-        for name, value in (spark.conf if spark is not None else {}).items()
-    }
     return SparkSettings(
         directory=directory,
         master=spark.master if spark is not None else None,
@@ -122,7 +118,10 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
         token=resolve(spark.token, base_dir, "`token` in spec.spark") if spark is not None and spark.token else "",
         encryption=spark is not None and spark.encryption,
         driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
-        conf=conf,
+        conf={
+            name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
+            for name, value in (spark.conf if spark is not None else {}).items()
+        },
         name=pipeline.name,
         functions=any(
             placed.program.python is not None

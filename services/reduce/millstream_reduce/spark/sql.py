@@ -307,8 +307,7 @@ def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultCol
         text = str(error)
         message = errors.sentence(text, QUERY_LINE)
         if "UNRESOLVED_ROUTINE" in text:
-            functions = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()]
-            message = errors.with_suggestion(message, functions)
+            message = errors.with_suggestion(message, [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()])
         raise QueryError(message) from error
     return tuple(ResultColumn(field.name, field.dataType) for field in schema)
 

@@ -149,8 +149,7 @@ class SparkClient:
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
         """Whether a program can run."""
-        request = spark_pb2.CheckRequest(program=program)
-        return await self._ask(lambda: self._call(self._stub.Check, request))
+        return await self._ask(lambda: self._call(self._stub.Check, spark_pb2.CheckRequest(program=program)))
 
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute windows. The rows are as `RunResponse.rows` says; they are complete when the summary arrives.

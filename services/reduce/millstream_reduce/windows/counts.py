@@ -52,8 +52,7 @@ class CountWindows(GlobalWindows):
         slots, names = self._slots, runs.names
         start = np.minimum.reduceat(times, runs.firsts)
         end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
-        get = self._filling.get
-        found = np.fromiter(map(get, names, repeat(_ABSENT)), np.int64, len(names))
+        found = np.fromiter(map(self._filling.get, names, repeat(_ABSENT)), np.int64, len(names))
         new = np.flatnonzero((found == _ABSENT) & (runs.counts < self._full))
         one = np.flatnonzero(found != _ABSENT)
         one = one[slots.rows[found[one]] + runs.counts[one] < self._full]

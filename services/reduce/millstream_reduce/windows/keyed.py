@@ -116,8 +116,7 @@ class KeyedWindows(ABC):
         self._check_open(times, location)
         groups = run_numbers(self._groups(keys, len(times)))
         runs = KeyRuns(times, keys if self.needs_keys else None, self._parts(times, groups))
-        entry = self._slots.entries.add(location, len(runs.firsts))
-        self._take_in(times, runs, entry)
+        self._take_in(times, runs, self._slots.entries.add(location, len(runs.firsts)))
 
     def _check_open(self, times: Times, location: Location) -> None:
         if int(times.min()) <= self._late_until():
@@ -268,8 +267,7 @@ class KeyedWindows(ABC):
         self.closed_us, self._floor_us = closed_us, columns.floor_us
         slots = self._slots.make(columns.keys, columns.starts, columns.ends)
         self._slots.early[slots], self._slots.seen[slots] = columns.early, columns.seen
-        entries = columns.triples[:, 0]
-        self._slots.entries.restore(locations, np.bincount(entries, minlength=len(locations)).tolist())
+        self._slots.entries.restore(locations, np.bincount(columns.triples[:, 0], minlength=len(locations)).tolist())
         self._attach_all(slots, columns)
         self._recall(slots, columns)
         self._settle()

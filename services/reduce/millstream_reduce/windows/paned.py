@@ -301,8 +301,7 @@ class PanedWindows:
 
     def _window(self, number: int, early: int = 0) -> Window:
         start = number * self._slide
-        end = min(start + self._length, END_OF_TIME_US)
-        return Window(max(start, START_OF_TIME_US), end, None, early)
+        return Window(max(start, START_OF_TIME_US), min(start + self._length, END_OF_TIME_US), None, early)
 
     def _number_of(self, window: Window) -> int:
         start = window.start_us if window.start_us > START_OF_TIME_US else window.end_us - self._length

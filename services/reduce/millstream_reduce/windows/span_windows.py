@@ -169,8 +169,7 @@ class SpanWindows(KeyedWindows):
         slots = slots[np.lexsort((columns.start[slots], columns.end[slots]))]
         same = (np.diff(columns.start[slots]) == 0) & (np.diff(columns.end[slots]) == 0)
         if self.needs_keys and same.any():
-            groups = run_numbers(np.concatenate(([0], np.cumsum(~same))))
-            begins = run_starts(groups).tolist()
+            begins = run_starts(run_numbers(np.concatenate(([0], np.cumsum(~same))))).tolist()
             keys = columns.key[slots].tolist()
             order: list[int] = []
             for begin, end in zip(begins, [*begins[1:], len(slots)], strict=True):
