@@ -48,7 +48,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.log.damage import time_text
-from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.milestones import Milestones, SessionMembership
@@ -467,7 +467,7 @@ async def open_queue(
     the mark counts on.
     """
     limits = limits or QueueLimits()
-    files = files or SystemFiles()
+    files = files or Files()
     mark = deepcopy(progress)
     contents = QueueContents(windowing, mark, str(identity), input_is_kept, StoredKeys(directory))
     # What may wait in memory, a take of the lane beyond it, and hand-overs must fit the reserve.

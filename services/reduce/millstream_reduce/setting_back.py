@@ -15,7 +15,7 @@ from millstream.errors import UserError
 from millstream.limits import LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX, MIB
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reduce.earlier_keys import StoredKeys
-from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.log import LogSizes, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue_contents import QueueContents
@@ -51,7 +51,7 @@ async def set_log_back(
         make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=StoredKeys(directory)
     )
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
-    async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
+    async with open_log(directory, identity, contents, files=files or Files(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:
             raise UserError(
                 codes.NOT_SET_BACK, f"{identity}: its input has ended, so its event time cannot be set back"

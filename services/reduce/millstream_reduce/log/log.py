@@ -38,7 +38,7 @@ from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT, entry_buffers, entry_length
-from millstream_reduce.log.files import NO_SPACE, Files, SystemFiles
+from millstream_reduce.log.files import NO_SPACE, Files
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
 from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
 from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
@@ -426,7 +426,7 @@ async def open_log(
     The lane's mark must have been taken over under `identity.epoch` before. Raises `DamageError` for a log that cannot
     be read whole, `FencedError` when there is a newer owner, `UserError` for the log of another pipeline or lane.
     """
-    log = Log(directory, identity, contents, files or SystemFiles(), sizes or LogSizes())
+    log = Log(directory, identity, contents, files or Files(), sizes or LogSizes())
     try:
         await log.in_thread(log.open)
         yield log
