@@ -78,9 +78,7 @@ def value_fields_of(batch: pa.RecordBatch) -> bytes:
 
 def as_bytes(values: Any) -> Any:
     """A column of values as bytes: of columns, the JSON objects that they stand for."""
-    if not pa.types.is_struct(values.type):
-        return values
-    return json_column(pa.RecordBatch.from_struct_array(values))
+    return json_column(pa.RecordBatch.from_struct_array(values)) if pa.types.is_struct(values.type) else values
 
 
 def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:

@@ -341,31 +341,22 @@ class _Scope:
         return Relation(carries=True, never_empty=not filtered and (never_empty or grouped))
 
     def _source(self, node: exp.Expr) -> FromSource:
+        relation = Relation(carries=False, never_empty=False)
+        name = node.name if isinstance(node, exp.Table) else ""
         if isinstance(node, exp.Table):
             _allow(node, frozenset({"this", "db", "catalog", "alias"}), "a table")
-            alias = node.args.get("alias")
-            name = alias.name if alias is not None else node.name
             relation = self._rewriting.table(node, self._known)
-            if relation.carries:
-                if alias is None:
-                    node.set("alias", exp.TableAlias(this=exp.to_identifier(name, quoted=True)))
-                elif alias.args.get("columns"):
-                    name_index(alias)
-                changed(node)
-            return FromSource(name, relation)
-        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+        elif isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
             relation = self._rewriting.query(node, self._known)
-            alias = node.args.get("alias")
-            if relation.carries:
-                if alias is None:
-                    alias = exp.TableAlias(this=exp.to_identifier(self._rewriting.new_name()))
-                    node.set("alias", alias)
-                name_index(alias)
-                changed(node)
-            return FromSource(node.alias, relation)
-        if _reads(node, self._known):
+        elif _reads(node, self._known):
             raise OneByOneError(f"{type(node).__name__.upper()} in FROM")
-        return FromSource(node.alias_or_name, Relation(carries=False, never_empty=False))
+        if relation.carries:
+            if node.args.get("alias") is None:
+                own = exp.to_identifier(name or self._rewriting.new_name(), quoted=bool(name))
+                node.set("alias", exp.TableAlias(this=own))
+            name_index(node.args["alias"])
+            changed(node)
+        return FromSource(node.alias_or_name, relation)
 
     def _join(self, join: exp.Join) -> None:
         _allow(join, frozenset({"this", "on", "using", "side", "kind", "method"}), "JOIN")
@@ -378,8 +369,9 @@ class _Scope:
         self._sources.append(source)
         if method not in ("", "NATURAL"):
             raise OneByOneError(f"{method} JOIN")
+        merges = method == "NATURAL" or bool(join.args.get("using"))
+        self._merged = self._merged or merges
         if not source.relation.carries:
-            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             if self._index is not None and side in ("RIGHT", "FULL"):
                 raise OneByOneError(f"{side} JOIN with rows that do not belong to the window")
             return
@@ -387,13 +379,11 @@ class _Scope:
         if self._index is None:
             if side in ("LEFT", "FULL") or source.hidden:
                 raise OneByOneError("rows that do not belong to the window JOIN rows that do")
-            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             self._index = right
             return
-        if method == "NATURAL" or join.args.get("using"):
+        if merges:
             if carrying > 1 or not self._sources[0].relation.carries:
                 raise OneByOneError("NATURAL JOIN or USING after another join")
-            self._merged = True
             if method != "NATURAL":
                 join.append("using", exp.to_identifier(WINDOW))
         else:

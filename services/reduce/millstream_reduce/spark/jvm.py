@@ -120,7 +120,20 @@ class Jvm:
 
     async def ended(self) -> str:
         """Wait until it has ended. Returns how, in a sentence."""
-        return self._describe(await self._process.wait())
+        exit_code = await self._process.wait()
+        printed = self._last_lines.text()
+        if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in printed:
+            return (
+                f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
+                "windows smaller"
+            )
+        if self._health.hung:
+            return f"Spark's JVM {self._health.hung}: it was killed"
+        killed = exit_code == -signal.SIGKILL
+        how = "killed; perhaps by the system, for lack of memory" if killed else exit_text(exit_code)
+        return f"Spark's JVM ended ({how}). " + (
+            f"Its last output was:\n{printed}" if printed else "It printed nothing"
+        )
 
     @property
     def killed_by(self) -> int:
@@ -131,22 +144,6 @@ class Jvm:
     async def end_when_hung(self) -> None:
         """Kill it if it hangs."""
         await self._process.kill_when_hung(self._health, self.signs.look)
-
-    def _describe(self, exit_code: int) -> str:
-        printed = self._last_lines.text()
-        if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in printed:
-            return (
-                f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
-                "windows smaller"
-            )
-        if self._health.hung:
-            return f"Spark's JVM {self._health.hung}: it was killed"
-        how = exit_text(exit_code)
-        if exit_code == -signal.SIGKILL:
-            how = "killed; perhaps by the system, for lack of memory"
-        return f"Spark's JVM ended ({how}). " + (
-            f"Its last output was:\n{printed}" if printed else "It printed nothing"
-        )
 
 
 @asynccontextmanager

@@ -162,9 +162,7 @@ class KeyedWindows(ABC):
         return rows_min
 
     def oldest_end_us(self) -> int | None:
-        if not len(self._slots):
-            return None
-        return int(self._slots.end[: self._slots.used].min())
+        return int(self._slots.end[: self._slots.used].min()) if len(self._slots) else None
 
     def _advance(self, watermark_us: int) -> None:
         self.closed_us = max(self.closed_us, watermark_us)
