@@ -61,12 +61,8 @@ class Runs(Protocol):
 RunJob = Callable[[SparkSession, engine_pb2.Program, JobWindows], JobResult]
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """The answer to a request."""
-
-    rows: pa.Table
-    summary: engine_pb2.RunSummary
+Outcome = tuple[pa.Table, engine_pb2.RunSummary]
+"""The answer to a request, as `WindowEngine.run` gives it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +70,7 @@ class _Request:
     """A request that has not been answered yet."""
 
     message: engine_pb2.RunRequest
-    outcome: asyncio.Future[JobOutcome]
+    outcome: asyncio.Future[Outcome]
 
     def windows(self) -> tuple[str, WindowTable, WindowsOrigin]:
         """With where their log lies, and who asks."""
@@ -119,7 +115,7 @@ class Executor:
         """Jobs that run now."""
         return len(self._running)
 
-    async def submit(self, message: engine_pb2.RunRequest) -> JobOutcome:
+    async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
         """Wait for the result of a request. Cancelling takes it back; a job without a waiting request stops in a
         while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
@@ -193,7 +189,7 @@ class Executor:
                     job_tag=tag,
                 )
                 if not request.outcome.done():
-                    request.outcome.set_result(JobOutcome(rows, summary))
+                    request.outcome.set_result((rows, summary))
 
 
 def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:

@@ -235,12 +235,12 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
         self, request: engine_pb2.RunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[spark_pb2.RunResponse]:
         try:
-            outcome = await self._executor.submit(request)
+            rows, summary = await self._executor.submit(request)
         except MillstreamError as error:
             await _abort(context, error)
-        for part in encoded_rows(outcome.rows):
+        for part in encoded_rows(rows):
             yield spark_pb2.RunResponse(rows=part)
-        yield spark_pb2.RunResponse(summary=outcome.summary)
+        yield spark_pb2.RunResponse(summary=summary)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MillstreamError) -> NoReturn:
