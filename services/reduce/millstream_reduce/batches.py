@@ -28,7 +28,8 @@ from millstream.frame import KEY_SEPARATOR, Frame
 from millstream.values import Values
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.group_keys import ESCAPE, ESCAPED_ESCAPE, ESCAPED_SEPARATOR, ONE_EMPTY_PART
-from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_reduce.values import Rows
+from millstream_reduce.windowing import Keys, Times
 from millstream_udf import arrow_values
 from millstream_udf.json_rows import json_column
 from millstream_udf.wire.frame.v1 import frame_pb2

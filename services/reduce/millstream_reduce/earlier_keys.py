@@ -22,8 +22,7 @@ from millstream_reduce import batches
 from millstream_reduce.group_keys import join_key
 from millstream_reduce.log.entries import EntryError, read_entry
 from millstream_reduce.log.segments import mapped, segment_path
-from millstream_reduce.values import Location
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowTable
 
 KeyOfRow = Callable[[Location, int], bytes]
 """The key of a row of an entry."""

@@ -22,8 +22,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.batches import as_bytes, decoded
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
-from millstream_reduce.values import Location, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowContents, WindowTable
 
 
 class WindowRow(NamedTuple):

@@ -20,7 +20,7 @@ from millstream.clock import START_OF_TIME_US
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.queued_frames import QueuedFrame, rows_of_frames
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Rows
 
 BETWEEN_BYTES = 16 * MIB
 """Stored bytes of input between two milestones at most, about, as long as windows close."""

@@ -56,7 +56,7 @@ from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue_contents import AppendResult, QueueContents
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windowing import Keys, Windowing
 
 __all__ = ["AppendResult", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]

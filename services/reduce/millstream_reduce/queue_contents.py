@@ -22,8 +22,7 @@ from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT
 from millstream_reduce.log.log import LogSummary
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.origins import Origins
-from millstream_reduce.values import Location
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowTable
 from millstream_reduce.windowing import Windowing
 from millstream_reduce.windows import encoding
 

@@ -39,8 +39,6 @@ async def set_log_back(
     config: WindowConfig,
     progress: mark_pb2.ReduceProgress,
     closed_us: int,
-    *,
-    files: Files | None = None,
 ) -> None:
     """Have the log say that windows are closed up to there only, with everything else as it is. Durable at the return.
 
@@ -51,7 +49,7 @@ async def set_log_back(
         make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=StoredKeys(directory)
     )
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
-    async with open_log(directory, identity, contents, files=files or Files(), sizes=sizes) as log:
+    async with open_log(directory, identity, contents, files=Files(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:
             raise UserError(
                 codes.NOT_SET_BACK, f"{identity}: its input has ended, so its event time cannot be set back"

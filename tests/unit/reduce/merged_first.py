@@ -24,7 +24,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.milestones import is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit

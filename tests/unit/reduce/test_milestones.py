@@ -15,7 +15,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.inspection import inspect_log
 from millstream_reduce.milestones import BETWEEN_BYTES, Milestones, is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 

@@ -19,7 +19,7 @@ from millstream_reduce.log.entries import segment_name, whole_entries
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import QueueLimits
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_udf import arrow_values
 from tests.support.errors import raises

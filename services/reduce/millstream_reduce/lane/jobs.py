@@ -30,8 +30,7 @@ from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import WindowEngine
 from millstream_reduce.group_keys import key_texts
-from millstream_reduce.values import WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowContents, WindowTable
 from millstream_reduce.windows.grouping import rises, stable_order
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.queue import AppendResult, Queue
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
 

@@ -16,7 +16,7 @@ from millstream_reduce.lane.progress import LaneProgress
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import Queue
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,7 @@ from millstream_reduce.lane.jobs import WindowResults, describe
 from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import AppendResult
-from millstream_reduce.values import Window
-from millstream_reduce.window_table import WindowTable
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Rows, Window, WindowTable
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags

@@ -15,8 +15,7 @@ from millstream.errors import DamageError
 from millstream_reduce.group_keys import key_texts
 from millstream_reduce.log.entries import EntryError, StoredEntry, whole_entries
 from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
-from millstream_reduce.values import Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Window, WindowContents, WindowTable
 
 WINDOWS_NAMED_MAX = 5
 """The most windows that a message names; the others are counted."""

@@ -25,7 +25,7 @@ from millstream_reduce.log.segments import (
     segment_numbers,
     segment_path,
 )
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 
 _ATTEMPTS_MAX = 5
 """A log in use may delete a segment while it is inspected."""

@@ -40,7 +40,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT, entry_buffers, entry_length
 from millstream_reduce.log.files import NO_SPACE, Files
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
-from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
+from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, claim, segment_path
 from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
 from millstream_reduce.values import Location
 
@@ -391,7 +391,8 @@ class Log:
     def _remove_left_over(self, end: LogEnd) -> None:
         """Remove files that an earlier process left unfinished."""
         paths = [segment_path(self.directory, number) for number in end.left_over]
-        for path in (*paths, *unnamed_files(self.directory)):
+        # Segments that were never begun: their creator died, or was replaced.
+        for path in (*paths, *self.directory.glob(f"*{UNNAMED_SUFFIX}")):
             with step("log.left_over.remove", self.identity.vertex):
                 self._files.remove(path)
 

@@ -197,8 +197,3 @@ def owner_epochs(directory: Path) -> list[int]:
         return [int(name) for name in os.listdir(directory / OWNERS) if name.isdecimal()]
     except FileNotFoundError:
         return []
-
-
-def unnamed_files(directory: Path) -> list[Path]:
-    """Segments that were never begun: their creator died, or was replaced."""
-    return [directory / name for name in os.listdir(directory) if name.endswith(UNNAMED_SUFFIX)]

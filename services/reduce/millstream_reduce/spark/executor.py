@@ -35,7 +35,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.spark.session import JOBS_MAX
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 
 _log = logging.getLogger(__name__)
 

@@ -255,7 +255,8 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
     ours = {
         "JAVA_HOME": str(command.java.home),
         "SPARK_HOME": str(spark_home()),
-        "SPARK_SCALA_VERSION": _scala_version(),
+        # The launcher needs it: "2.13" of `spark-launcher_2.13-4.3.0.jar`.
+        "SPARK_SCALA_VERSION": launcher_jar().name.split("_")[1].split("-")[0],
         "PYSPARK_PYTHON": command.python,
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection),
     }
@@ -264,11 +265,6 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
         # Files that users' functions create are theirs.
         ours[umask.VARIABLE] = f"{umask.current():o}"
     return inherited(os.environ) | kept | ours
-
-
-def _scala_version() -> str:
-    """The Scala version, which the launcher needs; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
-    return launcher_jar().name.split("_")[1].split("-")[0]
 
 
 async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: LastLines) -> Gateway:

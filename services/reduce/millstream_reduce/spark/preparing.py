@@ -30,8 +30,7 @@ from millstream_reduce.spark.java import find_java, spark_home
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -70,23 +70,19 @@ class GroupsPart:
 class GroupReader:
     """Reads the groups of a task."""
 
-    def __init__(
-        self, manifest: Manifest, *, keyed: bool, within: Context | None = None, pass_bytes: int = PASS_BYTES
-    ) -> None:
+    def __init__(self, manifest: Manifest, *, keyed: bool, within: Context) -> None:
         """`within`: the context that all groups share; to it they add the origin of their windows."""
         self._manifest = manifest
-        within = within or Context()
         self._contexts = [replace(within, **origin._asdict()) for origin in manifest.origins]
         self._keyed = keyed
-        self._pass_bytes = pass_bytes
         self._read = ("value", "event_time", "headers", "keys")
         self._names = self._read[:-1] if keyed else self._read
         """Columns that functions get: in a keyed vertex the group has the keys."""
 
     def parts(self, log: LogEntries, task: int) -> Iterator[GroupsPart]:
         """Every group once, window by window."""
-        for some in self._manifest.by_window(task, self._pass_bytes):
-            if some.size <= self._pass_bytes:
+        for some in self._manifest.by_window(task, PASS_BYTES):
+            if some.size <= PASS_BYTES:
                 yield from self._sorted(join(list(chunks_of(log, some.entries, self._read))))
             elif self._keyed:
                 yield from self._in_passes(log, some.entries)
@@ -103,7 +99,7 @@ class GroupReader:
             of_rows = np.full(len(chunk), (chunk.arrays["value"].nbytes + chunk.arrays["headers"].nbytes) / len(chunk))
             for key, size in zip(keys, np.bincount(codes, of_rows, len(keys)).tolist(), strict=True):
                 sizes[key] = sizes.get(key, 0) + int(size) + 1
-        for some in _packed(sizes, self._pass_bytes):
+        for some in _packed(sizes):
             kept = (_only(chunk, some) for chunk in chunks_of(log, entries, self._read))
             if len(some) == 1:
                 yield from self._stream((chunk for chunk in kept if len(chunk)), window, some[0])
@@ -158,8 +154,7 @@ class GroupReader:
         own = [None] * len(indexes) if spans.keys is None else [spans.keys[index] for index in indexes.tolist()]
         chosen = (keys[number] for number in of_keys.tolist())
         parts = (_parts_of(key) or () if given is None else given for given, key in zip(chosen, own, strict=True))
-        origins = [0] * len(indexes) if spans.origins is None else spans.origins[indexes].tolist()
-        return list(map(Group, windows, parts, map(self._contexts.__getitem__, origins)))
+        return list(map(Group, windows, parts, map(self._contexts.__getitem__, spans.origins[indexes].tolist())))
 
 
 def _parts_of(key: bytes | None) -> _Parts | None:
@@ -179,12 +174,12 @@ def _only(chunk: Chunk, keys: Sequence[bytes | None]) -> Chunk:
     return Chunk(chunk.windows[mask.to_numpy(zero_copy_only=False)], arrays)
 
 
-def _packed(sizes: dict[bytes | None, int], size_max: int) -> Iterator[list[bytes | None]]:
-    """The keys in turn, as many at a time as have `size_max` bytes together, at least one."""
+def _packed(sizes: dict[bytes | None, int]) -> Iterator[list[bytes | None]]:
+    """The keys in turn, as many at a time as have `PASS_BYTES` bytes together, at least one."""
     some: list[bytes | None] = []
     size = 0
     for key, of_key in sizes.items():
-        if some and size + of_key > size_max:
+        if some and size + of_key > PASS_BYTES:
             yield some
             some, size = [], 0
         some.append(key)

@@ -12,8 +12,8 @@ from itertools import repeat
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import Key, Piece, Window, WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Key, Piece, Rows, Window, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Triple
@@ -158,11 +158,7 @@ class CountWindows(GlobalWindows):
                 self._not_due([slot])
                 self._history.take(slot, contents.window.early)
         else:
-            slots = list(self._due_slots(key))
-            self._not_due(slots)
-            others = (self._filling.pop(key, None), self._history.of_key.pop(key, None))
-            slots.extend(slot for slot in others if slot is not None)
-            self._slots.free(np.array(slots, np.int64))
+            self._finish(key, self._filling.pop(key, None))
 
     def _take_away(self, key: Key, pieces: tuple[Piece, ...]) -> None:
         """Rows of a key that were handed over."""

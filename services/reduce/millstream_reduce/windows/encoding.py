@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.wire.reduce.v1 import windows_pb2
-from millstream_reduce.values import Key, Location
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Key, Location, Rows
 from millstream_reduce.windows.entries import Triple
 
 FORMAT = 1

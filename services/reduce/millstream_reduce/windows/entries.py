@@ -12,8 +12,7 @@ import numpy as np
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream_reduce.values import Location, Piece
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Location, Piece, Rows
 
 Triple = tuple[int, int, int]
 """Number of the entry, first row, rows."""

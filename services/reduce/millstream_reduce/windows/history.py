@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Key, Window, WindowContents
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Key, Rows, Window, WindowContents
 from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows
 from millstream_reduce.windows.slots import Slots
 
@@ -92,6 +91,13 @@ class GlobalWindows(KeyedWindows):
 
     def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
         return self._history.last(windows_max, self._floor_us) if self._ended else []
+
+    def _finish(self, key: Key, filling: int | None = None) -> None:
+        """The final result of a key was handed over. `filling`: a slot of it that was not due."""
+        slots = list(self._due_slots(key))
+        self._not_due(slots)
+        others = (filling, self._history.of_key.pop(key, None))
+        self._slots.free(np.array([*slots, *(slot for slot in others if slot is not None)], np.int64))
 
     def _kept(self, slots: Rows) -> Rows:
         return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import Key, Location, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Rows, Times
+from millstream_reduce.values import Key, Location, Rows, WindowContents
+from millstream_reduce.windowing import Admission, Keys, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import closed_before

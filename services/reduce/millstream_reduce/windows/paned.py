@@ -23,8 +23,8 @@ from itertools import accumulate, chain
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import Location, Piece, Window, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Rows, Times
+from millstream_reduce.values import Location, Piece, Rows, Window, WindowContents
+from millstream_reduce.windowing import Admission, Keys, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Entries, Triple, closed_before

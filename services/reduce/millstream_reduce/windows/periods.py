@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Rows, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import parts
@@ -62,10 +62,7 @@ class PeriodWindows(GlobalWindows, SpanWindows):
             for slot in due:
                 self._history.take(slot, window.early)
         else:
-            due = list(self._due_slots(window.key))
-            self._not_due(due)
-            kept = self._history.of_key.pop(window.key, None)
-            self._slots.free(np.array(due if kept is None else [*due, kept], np.int64))
+            self._finish(window.key)
 
     def oldest_end_us(self) -> int | None:
         waiting = self._slots.alive()

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Key, Location, Window, WindowContents
-from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_reduce.values import Key, Location, Rows, Window, WindowContents
+from millstream_reduce.windowing import Keys, Times
 from millstream_reduce.windows.grouping import NO_ROWS, parts
 from millstream_reduce.windows.keyed import NO_LIMIT
 from millstream_reduce.windows.span_windows import SpanWindows

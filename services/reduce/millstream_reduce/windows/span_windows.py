@@ -14,8 +14,8 @@ from itertools import repeat
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Key, WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Key, Rows, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.entries import closed_before
 from millstream_reduce.windows.grouping import run_lengths, run_numbers, run_starts

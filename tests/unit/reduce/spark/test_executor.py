@@ -20,8 +20,7 @@ from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import SessionLostError
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 from tests.support.errors import raises
 
 LIMIT_S = 60.0

@@ -16,8 +16,7 @@ from millstream_reduce.spark.executor import (
     bytes_of,
 )
 from millstream_reduce.spark.session import JOBS_MAX
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 SMALL, LARGE = 1000, LARGE_BYTES + 1
 
