@@ -40,12 +40,6 @@ class Totals:
     records: int = 0
     job_s: float = 0.0
 
-    def add(self, windows: int, records: int, job_s: float) -> None:
-        self.hand_overs += 1
-        self.windows += windows
-        self.records += records
-        self.job_s += job_s
-
 
 class Results:
     """What becomes of a hand-over that is durable in the log:
@@ -106,7 +100,10 @@ class Results:
             computed = await self._jobs.compute(hand_over, span.traceparent)
             span.tell("millstream.spark.job_tags", computed.job_tags)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
-        self._totals.add(len(windows), rows, computed.job_s)
+        self._totals.hand_overs += 1
+        self._totals.windows += len(windows)
+        self._totals.records += rows
+        self._totals.job_s += computed.job_s
         core.counters.retries += computed.retries
         core.counters.udf_errors += computed.errors
         self._waiting[hand_over.number] = WaitingResults(hand_over, computed, 0, origin.within(span.traceparent))

@@ -268,8 +268,7 @@ class RowReader:
 
     def _batch(self, chunk: Chunk, spans: Spans) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
-        for name in self._columns.names:
-            columns[name] = _column(name, chunk, spans)
+        columns |= {name: _column(name, chunk, spans) for name in self._columns.names}
         if self._columns.raw:
             columns["value"] = as_bytes(chunk.arrays["value"])
         if self._columns.decoder is not None:

@@ -12,7 +12,7 @@ and `headers` become its tags and headers and do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -373,20 +373,24 @@ def _table(
     raw = raw and value.format in ("", "raw")
     needed = [field for field in declared if field.name in fields]
     decoder = _decoder(value, declared, fields) if needed else None
-    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
-    for name in names:
-        rows = rows.add(name, _TYPES[name])
-    window = [WINDOW, *names]
+    kinds = {WINDOW: spark_types.IntegerType(), **{name: _TYPES[name] for name in names}}
     if raw:
-        rows = rows.add("value", spark_types.BinaryType())
-        window.append("value")
+        kinds["value"] = spark_types.BinaryType()
+    window = list(kinds)
     if needed:
-        members = []
-        for index, field in enumerate(needed):
-            rows = rows.add(field_column(index), field.dataType)
-            members.append(f"{text(field.name)}, {field_column(index)}")
-        window.append(f"named_struct({', '.join(members)}) AS value")
-    return ReadTable(Columns(tuple(names), raw=raw, decoder=decoder), rows, tuple(window))
+        column_of = {field_column(index): field for index, field in enumerate(needed)}
+        kinds |= {column: field.dataType for column, field in column_of.items()}
+        window.append(_value({column: field.name for column, field in column_of.items()}))
+    return ReadTable(Columns(tuple(names), raw=raw, decoder=decoder), _struct(kinds), tuple(window))
+
+
+def _value(members: Mapping[str, str]) -> str:
+    """The column `value` of the table `window`, as an expression: the names of its members, by their columns."""
+    return f"named_struct({', '.join(f'{text(name)}, {column}' for column, name in members.items())}) AS value"
+
+
+def _struct(kinds: Mapping[str, spark_types.DataType]) -> spark_types.StructType:
+    return spark_types.StructType([spark_types.StructField(name, kind) for name, kind in kinds.items()])
 
 
 def _partial_table(
@@ -403,26 +407,23 @@ def _partial_table(
             column_of[place], kind_of[place] = place.name, _TYPES[place.name]
     spans = tuple(place.name for place in of.groups if place.name in SPAN_COLUMNS and not place.is_field)
     by = [place for place in of.groups if place.is_field or place.name not in spans]
-    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
-    for place in by:
-        rows = rows.add(column_of[place], kind_of[place])
+    kinds = {WINDOW: spark_types.IntegerType(), **{column_of[place]: kind_of[place] for place in by}}
     kept = []
     for index, partial in enumerate(of.partials):
         column, kind = "", _PARTIAL_TYPES.get(partial.function)
         if partial.of is not None:
             column, kind = column_of[partial.of], kind or kind_of[partial.of]
         assert kind is not None
-        rows = rows.add(partial_name(index), kind)
+        kinds[partial_name(index)] = kind
         kept.append(PartialColumn(partial_name(index), partial.function, column, arrow_type(kind)))
-    for name in spans:
-        rows = rows.add(name, _TYPES[name])
-    names = [column for column in rows.names if column not in column_of.values() or column in COLUMNS]
-    members = [f"{text(place.name)}, {column_of[place]}" for place in by if place.is_field]
-    window = [*names, *([f"named_struct({', '.join(members)}) AS value"] if members else [])]
+    kinds |= {name: _TYPES[name] for name in spans}
+    window = [column for column in kinds if column not in column_of.values() or column in COLUMNS]
+    if members := {column_of[place]: place.name for place in by if place.is_field}:
+        window.append(_value(members))
     decoder = _decoder(value, declared, [field.name for field in needed.values()]) if needed else None
     read = tuple(place.name for place in places if not place.is_field and place.name not in spans)
     partials = Partials((WINDOW, *(column_of[place] for place in by)), tuple(kept), spans)
-    return ReadTable(Columns(read, decoder=decoder), rows, tuple(window)), partials
+    return ReadTable(Columns(read, decoder=decoder), _struct(kinds), tuple(window)), partials
 
 
 def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
