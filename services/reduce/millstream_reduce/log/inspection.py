@@ -18,7 +18,6 @@ from millstream_reduce.log.entries import EntryError, StoredEntry, read_entry, s
 from millstream_reduce.log.recovery import proof_of_damage
 from millstream_reduce.log.segments import (
     OWNERS,
-    header_of,
     mapped,
     owner_epochs,
     read_header,
@@ -148,13 +147,9 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
 def _check_length(found: LogInspection, number: int, length: int, *, present: bool) -> None:
     path = segment_path(found.directory, number)
     size = path.stat().st_size if present else 0
-    if not present:
-        fault = f"{path} is missing"
-    elif size < length:
-        fault = f"{path} has {size} bytes, and had {length} when it was sealed"
-    else:
-        return
-    found.faults.append(f"{fault}. {damage.affected(found.directory, number, size, length)}")
+    if size < length:
+        fault = f"has {size} bytes, and had {length} when it was sealed" if present else "is missing"
+        found.faults.append(f"{path} {fault}. {damage.affected(found.directory, number, size, length)}")
 
 
 def _state(number: int, newest: wal_pb2.Segment, lengths: dict[int, int]) -> str:
@@ -221,7 +216,7 @@ def _note(found: LogInspection, segment: SegmentInspection, newest: wal_pb2.Segm
         found.faults.append(f"{segment_path(found.directory, segment.number)}, {fault}")
         return
     if kind == "segment":
-        header = header_of(entry).segment
+        header = message.segment
         segment.epoch = header.epoch
         if header.log_id != newest.log_id or header.number != segment.number:
             found.faults.append(
