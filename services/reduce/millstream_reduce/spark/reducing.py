@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -273,7 +274,7 @@ def compute_groups(
 
 def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> str:
     """Why the tasks cannot use a function; empty if they can."""
-    checker = _FunctionChecker(program)
+    checker = partial(_load_in_tasks, program.SerializeToString())
     try:
         spark.range(0, 1, 1, 1).mapInArrow(checker, "fault STRING").collect()
     except Exception as error:
@@ -284,14 +285,11 @@ def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> st
     return ""
 
 
-class _FunctionChecker:
-    def __init__(self, program: engine_pb2.PythonProgram) -> None:
-        self._program = program.SerializeToString()
-
-    def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in tasks:
-            load(engine_pb2.PythonProgram.FromString(self._program))
-        return iter(())
+def _load_in_tasks(program: bytes, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: no rows, but an error where the tasks cannot load the encoded program."""
+    for _ in tasks:
+        load(engine_pb2.PythonProgram.FromString(program))
+    return iter(())
 
 
 def context_of(program: engine_pb2.PythonProgram) -> Context:
