@@ -18,10 +18,9 @@ because only hand-overs free space again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -310,7 +309,7 @@ class Queue:
         if self._log.removable_bytes() > _LEFT_BYTES_MAX:
             self._begin_segment()
             # A full disk, or a new owner, may prevent it: the next owner then does it.
-            with contextlib.suppress(RetryLaterError, FencedError):
+            with suppress(RetryLaterError, FencedError):
                 await self._log.sync()
 
     async def write_result(self, number: int, data: bytes) -> None:

@@ -15,13 +15,12 @@ new owner and reports none of them as durable.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,7 +171,7 @@ def claim(directory: Path, identity: LogIdentity) -> None:
     with step("log.claim", identity.vertex):
         make_private_directories(owners)
         os.close(open_private(own))
-    with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
+    with suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
         # The contents are for people; only the name counts, and it has space on a full disk.
         file.write(f"{os.getpid()}@{socket.gethostname()}\n".encode())
     check_claim(directory, identity)

@@ -280,10 +280,9 @@ class RequestQueue(Generic[Item]):
 
     def remove(self, item: Item) -> bool:
         """Take one back; False if it is not (or no longer) waiting."""
-        kept = [waiter for waiter in self._waiters if waiter.item is not item]
-        removed = len(kept) < len(self._waiters)
-        self._waiters = kept
-        return removed
+        before = len(self._waiters)
+        self._waiters = [waiter for waiter in self._waiters if waiter.item is not item]
+        return len(self._waiters) < before
 
     def take(self, running: Set[JobLane]) -> JobBatch[Item] | None:
         """The next job, while those of `running` run; None if no job may start."""

@@ -10,7 +10,6 @@ refuses, and where.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -113,7 +112,7 @@ class Session:
         except asyncio.CancelledError:
             # Jobs that the function is about to start are not known yet, so cancelling once may not be enough.
             while not call.done():
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     await loop.run_in_executor(self._calls, self._cancel, tag)
                 await asyncio.wait((call,), timeout=_CANCEL_REPEAT_S)
             if not call.cancelled():
@@ -134,7 +133,7 @@ class Session:
             reason = f"Spark ({self.description.place}) is gone: {first_line(error)}"
             if self._jvm is not None:
                 # How its JVM has ended says more, and will be known in a moment.
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_ENDING_S):
                         reason = await self._jvm.ended()
             raise self.lost_error(reason) from error
@@ -349,7 +348,7 @@ def _with_token(settings: SparkSettings) -> str:
 
 async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
     """Best effort: the end of the process does the same."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await asyncio.get_running_loop().run_in_executor(calls, spark.stop)
 
@@ -406,7 +405,7 @@ def first_line(error: BaseException) -> str:
     """What happened, in one line: for a Java exception the message without its stack."""
     java = getattr(error, "java_exception", None)
     if java is not None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             return str(java.toString()).splitlines()[0]
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
