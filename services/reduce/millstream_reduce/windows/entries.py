@@ -73,13 +73,18 @@ class Entries:
 
     def pieces(self, triples: Iterable[Triple]) -> tuple[Piece, ...]:
         """The pieces in the order of the log; those that follow each other are joined."""
-        joined: list[Triple] = []
+        joined: list[Piece] = []
+        current, begin, end = -1, 0, 0
         for entry, first, rows in sorted(triples):
-            if joined and joined[-1][0] == entry and joined[-1][1] + joined[-1][2] == first:
-                joined[-1] = entry, joined[-1][1], joined[-1][2] + rows
-            else:
-                joined.append((entry, first, rows))
-        return tuple([Piece(*self._locations[entry], first, rows) for entry, first, rows in joined])
+            if entry == current and first == end:
+                end += rows
+                continue
+            if current >= 0:
+                joined.append(Piece(*self._locations[current], begin, end - begin))
+            current, begin, end = entry, first, first + rows
+        if current >= 0:
+            joined.append(Piece(*self._locations[current], begin, end - begin))
+        return tuple(joined)
 
     def make(self, entries: Rows, firsts: Rows, counts: Rows) -> list[Piece]:
         """A piece for each row of the columns."""
