@@ -20,8 +20,7 @@ import pyarrow as pa
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS
 from millstream_reduce.lane.units import _frame_of
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 TIMES = 5
 TIMEOUT_US = 43_200_000_000

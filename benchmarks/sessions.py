@@ -46,7 +46,7 @@ from millstream_reduce.spark.executor import _Request
 from millstream_reduce.spark.manifest import JobWindows, manifest_of
 from millstream_reduce.spark.reducing import GroupReducer
 from millstream_reduce.spark.wire import decoded_rows, encoded_rows
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 from millstream_writer.routing import Route, Router
 

@@ -33,7 +33,7 @@ import uvloop
 from millstream.frame import Frame, build_frame
 from millstream.limits import FRAME_RECORDS_MAX, LOG_SEGMENT_BYTES, MIB
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.windows import WindowConfig, make_windowing
@@ -51,7 +51,7 @@ TEMPLATES = 64
 """Different frames; the same ones are used again under later sequences, so that memory holds the input."""
 
 
-class CountingFiles(SystemFiles):
+class CountingFiles(Files):
     """The real operations; notes how many bytes were written before each fsync."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files
 
 BLOCK = 512
 """What a disk writes as a whole."""
@@ -113,7 +113,7 @@ def _left_of(file: _File, rng: random.Random) -> bytes:
     return bytes(left)
 
 
-class SimFiles(SystemFiles):
+class SimFiles(Files):
     """The log's file operations for one process."""
 
     def __init__(self, disk: Disk, before: Callable[[str], None]) -> None:

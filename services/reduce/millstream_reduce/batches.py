@@ -28,13 +28,14 @@ from millstream.frame import KEY_SEPARATOR, Frame
 from millstream.values import Values
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.group_keys import ESCAPE, ESCAPED_ESCAPE, ESCAPED_SEPARATOR, ONE_EMPTY_PART
-from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_reduce.values import Rows
+from millstream_reduce.windowing import Keys, Times
 from millstream_udf import arrow_values
 from millstream_udf.json_rows import json_column
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _TIME = pa.timestamp("us", tz="UTC")
-_KEYS = pa.list_(pa.string())
+KEYS = pa.list_(pa.string())
 HEADERS = pa.map_(pa.string(), pa.binary())
 
 _Offsets = npt.NDArray[np.int32]
@@ -46,7 +47,7 @@ def schema(has_keys: bool, has_headers: bool, value_fields: bytes = b"") -> pa.S
     kind = pa.struct(ipc.read_schema(pa.py_buffer(value_fields))) if value_fields else pa.binary()
     fields: list[pa.Field[Any]] = [pa.field("value", kind), pa.field("event_time", _TIME)]
     if has_keys:
-        fields.append(pa.field("keys", _KEYS))
+        fields.append(pa.field("keys", KEYS))
     if has_headers:
         fields.append(pa.field("headers", HEADERS))
     return pa.schema(fields)
@@ -78,10 +79,7 @@ def value_fields_of(batch: pa.RecordBatch) -> bytes:
 
 def as_bytes(values: Any) -> Any:
     """A column of values as bytes: of columns, the JSON objects that they stand for."""
-    if not pa.types.is_struct(values.type):
-        return values
-    names: list[str] = [field.name for field in values.type]
-    return json_column(pa.RecordBatch.from_arrays(values.flatten(), names=names))
+    return json_column(pa.RecordBatch.from_struct_array(values)) if pa.types.is_struct(values.type) else values
 
 
 def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
@@ -98,16 +96,16 @@ def encoded(batch: pa.RecordBatch) -> memoryview:
 def decoded(body: memoryview, append: wal_pb2.Append) -> pa.RecordBatch:
     """Inverse of `encoded`, for an entry with this meta; the columns are views of `body`. Raises `DamageError`."""
     try:
-        kinds = schema(append.has_keys, append.has_headers, append.value_fields)
-        return ipc.read_record_batch(pa.py_buffer(body), kinds)
+        return ipc.read_record_batch(
+            pa.py_buffer(body), schema(append.has_keys, append.has_headers, append.value_fields)
+        )
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(codes.SEGMENT_DAMAGED, f"{len(body)} bytes are not a record batch: {error}") from error
 
 
 def event_times(batch: pa.RecordBatch) -> Times:
     """Microseconds; a view of the batch."""
-    times: Times = batch.column(1).cast(pa.int64()).to_numpy()
-    return times
+    return batch.column(1).cast(pa.int64()).to_numpy()
 
 
 def key_codes(batch: pa.RecordBatch, *, plainly: bool = False) -> Keys:
@@ -172,13 +170,11 @@ def _values_of(frames: Sequence[Frame]) -> pa.Array[Any]:
 
 
 def _struct(rows: pa.RecordBatch) -> pa.Array[Any]:
-    struct: pa.Array[Any] = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
-    return struct
+    return pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
 
 
 def _values(frame: Frame) -> pa.Array[Any]:
-    message = frame_pb2.SealedBytesColumn.FromString(frame.contents.column)
-    return _binary(message, frame.records)
+    return _binary(frame_pb2.SealedBytesColumn.FromString(frame.contents.column), frame.records)
 
 
 def _binary(message: frame_pb2.SealedBytesColumn, count: int | None = None) -> pa.Array[Any]:
@@ -214,12 +210,11 @@ def _keys(frame: Frame) -> pa.Array[Any]:
         if message.items.offsets:
             # The cast checks that the parts are UTF-8, which Arrow and engines rely on.
             items = _binary(message.items).cast(pa.string())
-        one_each = np.arange(len(items) + 1, dtype=np.int32)
-        starts = _offsets(message.starts, len(items)) if message.starts else one_each
+        # Without, each record has one.
+        starts = _offsets(message.starts, len(items)) if message.starts else np.arange(len(items) + 1, dtype=np.int32)
         if len(starts) != frame.records + 1:
             raise ValueError(f"a list column has {len(starts) - 1} entries for {frame.records} records")
-    lists: pa.Array[Any] = pa.ListArray.from_arrays(_int32_array(starts), items)
-    return lists
+    return pa.ListArray.from_arrays(_int32_array(starts), items)
 
 
 def _headers(frame: Frame) -> pa.Array[Any]:
@@ -232,9 +227,7 @@ def _headers(frame: Frame) -> pa.Array[Any]:
         starts = _offsets(message.starts, len(names))
         if len(starts) != frame.records + 1 or len(values) != len(names):
             raise ValueError(f"a headers column has {len(starts) - 1} entries for {frame.records} records")
-    items: Any = pa.array(values, pa.binary())
-    maps: pa.Array[Any] = pa.MapArray.from_arrays(_int32_array(starts), pa.array(names, pa.string()), items)
-    return maps
+    return pa.MapArray.from_arrays(_int32_array(starts), pa.array(names, pa.string()), pa.array(values, pa.binary()))
 
 
 def _int32_array(values: _Offsets) -> Any:
@@ -243,10 +236,6 @@ def _int32_array(values: _Offsets) -> Any:
 
 def _view(values: npt.NDArray[Any]) -> pa.Buffer:
     return pa.py_buffer(values.data)
-
-
-def _rises_by_one(offsets: _Offsets) -> bool:
-    return bool((offsets[1:] - offsets[:-1] == 1).all())
 
 
 def _bytes_column(values: Any) -> frame_pb2.SealedBytesColumn:
@@ -269,7 +258,7 @@ def _list_column(lists: Any) -> bytes:
     if not len(items):
         return b""
     column = frame_pb2.SealedListColumn(items=_bytes_column(items))
-    if not _rises_by_one(offsets):
+    if (offsets[1:] - offsets[:-1] != 1).any():
         column.starts = _starts(offsets)
     return column.SerializeToString()
 
@@ -280,8 +269,7 @@ def _headers_column(maps: Any) -> bytes:
     names, values = maps.keys[part].to_pylist(), maps.items[part].to_pylist()
     if not names:
         return b""
-    column = frame_pb2.SealedHeadersColumn(starts=_starts(offsets), names=names, values=values)
-    return column.SerializeToString()
+    return frame_pb2.SealedHeadersColumn(starts=_starts(offsets), names=names, values=values).SerializeToString()
 
 
 def _without_nulls(lists: Any) -> tuple[Any, _Offsets]:

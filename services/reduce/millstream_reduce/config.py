@@ -66,10 +66,12 @@ def program_of(
         return sql_program(udf.sql, keyed=udf.group_by.keyed)
     program = engine_pb2.Program(keyed=udf.group_by.keyed)
     if udf.python is not None:
-        directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
         program.python.CopyFrom(
             engine_pb2.PythonProgram(
-                target=udf.python, directory=directory, pipeline=resolved.pipeline.name, vertex=lane.vertex
+                target=udf.python,
+                directory=os.path.abspath(resolved.base_dir / (udf.working_dir or ".")),
+                pipeline=resolved.pipeline.name,
+                vertex=lane.vertex,
             )
         )
     else:
@@ -79,20 +81,15 @@ def program_of(
 
 def sql_program(sql: Sql, *, keyed: bool) -> engine_pb2.Program:
     """A query over windows."""
-    return engine_pb2.Program(keyed=keyed, sql=_sql(sql))
-
-
-def _sql(sql: Sql) -> engine_pb2.SqlProgram:
-    value = sql.value
-    if value is None:
-        return engine_pb2.SqlProgram(query=sql.query, value=engine_pb2.ValueSchema(format="raw"), unsafe=sql.unsafe)
-    schema = engine_pb2.ValueSchema(
-        format=value.format,
-        fields=value.fields or "",
-        avro_schema=value.avro_schema or "",
-        delimiter=value.delimiter or "",
-    )
-    return engine_pb2.SqlProgram(query=sql.query, value=schema, unsafe=sql.unsafe)
+    value = engine_pb2.ValueSchema(format="raw")
+    if sql.value is not None:
+        value = engine_pb2.ValueSchema(
+            format=sql.value.format,
+            fields=sql.value.fields or "",
+            avro_schema=sql.value.avro_schema or "",
+            delimiter=sql.value.delimiter or "",
+        )
+    return engine_pb2.Program(keyed=keyed, sql=engine_pb2.SqlProgram(query=sql.query, value=value, unsafe=sql.unsafe))
 
 
 def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.UdfProgram:

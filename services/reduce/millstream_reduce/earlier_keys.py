@@ -11,6 +11,7 @@ Above it: the contents of a queue. Below it: segments, read only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from millstream_reduce import batches
 from millstream_reduce.group_keys import join_key
 from millstream_reduce.log.entries import EntryError, read_entry
 from millstream_reduce.log.segments import mapped, segment_path
-from millstream_reduce.values import Location
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowTable
 
 KeyOfRow = Callable[[Location, int], bytes]
 """The key of a row of an entry."""
@@ -41,16 +41,11 @@ class StoredKeys:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._columns: dict[Location, Any] = {}
-        """Of the entries that were read last."""
+        self._column = lru_cache(_ENTRIES_MAX)(self._read)
 
     def __call__(self, location: Location, row: int) -> bytes:
         """Raises `DamageError`."""
-        if location not in self._columns:
-            if len(self._columns) >= _ENTRIES_MAX:
-                del self._columns[next(iter(self._columns))]
-            self._columns[location] = self._read(location)
-        column = self._columns[location]
+        column = self._column(location)
         return b"" if column is None else join_key([part.encode() for part in column[row].as_py() or ()])
 
     def _read(self, location: Location) -> Any:

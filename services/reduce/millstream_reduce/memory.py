@@ -22,8 +22,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.batches import as_bytes, decoded
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
-from millstream_reduce.values import Location, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowContents, WindowTable
 
 
 class WindowRow(NamedTuple):
@@ -87,8 +86,7 @@ class MemoryEngine:
                 summary.failures.add(window=index, reason=f"{type(error).__name__}: {error}")
         if self._rng is not None:
             self._rng.shuffle(groups)
-        rows = [row for group in groups for row in group]
-        return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA), summary
+        return pa.Table.from_pylist([row for group in groups for row in group], schema=RESULT_SCHEMA), summary
 
     def _results(self, index: int, held: Sequence[WindowRow], *, keyed: bool) -> list[list[dict[str, Any]]]:
         """Those of each group."""

@@ -20,7 +20,7 @@ from millstream.clock import START_OF_TIME_US
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.queued_frames import QueuedFrame, rows_of_frames
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Rows
 
 BETWEEN_BYTES = 16 * MIB
 """Stored bytes of input between two milestones at most, about, as long as windows close."""
@@ -62,8 +62,10 @@ class Milestones:
 
     def _note(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
         self._closed_us, self._bytes = closed_us, 0
-        inputs = [wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())]
-        return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us)
+        return wal_pb2.Milestone(
+            inputs=[wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())],
+            closed_us=closed_us,
+        )
 
 
 class SessionMembership:

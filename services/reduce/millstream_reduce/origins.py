@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from millstream.limits import SPAN_LINKS_MAX
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.values import Location, Piece, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, Piece, WindowContents, WindowTable
 
 ENTRIES_MAX = 128
 """The most entries of a segment for which the entry time of records is noted; of more entries, a sample is noted."""

@@ -18,10 +18,12 @@ because only hand-overs free space again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,23 +32,30 @@ from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import REPAIR, from_messages
-from millstream.limits import MIB
+from millstream.limits import (
+    HAND_OVER_BYTES_MAX,
+    HAND_OVER_PIECES_MAX,
+    HAND_OVER_WINDOWS_MAX,
+    LOG_BYTES_MAX,
+    LOG_SEGMENT_BYTES,
+    LOG_UNSYNCED_BYTES_MAX,
+    MIB,
+)
 from millstream.pauses import Pauses, RepeatedFailure
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.log.damage import time_text
-from millstream_reduce.log.files import Files, SystemFiles
-from millstream_reduce.log.log import Log, LogSizes, open_log
+from millstream_reduce.log.files import Files
+from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.milestones import Milestones, SessionMembership
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue_contents import AppendResult, QueueContents
-from millstream_reduce.queue_limits import QueueLimits, QueueStatistics
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windowing import Keys, Windowing
 
 __all__ = ["AppendResult", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
@@ -59,6 +68,46 @@ _LEFT_BYTES_MAX = 4096
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 """A write that found no space is tried again after the first, then double, up to the last pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of one queue."""
+
+    log_bytes_max: int = LOG_BYTES_MAX
+    """Bytes of all segments at which nothing more is admitted."""
+    unsynced_bytes_max: int = LOG_UNSYNCED_BYTES_MAX
+    """Bytes in memory that are not durable, at which nothing more is admitted."""
+    segment_bytes: int = LOG_SEGMENT_BYTES
+    hand_over_windows_max: int = HAND_OVER_WINDOWS_MAX
+    hand_over_bytes_max: int = HAND_OVER_BYTES_MAX
+    hand_over_pieces_max: int = HAND_OVER_PIECES_MAX
+
+    def __post_init__(self) -> None:
+        if self.log_bytes_max < 4 * self.segment_bytes:
+            # Segments are removed as a whole: with fewer of them, one open window could fill the log.
+            raise ValueError(
+                f"a log of {self.log_bytes_max} bytes has space for fewer than 4 segments of {self.segment_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """One queue, now."""
+
+    open_windows: int
+    oldest_end_us: int | None
+    """End of the first open window."""
+    open_rows: int
+    """Records that open windows need."""
+    pending_hand_overs: int
+    """Hand-overs that are not committed."""
+    pending_rows: int
+    last_hand_over: int
+    log: LogStatistics
+    log_bytes_max: int
+    full: str
+    """The reason why the queue accepts nothing; empty while it has space."""
 
 
 class Queue:
@@ -121,22 +170,10 @@ class Queue:
         location = self._log.append(wal_pb2.Entry(append=append), batches.encoded(batch) if batch.num_rows else b"")
         if batch.num_rows:
             self._windowing.add(times, keys, location)
-        appended = AppendResult(
-            inputs=tuple(append.inputs),
-            admitted=append.rows,
-            late=append.late,
-            outside=append.outside,
-            late_admitted=append.late_admitted,
-            late_frames=tuple(late_frames),
-            closed_us=append.closed_us,
-            traceparent=append.traceparent,
-            ingest_time_us=append.ingest_time_us,
-            hand_over=append.hand_over,
-            milestone=milestone,
-        )
+        appended = AppendResult(append, late_frames)
         if location.segment not in self._contents.starts:
             self._contents.forget_segments(self._log.segments())
-        self._contents.note_append(appended, append, location)
+        self._contents.note_append(appended, location)
         return appended
 
     def close(self, watermark_us: int) -> list[wal_pb2.HandOver]:
@@ -177,13 +214,17 @@ class Queue:
         Waits for room on a full disk, however long. Raises `FencedError` when the lane has another owner, and
         `InfrastructureError` when a write or an fsync failed: nothing more will be acknowledged then.
         """
+        await self._once_there_is_room(self._log.sync)
+
+    async def _once_there_is_room(self, write: Callable[[], Awaitable[None]], advice: str = "") -> None:
+        """Write, as often as it takes on a full disk. `advice`: follows what the log says about that."""
         pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
         while True:
             try:
-                await self._log.sync()
+                await write()
                 return full.over(_log, f"{self._log.identity}: ")
             except StorageFullError as error:
-                full.warn(_log, "", str(error))
+                full.warn(_log, "", f"{error}{advice}")
                 await pauses.wait()
 
     async def room(self, timeout_s: float | None = None) -> bool:
@@ -251,13 +292,13 @@ class Queue:
 
     async def committed(self, progress: mark_pb2.ReduceProgress) -> None:
         """The lane's mark now says `progress`: free what is no longer needed."""
-        copy = mark_pb2.ReduceProgress()
-        copy.CopyFrom(progress)
-        if not self._contents.committed(copy):
+        # The caller goes on changing its own, also while a file is removed.
+        progress = deepcopy(progress)
+        if not self._contents.committed(progress):
             return
         oldest = self._results.oldest
-        if oldest is not None and oldest <= copy.hand_over:
-            await self._log.in_thread(lambda: self._results.remove(copy.hand_over))
+        if oldest is not None and oldest <= progress.hand_over:
+            await self._log.in_thread(lambda: self._results.remove(progress.hand_over))
         if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
             self._begin_segment()
             await self.sync()
@@ -268,19 +309,13 @@ class Queue:
         if self._log.removable_bytes() > _LEFT_BYTES_MAX:
             self._begin_segment()
             # A full disk, or a new owner, may prevent it: the next owner then does it.
-            with contextlib.suppress(RetryLaterError, FencedError):
+            with suppress(RetryLaterError, FencedError):
                 await self._log.sync()
 
     async def write_result(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over until it is committed: durable at the return. Waits for room."""
-        pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
-        while True:
-            try:
-                await self._log.in_thread(lambda: self._results.write(number, data))
-                return full.over(_log, f"{self._log.identity}: ")
-            except StorageFullError as error:
-                full.warn(_log, "", f"{error}; trying again until there is space")
-                await pauses.wait()
+        write = partial(self._log.in_thread, lambda: self._results.write(number, data))
+        await self._once_there_is_room(write, "; trying again until there is space")
 
     async def read_result(self, number: int) -> bytes | None:
         """What was kept of a hand-over; None without anything. Raises `DamageError` when it is damaged."""
@@ -324,13 +359,11 @@ class Queue:
             oldest_end_us=self._windowing.oldest_end_us(),
             open_rows=self._windowing.open_rows(),
             pending_hand_overs=len(pending),
-            pending_windows=sum(item.windows for item in pending),
             pending_rows=sum(item.rows for item in pending),
             last_hand_over=self._contents.last_hand_over,
-            unacknowledged_records=sum(item.records for item in self.unacknowledged()),
             log=self._log.statistics(),
             log_bytes_max=self._limits.log_bytes_max,
-            full=self._full_text() if self._is_full else "",
+            full=self._full_text() if self._log.is_short or self._log.total_bytes >= self._limits.log_bytes_max else "",
         )
 
     def _closed_windows(self, watermark_us: int) -> Iterator[WindowTable]:
@@ -350,8 +383,9 @@ class Queue:
             hand_over = self._message(group)
             hand_over.more = following is not None
             if early_rows and not hand_overs and self._milestones is not None:
-                at = self._contents.sequences, self._windowing.closed_us
-                hand_over.milestone.CopyFrom(self._milestones.early(*at, early_rows))
+                hand_over.milestone.CopyFrom(
+                    self._milestones.early(self._contents.sequences, self._windowing.closed_us, early_rows)
+                )
             self._contents.new_hand_over(hand_over, self._log.segment)
             self._log.append(wal_pb2.Entry(hand_over=hand_over), same_segment=True)
             hand_overs.append(hand_over)
@@ -377,18 +411,13 @@ class Queue:
             size, pieces = sizes[first] + limits.hand_over_bytes_max, bounds[first] + limits.hand_over_pieces_max
             by_size = int(np.searchsorted(sizes, size, side="right")) - 1
             by_pieces = int(np.searchsorted(bounds, pieces, side="right")) - 1
-            last = min(by_size, by_pieces, first + limits.hand_over_windows_max, len(windows))
-            last = max(last, first + 1)
+            last = max(first + 1, min(by_size, by_pieces, first + limits.hand_over_windows_max, len(windows)))
             yield windows if last - first == len(windows) else windows[first:last]
             first = last
 
     def _begin_segment(self, *, pressed: bool = False) -> None:
         self._log.begin_segment(pressed=pressed)
         self._contents.forget_segments(self._log.segments())
-
-    @property
-    def _is_full(self) -> bool:
-        return self._log.is_short or self._log.total_bytes >= self._limits.log_bytes_max
 
     def _say_full(self) -> None:
         if not self._warned_full:
@@ -437,9 +466,8 @@ async def open_queue(
     the mark counts on.
     """
     limits = limits or QueueLimits()
-    files = files or SystemFiles()
-    mark = mark_pb2.ReduceProgress()
-    mark.CopyFrom(progress)
+    files = files or Files()
+    mark = deepcopy(progress)
     contents = QueueContents(windowing, mark, str(identity), input_is_kept, StoredKeys(directory))
     # What may wait in memory, a take of the lane beyond it, and hand-overs must fit the reserve.
     sizes = LogSizes(limits.segment_bytes, limits.unsynced_bytes_max + _RESERVE_MORE_BYTES)

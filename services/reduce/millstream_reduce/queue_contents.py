@@ -22,8 +22,7 @@ from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT
 from millstream_reduce.log.log import LogSummary
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.origins import Origins
-from millstream_reduce.values import Location
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, WindowTable
 from millstream_reduce.windowing import Windowing
 from millstream_reduce.windows import encoding
 
@@ -32,43 +31,24 @@ from millstream_reduce.windows import encoding
 class AppendResult:
     """The outcome for the records of one `append`."""
 
-    inputs: Sequence[wal_pb2.InputPosition]
-    """How far each edge has been read after it, and the records and stored bytes taken from it."""
-    admitted: int
-    """Records that are in a window now."""
-    late: int
-    """Records all of whose windows were closed."""
-    outside: int
-    """Records for which there is no window."""
-    late_admitted: int
-    """Admitted records that were older than the watermark."""
+    message: wal_pb2.Append
+    """What the log says about them: `rows` are in a window now."""
     late_frames: Sequence[Frame]
     """The late records, if the queue keeps them."""
-    closed_us: int
-    """Windows that ended up to this time, including lateness, were closed for these records."""
-    traceparent: str
-    """Trace context of the first sampled frame; empty if there is none."""
-    ingest_time_us: int
-    """When the oldest of the records entered the pipeline, wall clock."""
-    hand_over: int
-    """Number of the last hand-over before these records."""
-    milestone: wal_pb2.Milestone | None
-    """The lane's position before these records, if it is needed to rebuild a lost log."""
 
     @property
     def records(self) -> int:
-        return sum(position.records for position in self.inputs)
+        return sum(position.records for position in self.message.inputs)
 
     @property
     def bytes(self) -> int:
         """Their stored size in the ledgers."""
-        return sum(position.bytes for position in self.inputs)
+        return sum(position.bytes for position in self.message.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unacknowledged:
     appended: AppendResult
-    message: wal_pb2.Append
     segment: int
     """Where that is said: in an entry, or in a checkpoint."""
 
@@ -131,14 +111,17 @@ class QueueContents:
             self._pristine = self.windowing.checkpoint()
         else:
             self.windowing.restore(self._pristine)
-        self.sequences.clear()
-        self.read.clear()
+        for noted in (
+            self.sequences,
+            self.read,
+            self.pending,
+            self.unacknowledged,
+            self.sizes,
+            self.starts,
+            self.origins,
+        ):
+            noted.clear()
         self.last_hand_over = 0
-        self.pending.clear()
-        self.unacknowledged.clear()
-        self.origins.clear()
-        self.sizes.clear()
-        self.starts.clear()
         self._begun = False
 
     def begin(self, header: wal_pb2.Segment) -> None:
@@ -153,7 +136,7 @@ class QueueContents:
             for hand_over in header.checkpoint.hand_overs:
                 self._note_hand_over(hand_over, header.number)
             for append in header.checkpoint.unacknowledged:
-                self._note_unacknowledged(appended_of(append), append, header.number)
+                self._note_unacknowledged(appended_of(append), header.number)
         self._move_closed(header.closed_us)
         self.sequences.update(self.starts[header.number])
         self.read.update({position.edge: list(position.read) for position in header.inputs})
@@ -169,10 +152,9 @@ class QueueContents:
         self._move_closed(append.closed_us)
         if append.rows:
             batch = batches.decoded(body, append)
-            plainly = self._format < KEYS_FORMAT
-            keys = batches.key_codes(batch, plainly=plainly) if self.windowing.needs_keys else None
+            keys = batches.key_codes(batch, plainly=self._format < KEYS_FORMAT) if self.windowing.needs_keys else None
             self.windowing.add(batches.event_times(batch), keys, location)
-        self.note_append(appended_of(append), append, location)
+        self.note_append(appended_of(append), location)
 
     def recovered(self, end: LogEnd) -> None:
         """Raises `DamageError` if the log has lost what the lane's mark says is in it."""
@@ -229,7 +211,7 @@ class QueueContents:
     def records_known(self) -> int:
         """Records of windows that are not committed, of those that the mark counts. Where the input is kept, the mark
         says the same."""
-        known = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
+        known = self.windowing.open_rows() - sum(item.appended.message.rows for item in self.unacknowledged)
         return known + sum(item.released for item in self.pending.values())
 
     def summary(self) -> LogSummary:
@@ -252,19 +234,20 @@ class QueueContents:
         return wal_pb2.Checkpoint(
             open=self.windowing.checkpoint(),
             hand_overs=[item.hand_over for item in self.pending.values()],
-            unacknowledged=[item.message for item in self.unacknowledged],
+            unacknowledged=[item.appended.message for item in self.unacknowledged],
         )
 
-    def note_append(self, appended: AppendResult, append: wal_pb2.Append, location: Location) -> None:
+    def note_append(self, appended: AppendResult, location: Location) -> None:
         """Records are in the log, at this place."""
+        append = appended.message
         if location.segment not in self.starts:
             self.starts[location.segment] = dict(self.sequences)
-        for position in appended.inputs:
+        for position in append.inputs:
             self.sequences[position.edge] = max(position.sequence, self.sequences.get(position.edge, 0))
             self.read[position.edge] = merged(self.read.get(position.edge, ()), from_messages(position.read))
-        self._note_unacknowledged(appended, append, location.segment)
+        self._note_unacknowledged(appended, location.segment)
         if append.rows:
-            self.origins.note(location, appended.ingest_time_us, appended.traceparent)
+            self.origins.note(location, append.ingest_time_us, append.traceparent)
         size = self.sizes.setdefault(location.segment, _Size())
         size.rows += append.rows
         size.bytes += location.length
@@ -299,7 +282,8 @@ class QueueContents:
         """
         self.windowing.restore(open_windows)
         for item in self.unacknowledged:
-            item.message.closed_us = min(item.message.closed_us, closed_us)
+            message = item.appended.message
+            message.closed_us = min(message.closed_us, closed_us)
         for pending in self.pending.values():
             pending.hand_over.closed_us = min(pending.hand_over.closed_us, closed_us)
 
@@ -311,17 +295,18 @@ class QueueContents:
             return sum(item.bytes for item in self.sizes.values()) / rows if rows else 0.0
         return size.bytes / size.rows
 
-    def _note_unacknowledged(self, appended: AppendResult, append: wal_pb2.Append, segment: int) -> None:
+    def _note_unacknowledged(self, appended: AppendResult, segment: int) -> None:
         if _is_beyond(appended, self.progress):
-            self.unacknowledged.append(_Unacknowledged(appended, append, segment))
+            self.unacknowledged.append(_Unacknowledged(appended, segment))
 
     def _note_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
         self.last_hand_over = max(self.last_hand_over, hand_over.number)
         if hand_over.number > self.progress.hand_over:
             windows = WindowTable.of_hand_over(hand_over)
             segments = frozenset({segment, *windows.entries[:, 0].tolist()})
-            counts = len(windows), int(windows.rows.sum()), int(windows.released.sum())
-            self.pending[hand_over.number] = _Pending(hand_over, segments, *counts)
+            self.pending[hand_over.number] = _Pending(
+                hand_over, segments, len(windows), int(windows.rows.sum()), int(windows.released.sum())
+            )
 
     def _move_closed(self, closed_us: int) -> None:
         if closed_us > self.windowing.closed_us:
@@ -330,22 +315,10 @@ class QueueContents:
 
 def appended_of(append: wal_pb2.Append) -> AppendResult:
     """The `append` that an entry of the log describes."""
-    return AppendResult(
-        inputs=tuple(append.inputs),
-        admitted=append.rows,
-        late=append.late,
-        outside=append.outside,
-        late_admitted=append.late_admitted,
-        late_frames=tuple(Frame.decode(data) for data in append.late_frames),
-        closed_us=append.closed_us,
-        traceparent=append.traceparent,
-        ingest_time_us=append.ingest_time_us,
-        hand_over=append.hand_over,
-        milestone=append.milestone if append.HasField("milestone") else None,
-    )
+    return AppendResult(append, [Frame.decode(data) for data in append.late_frames])
 
 
 def _is_beyond(appended: AppendResult, progress: mark_pb2.ReduceProgress) -> bool:
     """Whether the mark does not say that these records are durable."""
     done = {position.edge: position.sequence for position in progress.inputs}
-    return any(position.sequence > done.get(position.edge, 0) for position in appended.inputs)
+    return any(position.sequence > done.get(position.edge, 0) for position in appended.message.inputs)

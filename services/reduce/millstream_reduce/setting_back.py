@@ -15,7 +15,7 @@ from millstream.errors import UserError
 from millstream.limits import LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX, MIB
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reduce.earlier_keys import StoredKeys
-from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.log import LogSizes, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue_contents import QueueContents
@@ -39,25 +39,23 @@ async def set_log_back(
     config: WindowConfig,
     progress: mark_pb2.ReduceProgress,
     closed_us: int,
-    *,
-    files: Files | None = None,
 ) -> None:
     """Have the log say that windows are closed up to there only, with everything else as it is. Durable at the return.
 
     `progress` is that of the lane's mark, taken over under `identity.epoch`; it has to be set back as well, for the
     later of the two counts. Raises as `open_log` does, and `UserError` for a log that cannot be set back.
     """
-    keys = StoredKeys(directory)
-    contents = QueueContents(make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=keys)
+    contents = QueueContents(
+        make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=StoredKeys(directory)
+    )
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
-    async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
+    async with open_log(directory, identity, contents, files=Files(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:
             raise UserError(
                 codes.NOT_SET_BACK, f"{identity}: its input has ended, so its event time cannot be set back"
             )
         floor_us = closed_us - config.lateness_us
         last = (floor_us - config.length_us) // (config.slide_us or config.length_us or 1)
-        open_windows = encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last)
-        contents.set_back(open_windows, closed_us)
+        contents.set_back(encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last), closed_us)
         log.begin_segment(anew=True)
         await log.sync()

@@ -19,12 +19,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from millstream_reduce.values import Location, WindowContents
+from millstream_reduce.values import Location, Rows, WindowContents
 
 Times = npt.NDArray[np.int64]
 """Event times, microseconds."""
-Rows = npt.NDArray[np.int64]
-"""Indexes of rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,9 +158,9 @@ class Outside:
         return open_spark_client(address, os.environ.get(TOKEN_VARIABLE, ""))
 
     def files(self) -> Files:
-        from millstream_reduce.log.files import SystemFiles
+        from millstream_reduce.log.files import Files
 
-        return SystemFiles()
+        return Files()
 
     def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
         from millstream_reduce.queue import QueueLimits

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded, value_fields_of
-from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
+from millstream_reduce.log.entries import entry_buffers, segment_name
 from millstream_reduce.spark.wire import SparkClient
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 
@@ -53,7 +52,7 @@ def write_windows(
             append = wal_pb2.Append(rows=len(of_window), has_keys=True, value_fields=value_fields_of(batch))
             entry = wal_pb2.Entry(append=append)
             buffers = entry_buffers(index + 1, entry.SerializeToString(), body)
-            length = total_length(buffers)
+            length = sum(map(len, buffers))
             segment.write(b"".join(buffers))
             rows = len(of_window)
             start_us = index * 1_000_000

@@ -24,7 +24,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.milestones import is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
@@ -307,22 +307,22 @@ class Story:
     async def _tell(self, queue: Queue, most: int) -> None:
         progress = self.lane.progress
         for appended in queue.unacknowledged()[:most]:
-            if self.kept and appended.hand_over > progress.hand_over:
+            if self.kept and appended.message.hand_over > progress.hand_over:
                 break
-            for position in appended.inputs:
+            for position in appended.message.inputs:
                 done = {item.edge: item for item in progress.inputs}
                 (done.get(position.edge) or progress.inputs.add(edge=position.edge)).sequence = position.sequence
-            progress.closed_us = max(progress.closed_us, appended.closed_us)
+            progress.closed_us = max(progress.closed_us, appended.message.closed_us)
             self.late += [value for frame in appended.late_frames for value in frame.values()]
-            if appended.milestone is not None:
-                self._store(appended.milestone)
+            if appended.message.HasField("milestone"):
+                self._store(appended.message.milestone)
         await queue.committed(progress)
         self._release(queue)
 
     async def _commit(self, queue: Queue) -> None:
         await queue.sync()
         hand_over = queue.pending()[0]
-        before = sum(appended.hand_over < hand_over.number for appended in queue.unacknowledged())
+        before = sum(appended.message.hand_over < hand_over.number for appended in queue.unacknowledged())
         await self._tell(queue, before)
         self._check(queue, hand_over)
         self.committed += self.expected[hand_over.number]

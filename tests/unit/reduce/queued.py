@@ -16,8 +16,7 @@ from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import AppendResult, Queue, QueuedFrame, QueueLimits, open_queue
-from millstream_reduce.values import WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowContents, WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 
 EDGE, OTHER_EDGE = "a-sum", "b-sum"

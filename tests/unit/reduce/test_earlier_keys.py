@@ -21,7 +21,7 @@ from millstream.frame import Frame, build_frame
 from millstream_reduce.group_keys import key_parts
 from millstream_reduce.log.entries import FORMAT
 from millstream_reduce.log.segments import mapped, read_header, segment_numbers, segment_path
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import Lane, values_in
 

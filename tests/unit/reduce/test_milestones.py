@@ -15,7 +15,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.inspection import inspect_log
 from millstream_reduce.milestones import BETWEEN_BYTES, Milestones, is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
@@ -52,8 +52,8 @@ async def test_a_session_is_the_same_however_it_was_closed_before_the_log_was_lo
     async with lane.opened() as queue:
         await committed_session(lane, queue)
         appended = lane.append(queue, BEHIND)
-        assert (appended.admitted, appended.late, appended.hand_over) == (1, 1, 1)
-        milestone = appended.milestone
+        assert (appended.message.rows, appended.message.late, appended.message.hand_over) == (1, 1, 1)
+        milestone = appended.message.milestone
         assert milestone == wal_pb2.Milestone(inputs=[position(EDGE, 1)], closed_us=CLOSED_US)
         lane.append(queue, AFTER)
         await lane.acknowledge(queue)
@@ -61,7 +61,6 @@ async def test_a_session_is_the_same_however_it_was_closed_before_the_log_was_lo
     async with lane.opened() as queue:
         assert queue.is_behind
         read_again(lane, queue, EARLIER)
-        assert milestone is not None
         queue.retrace(milestone)
         read_again(lane, queue, BEHIND, AFTER)
         lane.retrace(queue)
@@ -78,12 +77,12 @@ async def test_records_behind_closed_windows_are_a_milestone_once(tmp_path: Path
     lane = kept(tmp_path)
     async with lane.opened() as queue:
         await committed_session(lane, queue)
-        assert lane.append(queue, frame).milestone is not None
+        assert lane.append(queue, frame).message.HasField("milestone")
         # Nothing was closed since.
-        assert lane.append(queue, frame).milestone is None
+        assert not lane.append(queue, frame).message.HasField("milestone")
         queue.close(CLOSED_US + 1)
-        assert lane.append(queue, frame_of([CLOSED_US + 1])).milestone is None
-        assert lane.append(queue, frame).milestone is not None
+        assert not lane.append(queue, frame_of([CLOSED_US + 1])).message.HasField("milestone")
+        assert lane.append(queue, frame).message.HasField("milestone")
 
 
 @pytest.mark.guarantee("I3")
@@ -103,10 +102,10 @@ async def test_what_joined_an_open_session_does_so_again_however_the_edges_are_r
             wal_pb2.Joined(edge=EDGE, sequence=2, rows=[1, 2]),
         ]
         milestone = wal_pb2.Milestone(inputs=[position(EDGE, 1)], closed_us=40, joined=joined)
-        assert appended.milestone == milestone
+        assert appended.message.milestone == milestone
         # Nothing was closed since, but the order of the edges matters again.
         again = queue.append([QueuedFrame(EDGE, 3, before.size, before)], 0)
-        assert again.milestone == wal_pb2.Milestone(
+        assert again.message.milestone == wal_pb2.Milestone(
             inputs=[position(EDGE, 2), position(OTHER_EDGE, 1)],
             closed_us=40,
             joined=[wal_pb2.Joined(edge=EDGE, sequence=3, rows=[0, 1, 2])],
@@ -114,7 +113,7 @@ async def test_what_joined_an_open_session_does_so_again_however_the_edges_are_r
         await lane.acknowledge(queue)
     shutil.rmtree(lane.directory)
     async with lane.opened() as queue:
-        queue.recall([milestone, again.milestone])
+        queue.recall([milestone, again.message.milestone])
         lane.append(queue, open_session)
         queue.retrace(milestone)
         appended = queue.append([second, first], 0)
@@ -140,14 +139,14 @@ async def test_where_the_time_of_a_record_says_its_window_no_milestone_is_needed
     async with lane.opened() as queue:
         read_again(lane, queue, EARLIER)
         queue.close(CLOSED_US)
-        assert lane.append(queue, BEHIND).milestone is None
+        assert not lane.append(queue, BEHIND).message.HasField("milestone")
 
 
 async def test_a_queue_whose_input_is_not_kept_notes_none(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "log", replace(SESSIONS))
     async with lane.opened() as queue:
         await committed_session(lane, queue)
-        assert lane.append(queue, BEHIND).milestone is None
+        assert not lane.append(queue, BEHIND).message.HasField("milestone")
         assert not queue.early()[0].HasField("milestone")
 
 
@@ -157,8 +156,7 @@ async def test_a_log_that_is_lost_on_the_way_or_old_goes_on_where_it_is(tmp_path
     lane = kept(tmp_path)
     async with lane.opened() as queue:
         await committed_session(lane, queue)
-        milestone = lane.append(queue, BEHIND).milestone
-        assert milestone is not None
+        milestone = lane.append(queue, BEHIND).message.milestone
         lane.append(queue, AFTER)
         await lane.acknowledge(queue)
     shutil.rmtree(lane.directory)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from millstream.limits import SPAN_LINKS_MAX
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.origins import ENTRIES_MAX, WINDOWS_MAX, HandOverOrigin, Origins
-from millstream_reduce.values import Location, Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Location, Piece, Window, WindowContents, WindowTable
 
 NOW_US = 1_000_000
 

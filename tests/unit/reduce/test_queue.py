@@ -19,7 +19,7 @@ from millstream_reduce.log.entries import segment_name, whole_entries
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import QueueLimits
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_udf import arrow_values
 from tests.support.errors import raises
@@ -36,12 +36,12 @@ async def test_windows_hold_exactly_the_records_before_the_watermark_passed(tmp_
     lane = Lane(tmp_path)
     async with lane.opened() as queue:
         first = lane.append(queue, frame_of([1, 12, 3]), frame_of([25, 4]), watermark_us=0)
-        assert (first.admitted, first.late, first.late_admitted, first.records) == (5, 0, 0, 5)
+        assert (first.message.rows, first.message.late, first.message.late_admitted, first.records) == (5, 0, 0, 5)
         assert queue.close(9) == []
         lane.append(queue, frame_of([11, 5]), watermark_us=9)
         hand_overs = queue.close(20)
         late = lane.append(queue, frame_of([6, 21, 13]), watermark_us=20)
-        assert (late.admitted, late.late, late.late_admitted) == (1, 2, 0)
+        assert (late.message.rows, late.message.late, late.message.late_admitted) == (1, 2, 0)
         await queue.sync()
         assert contents_of(tmp_path, hand_overs) == [
             (0, 10, 0, values(1, 3, 4, 5)),
@@ -57,9 +57,9 @@ async def test_records_older_than_the_watermark_are_counted_where_lateness_admit
     async with lane.opened() as queue:
         queue.close(20)
         appended = lane.append(queue, frame_of([1, 12, 30]), watermark_us=20)
-        assert (appended.admitted, appended.late_admitted, appended.late) == (3, 2, 0)
+        assert (appended.message.rows, appended.message.late_admitted, appended.message.late) == (3, 2, 0)
         queue.close(26)
-        assert lane.append(queue, frame_of([1]), watermark_us=26).late == 1
+        assert lane.append(queue, frame_of([1]), watermark_us=26).message.late == 1
 
 
 async def test_late_records_are_kept_as_frames_where_they_are_wanted(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ async def test_late_records_are_kept_as_frames_where_they_are_wanted(tmp_path: P
     async with lane.opened() as queue:
         queue.close(10)
         appended = lane.append(queue, frame_of([12, 13]), late, frame_of([1]), watermark_us=10)
-        assert (appended.admitted, appended.late) == (3, 3)
+        assert (appended.message.rows, appended.message.late) == (3, 3)
         assert [frame.values() for frame in appended.late_frames] == [values(2, 3), values(1)]
         assert appended.late_frames[0].keys() == [(b"b",), (b"c",)]
         all_late = lane.append(queue, frame_of([4, 5]), watermark_us=10)
-        assert (all_late.admitted, all_late.late) == (0, 2)
+        assert (all_late.message.rows, all_late.message.late) == (0, 2)
         await queue.sync()
     async with lane.opened() as queue:
         assert queue.unacknowledged() == [appended, all_late]
@@ -119,7 +119,7 @@ async def test_records_between_windows_are_counted_apart(tmp_path: Path) -> None
     lane = Lane(tmp_path, WindowConfig("sliding", length_us=4, slide_us=10))
     async with lane.opened() as queue:
         appended = lane.append(queue, frame_of([1, 5, 12, 18, 19]))
-        assert (appended.admitted, appended.outside, appended.late) == (2, 3, 0)
+        assert (appended.message.rows, appended.message.outside, appended.message.late) == (2, 3, 0)
         await queue.sync()
     async with lane.opened() as queue:
         assert queue.unacknowledged() == [appended]
@@ -138,7 +138,7 @@ async def test_a_restart_finds_hand_overs_with_the_very_same_contents(tmp_path: 
     async with lane.opened() as queue:
         assert queue.pending() == [*first, *second]
         # Admissible or not: what comes now is not in a window that was handed over.
-        assert lane.append(queue, frame_of([2, 13, 21]), watermark_us=20).late == 2
+        assert lane.append(queue, frame_of([2, 13, 21]), watermark_us=20).message.late == 2
         assert queue.close(20) == []
         assert contents_of(tmp_path, queue.pending()) == contents
         await lane.commit(queue, first[0])
@@ -158,7 +158,7 @@ async def test_a_window_is_handed_over_again_only_when_its_hand_over_was_not_dur
     async with lane.opened() as queue:
         assert queue.pending() == []
         # The mark does not know that the windows were closed either, so this one is not late.
-        assert lane.append(queue, frame_of([3]), watermark_us=10).late == 0
+        assert lane.append(queue, frame_of([3]), watermark_us=10).message.late == 0
         hand_overs = queue.close(10)
         await queue.sync()
         assert contents_of(tmp_path, hand_overs) == [(0, 10, 0, values(1, 2, 3))]
@@ -177,7 +177,7 @@ async def test_windows_that_are_closed_stay_closed_though_nothing_was_handed_ove
                 await lane.acknowledge(queue)
         async with lane.opened() as queue:
             assert queue.closed_us == 50
-            assert lane.append(queue, frame_of([45])).late == 1
+            assert lane.append(queue, frame_of([45])).message.late == 1
 
 
 async def test_early_results_are_numbered_on_over_a_restart(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_hand_overs_of_one_close_of_which_only_some_became_durable(tmp_pat
     path.write_bytes(path.read_bytes()[:-64])
     async with lane.opened() as queue:
         assert queue.pending() == hand_overs[:2]
-        assert lane.append(queue, frame_of([22, 31])).late == 1
+        assert lane.append(queue, frame_of([22, 31])).message.late == 1
         again = queue.close(30)
         await queue.sync()
         assert contents_of(tmp_path, [*hand_overs[:2], *again]) == contents
@@ -248,7 +248,7 @@ async def test_several_edges_are_told_apart(tmp_path: Path) -> None:
     async with lane.opened() as queue:
         lane.append(queue, frame_of([1]), frame_of([2, 3]))
         appended = lane.append(queue, frame_of([4]), edge=OTHER_EDGE)
-        assert [(item.edge, item.sequence, item.records) for item in appended.inputs] == [(OTHER_EDGE, 1, 1)]
+        assert [(item.edge, item.sequence, item.records) for item in appended.message.inputs] == [(OTHER_EDGE, 1, 1)]
         assert queue.positions() == {EDGE: 2, OTHER_EDGE: 1}
         await queue.sync()
     lane.progress.inputs.add(edge=EDGE, sequence=2)
@@ -496,7 +496,7 @@ async def test_the_trace_of_the_records_leads_to_their_hand_over(tmp_path: Path)
     lane = Lane(tmp_path)
     traced = frame_of([2]).traced("00-aa-bb-01")
     async with lane.opened() as queue:
-        assert lane.append(queue, frame_of([1]), traced).traceparent == "00-aa-bb-01"
+        assert lane.append(queue, frame_of([1]), traced).message.traceparent == "00-aa-bb-01"
         await queue.sync()
     async with lane.opened() as queue:
         (hand_over,) = queue.close(10)
@@ -525,8 +525,8 @@ async def test_statistics_tell_what_is_open_and_what_waits(tmp_path: Path) -> No
         queue.close(10)
         found = queue.statistics()
         assert (found.open_windows, found.open_rows, found.oldest_end_us) == (2, 2, 20)
-        assert (found.pending_hand_overs, found.pending_windows, found.pending_rows) == (1, 1, 2)
-        assert (found.last_hand_over, found.unacknowledged_records, found.full) == (1, 4, "")
+        assert (found.pending_hand_overs, found.pending_rows) == (1, 2)
+        assert (found.last_hand_over, found.full) == (1, "")
         assert found.log_bytes_max == LIMITS.log_bytes_max
 
 

@@ -18,7 +18,7 @@ async def test_late_records_are_kept_until_the_mark_tells_of_them(tmp_path: Path
     async with lane.opened() as queue:
         queue.close(10)
         appended = lane.append(queue, late, watermark_us=10)
-        assert (appended.admitted, appended.late) == (0, 9)
+        assert (appended.message.rows, appended.message.late) == (0, 9)
         for begin in range(10, 200, 10):
             lane.append(queue, frame_of([begin], values=[b"x" * 600]), watermark_us=begin)
             queue.close(begin + 10)

@@ -112,12 +112,12 @@ class Model:
         await queue.sync()
         waiting = queue.unacknowledged()
         for appended in waiting[: self.rng.randint(0, len(waiting))]:
-            self.late["late"] += appended.late
-            for position in appended.inputs:
+            self.late["late"] += appended.message.late
+            for position in appended.message.inputs:
                 done = {item.edge: item for item in self.lane.progress.inputs}
                 item = done.get(position.edge) or self.lane.progress.inputs.add(edge=position.edge)
                 item.sequence = position.sequence
-            self.lane.progress.closed_us = max(self.lane.progress.closed_us, appended.closed_us)
+            self.lane.progress.closed_us = max(self.lane.progress.closed_us, appended.message.closed_us)
         await queue.committed(self.lane.progress)
 
     async def commit(self, queue: Queue) -> None:

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.dead_letter import time_text
 from millstream.extract import YEAR_1_US, YEAR_10000_US
 from millstream_reduce.batches import HEADERS
-from millstream_reduce.lane.jobs import time_text
 from millstream_reduce.lane.units import WINDOW_EARLY, WINDOW_END, WINDOW_START, _frame_of
-from millstream_reduce.values import Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Window, WindowContents, WindowTable
 
 SPANS = [
     (YEAR_1_US, YEAR_1_US + 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.results import ResultFiles
 from tests.unit.reduce.log.faulty_files import PowerLossFiles
@@ -15,7 +15,7 @@ from tests.unit.reduce.log.faulty_files import PowerLossFiles
 
 def opened(directory: Path, epoch: int, system: Files | None = None) -> ResultFiles:
     """The result files as the owner of that epoch sees them."""
-    files = ResultFiles(directory, system or SystemFiles(), LogIdentity("p", "sum", 0, epoch, "ledger"))
+    files = ResultFiles(directory, system or Files(), LogIdentity("p", "sum", 0, epoch, "ledger"))
     files.load()
     return files
 

@@ -60,7 +60,7 @@ async def test_what_is_to_come_is_in_time_and_no_window_of_before_is_opened_agai
         handed = await closing(queue, FAR)
         before = contents_of(tmp_path, handed)
         # Late now, and in the log; the mark may not know of it yet.
-        assert lane.append(queue, keyed(60), watermark_us=FAR).late == 1
+        assert lane.append(queue, keyed(60), watermark_us=FAR).message.late == 1
         if committed:
             await lane.acknowledge(queue)
         await queue.sync()
@@ -70,11 +70,11 @@ async def test_what_is_to_come_is_in_time_and_no_window_of_before_is_opened_agai
             assert queue.pending() != []
             assert contents_of(tmp_path, queue.pending()) == before, "what was handed over stays"
             assert all(item.closed_us <= queue.closed_us for item in queue.pending())
-            assert all(item.closed_us <= queue.closed_us for item in queue.unacknowledged())
+            assert all(item.message.closed_us <= queue.closed_us for item in queue.unacknowledged())
             assert queue.close(end_us) == []
             if opening:
                 appended = lane.append(queue, keyed(*gone, 51, 62), watermark_us=45)
-                assert (appended.late, appended.admitted) == (len(gone), 2)
+                assert (appended.message.late, appended.message.rows) == (len(gone), 2)
                 closed = contents_of(tmp_path, await closing(queue, 100))
                 assert [(start, end, [int(v) for v in found]) for start, end, _, found in closed] == windows
                 # The record of the far future waits for its time.

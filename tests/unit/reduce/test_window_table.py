@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 from tests.support.errors import raises
 
 TIMES = st.integers(-(2**63), 2**63 - 1)

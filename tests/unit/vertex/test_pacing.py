@@ -206,7 +206,7 @@ async def test_gathering_ends_when_enough_waits() -> None:
         assert not gathering.done()
         await rig.feed(frame)
         await gathering
-        assert sum(taken.read.frame.records for taken in inputs.take(2**30)) == 2
+        assert sum(taken.frame.records for taken in inputs.take(2**30)) == 2
 
 
 async def test_gathering_ends_with_its_time_and_with_the_lane() -> None:

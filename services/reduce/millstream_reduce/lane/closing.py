@@ -21,7 +21,7 @@ class EarlyResults:
 
     def __init__(self, queue: Queue, now_s: float, *, every_s: float | None = None, count: int | None = None) -> None:
         """`every_s`: of every window with new records, at this interval by the clock. `count`: of each window that has
-        received this many since its last early result."""
+        received this many since its last early result. Without either there are none."""
         self._queue = queue
         self._every_s = every_s
         self._count = count
@@ -67,7 +67,7 @@ class Closing:
     `_waiting_since_s` is the only state: whether closed windows wait, and since when.
     """
 
-    def __init__(self, queue: Queue, progress: LaneProgress, early: EarlyResults | None, *, lateness_us: int) -> None:
+    def __init__(self, queue: Queue, progress: LaneProgress, early: EarlyResults, *, lateness_us: int) -> None:
         self._queue = queue
         self._progress = progress
         self._early = early
@@ -76,13 +76,10 @@ class Closing:
 
     def admitted(self, rows: int) -> None:
         """This many records have been added to windows."""
-        if self._early is not None:
-            self._early.admitted(rows)
+        self._early.admitted(rows)
 
     def pause_s(self) -> float | None:
         """How long nothing has to be checked if nothing happens; None: until something happens."""
-        if self._early is None:
-            return None
         pause_s = self._early.pause_s(self._now_s())
         return None if pause_s is None else max(0.001, pause_s)
 
@@ -105,10 +102,10 @@ class Closing:
                 self._waiting_since_s = self._now_s()
             return []
         # Records in the same frame as the end of their window are counted before the window closes.
-        early = self._early.counted() if self._early is not None else []
+        early = self._early.counted()
         closed = self._queue.close(watermark_us)
         closed_at_s, self._waiting_since_s = self._waiting_since_s or self._now_s(), None
-        if not closed and self._early is not None:
+        if not closed:
             early += self._early.elapsed(self._now_s())
         self._progress.handed_over(early)
         self._progress.handed_over(closed, closed_at_s)

@@ -10,24 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from millstream.ledger.protocol import Ledger
 from millstream.record import BufferId
-from millstream_reader.buffer import BufferReader, ReadFrame
+from millstream_reader.buffer import BufferReader
+from millstream_reduce.queue import QueuedFrame
 from millstream_vertex.input import LaneInput
 from millstream_vertex.trimming import Trimmer
 
 AHEAD_BYTES = 16 * 1024 * 1024
 """Bytes read from all buffers and not taken yet at which no further frame is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputFrame:
-    """A frame on its way into the queue."""
-
-    edge: str
-    read: ReadFrame
 
 
 class ReduceInput:
@@ -64,7 +56,7 @@ class ReduceInputs:
 
     def __init__(self, inputs: Sequence[ReduceInput]) -> None:
         self.inputs = tuple(inputs)
-        self._taken: deque[InputFrame] = deque()
+        self._taken: deque[QueuedFrame] = deque()
         self._bytes = 0
         self.left_other_form = False
         """Whether frames of another form were left when frames were taken last."""
@@ -79,11 +71,6 @@ class ReduceInputs:
     def ended(self) -> bool:
         """Whether nothing will ever follow what was taken."""
         return not self._taken and self._reading == 0 and all(item.reader.ended for item in self.inputs)
-
-    @property
-    def drained(self) -> bool:
-        """Whether nothing will be taken any more: all inputs have ended, or reading has stopped."""
-        return not self._taken and self._reading == 0
 
     def watermark_us(self) -> int:
         """The watermark of all inputs together, after the frames that were taken."""
@@ -150,25 +137,25 @@ class ReduceInputs:
             except TimeoutError:
                 return
 
-    def take(self, bytes_max: int) -> list[InputFrame]:
+    def take(self, bytes_max: int) -> list[QueuedFrame]:
         """Take what has been read: at most this many bytes but at least one frame, all of one form; empty if there is
         none. Frames of each edge are in order."""
-        frames: list[InputFrame] = []
-        left: deque[InputFrame] = deque()
+        frames: list[QueuedFrame] = []
+        left: deque[QueuedFrame] = deque()
         passed_over: set[str] = set()
         size = 0
-        while self._taken and (not frames or size + self._taken[0].read.frame.size <= bytes_max):
+        while self._taken and (not frames or size + self._taken[0].frame.size <= bytes_max):
             taken = self._taken.popleft()
-            if taken.edge in passed_over or (frames and taken.read.frame.form != frames[0].read.frame.form):
+            if taken.edge in passed_over or (frames and taken.frame.form != frames[0].frame.form):
                 passed_over.add(taken.edge)
                 left.append(taken)
                 continue
             frames.append(taken)
-            size += taken.read.frame.size
+            size += taken.frame.size
         self._taken.extendleft(reversed(left))
         self.left_other_form = bool(left)
         for taken in frames:
-            self._input_of(taken.edge).sequence = taken.read.sequence
+            self._input_of(taken.edge).sequence = taken.sequence
         self._bytes -= size
         self._room.set()
         return frames
@@ -188,7 +175,7 @@ class ReduceInputs:
                 break
             self._bytes += read.frame.size
             item.read_sequence = read.sequence
-            self._taken.append(InputFrame(item.buffer.edge, read))
+            self._taken.append(QueuedFrame(item.buffer.edge, read.sequence, read.size, read.frame, read.witness))
             self._news.set()
         self._reading -= 1
         self._news.set()

@@ -18,7 +18,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.inputs import ReduceInputs
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.lane.progress import LaneProgress, check_whole
-from millstream_reduce.queue import AppendResult, Queue, QueuedFrame
+from millstream_reduce.queue import AppendResult, Queue
 from millstream_writer.committer import Unit
 
 TAKE_BYTES = 4 * MIB
@@ -102,7 +102,7 @@ class Intake:
             appended = await self._append()
             if self.has_stopped():
                 return None
-            admitted += appended.admitted if appended is not None else 0
+            admitted += appended.message.rows if appended is not None else 0
             while self.inputs.at_gate:
                 self._queue.retrace(retracing.passed())
                 if retracing.has_ended:
@@ -126,11 +126,7 @@ class Intake:
         taken = self.inputs.take(TAKE_BYTES)
         if not taken:
             return None
-        frames = [
-            QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame, item.read.witness)
-            for item in taken
-        ]
-        return self._queue.append(frames, watermark_us)
+        return self._queue.append(taken, watermark_us)
 
     def make_durable(self, appended: AppendResult | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
         """Make what is in the log now durable, so that it can take effect."""

@@ -13,13 +13,13 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from millstream import codes
+from millstream.dead_letter import time_text
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.json_parser import parse_json
 from millstream.limits import MIB
@@ -30,8 +30,7 @@ from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import WindowEngine
 from millstream_reduce.group_keys import key_texts
-from millstream_reduce.values import WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowContents, WindowTable
 from millstream_reduce.windows.grouping import rises, stable_order
 
 _log = logging.getLogger(__name__)
@@ -192,15 +191,6 @@ def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dic
     return {**description, "records": contents.rows, "reason": failure.reason, "detail": failure.detail}
 
 
-def time_text(time_us: int) -> str:
-    """RFC 3339 in UTC with microseconds; the number itself if no calendar has such a time."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
-    except OverflowError:
-        return str(time_us)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.Table:
     """The results window by window, those of one window in the order that they have.
 
@@ -219,6 +209,5 @@ def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.
 
 def _with_windows(table: pa.Table, indexes: Sequence[int]) -> pa.Table:
     """The rows with the windows numbered as in the hand-over, instead of as in the request."""
-    column = table.column("window").combine_chunks()
-    renumbered = pa.array(indexes, pa.int32()).take(column)
+    renumbered = pa.array(indexes, pa.int32()).take(table.column("window").combine_chunks())
     return table.set_column(table.schema.get_field_index("window"), "window", renumbered)

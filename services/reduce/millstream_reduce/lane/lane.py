@@ -44,7 +44,7 @@ class ReduceLane:
         *,
         lateness_us: int,
         retracing: Retracing | None,
-        early: EarlyResults | None,
+        early: EarlyResults,
     ) -> None:
         """`retracing`: given if the log is rebuilt from the input."""
         self.core = core
@@ -100,7 +100,7 @@ class ReduceLane:
             if intake.has_stopped():
                 break
             if appended is not None:
-                closing.admitted(appended.admitted)
+                closing.admitted(appended.message.rows)
             hand_overs = closing.hand_over(intake.watermark_us())
             if appended is not None or hand_overs:
                 intake.make_durable(appended, hand_overs)
@@ -117,8 +117,7 @@ class ReduceLane:
 
     def _begin(self, hand_over: wal_pb2.HandOver, work: asyncio.TaskGroup) -> None:
         if not self._intake.has_stopped():
-            computing = self._results.compute(hand_over)
-            work.create_task(computing, name=f"hand-over {hand_over.number} of {self.core.lane}")
+            work.create_task(self._results.compute(hand_over), name=f"hand-over {hand_over.number} of {self.core.lane}")
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         await self._results.committed()
@@ -132,7 +131,7 @@ class ReduceLane:
         pending = self._queue.pending()
         self._progress.handed_over(pending)
         for appended in self._queue.unacknowledged():
-            self._progress.add_records(appended, appended.closed_us)
+            self._progress.add_records(appended, appended.message.closed_us)
         for hand_over in pending:
             if await self._results.take_up(hand_over):
                 rest = self._results.release()

@@ -122,10 +122,9 @@ class ReduceOpening:
             queue.recall(milestones.all())
             retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
-        program = program_of(self.resolved, lane, self.replica, self.function(name))
         jobs = HandOverJobs(
             engine,
-            program,
+            program_of(self.resolved, lane, self.replica, self.function(name)),
             self.policy,
             directory=str(directory),
             where=where,
@@ -142,7 +141,9 @@ class ReduceOpening:
             UnitMaker(self.router, self.policy, where, late_to_edge=late_to_edge, milestones=milestones),
             lateness_us=config.lateness_us,
             retracing=retracing,
-            early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count) if early else None,
+            early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count)
+            if early is not None
+            else EarlyResults(queue, now_s),
         )
 
     async def _open_input(
@@ -158,14 +159,15 @@ class ReduceOpening:
         # If the log is behind the mark, it is rebuilt from frames that the mark has read: they are still the same.
         read = next((done.read for done in self.core.committer.mark.reduce.inputs if done.edge == buffer.edge), ())
         again = [witness for witness in from_messages(read) if witness.sequence > sequence]
-        opening = open_buffer_reader(
-            upstream,
-            buffer,
-            Position(sequence),
-            lane_input,
-            witnesses=[*logged, *again],
-            given_up=given_up_of(self.core.committer.mark, buffer.edge),
-            takes_arrow=vertex.definition.takes_arrow(vertex.settings),
+        reader = await stack.enter_async_context(
+            open_buffer_reader(
+                upstream,
+                buffer,
+                Position(sequence),
+                lane_input,
+                witnesses=[*logged, *again],
+                given_up=given_up_of(self.core.committer.mark, buffer.edge),
+                takes_arrow=vertex.definition.takes_arrow(vertex.settings),
+            )
         )
-        reader = await stack.enter_async_context(opening)
         return ReduceInput(buffer, reader, lane_input, upstream, await self.trimmer(writer))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.queue import AppendResult, Queue
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_vertex.core import LaneCore
 from millstream_writer.committer import Unit
 
@@ -111,21 +112,20 @@ class LaneProgress:
     def _release_held(self) -> None:
         """If the input is kept, the mark alone must determine what happens to a record that is read again. So it
         follows the log: it counts nothing that came after a hand-over until that is committed."""
-        while self._held and self._held[0].hand_over <= self.stands.hand_over:
+        while self._held and self._held[0].message.hand_over <= self.stands.hand_over:
             appended = self._held.popleft()
-            self._send_records(appended, appended.closed_us)
+            self._send_records(appended, appended.message.closed_us)
 
     def _send_records(self, appended: AppendResult, closed_us: int) -> None:
         unit = self._maker.of_records(appended, self.core.clock.now_us())
-        note_inputs(self.stands, appended.inputs)
+        note_inputs(self.stands, appended.message.inputs)
         self.stands.closed_us = max(self.stands.closed_us, closed_us)
         self._stamp(unit)
         self._send([unit])
 
     def _stamp(self, unit: Unit) -> None:
         """Stamp the unit with the position of the lane after it."""
-        unit.changes.windows = mark_pb2.ReduceProgress()
-        unit.changes.windows.CopyFrom(self.stands)
+        unit.changes.windows = deepcopy(self.stands)
         unit.holds_us = self._watermark(self.stands.hand_over)
 
     def _send(self, units: Sequence[Unit]) -> None:
@@ -152,10 +152,7 @@ class LaneProgress:
 
 def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
     """A copy of what a lane's mark says about its windows; before its first commit none are closed."""
-    progress = mark_pb2.ReduceProgress(closed_us=START_OF_TIME_US)
-    if mark.HasField("reduce"):
-        progress.CopyFrom(mark.reduce)
-    return progress
+    return deepcopy(mark.reduce) if mark.HasField("reduce") else mark_pb2.ReduceProgress(closed_us=START_OF_TIME_US)
 
 
 def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.InputPosition]) -> None:

@@ -16,7 +16,7 @@ from millstream_reduce.lane.progress import LaneProgress
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import Queue
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,6 @@ class Totals:
     windows: int = 0
     records: int = 0
     job_s: float = 0.0
-
-    def add(self, windows: int, records: int, job_s: float) -> None:
-        self.hand_overs += 1
-        self.windows += windows
-        self.records += records
-        self.job_s += job_s
 
 
 class Results:
@@ -106,7 +100,10 @@ class Results:
             computed = await self._jobs.compute(hand_over, span.traceparent)
             span.tell("millstream.spark.job_tags", computed.job_tags)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
-        self._totals.add(len(windows), rows, computed.job_s)
+        self._totals.hand_overs += 1
+        self._totals.windows += len(windows)
+        self._totals.records += rows
+        self._totals.job_s += computed.job_s
         core.counters.retries += computed.retries
         core.counters.udf_errors += computed.errors
         self._waiting[hand_over.number] = WaitingResults(hand_over, computed, 0, origin.within(span.traceparent))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.account import LATE_REASON, Account
-from millstream.dead_letter import headers_of
+from millstream.dead_letter import headers_of, time_text
 from millstream.extract import YEAR_1_US, YEAR_10000_US
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
@@ -21,13 +21,11 @@ from millstream.record import Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
-from millstream_reduce.lane.jobs import WindowResults, describe, time_text
+from millstream_reduce.lane.jobs import WindowResults, describe
 from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue import AppendResult
-from millstream_reduce.values import Window
-from millstream_reduce.window_table import WindowTable
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Rows, Window, WindowTable
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
@@ -66,21 +64,22 @@ class UnitMaker:
 
     def of_records(self, appended: AppendResult, now_us: int) -> Unit:
         """Records that are durable in the log, with the late ones."""
+        message = appended.message
         account = Account(
             inputs=appended.records,
             input_bytes=appended.bytes,
-            filtered=appended.outside,
-            late=appended.late + appended.late_admitted,
-            open=appended.admitted,
+            filtered=message.outside,
+            late=message.late + message.late_admitted,
+            open=message.rows,
         )
         if self._late_to_edge:
-            account.diverted = appended.late
-        elif appended.late:
-            account.drop(LATE_REASON, appended.late)
+            account.diverted = message.late
+        elif message.late:
+            account.drop(LATE_REASON, message.late)
         unit = Unit(pieces=0, account=account)
         unit.frames = [pair for frame in appended.late_frames for pair in self._router.route_late(frame).frames]
-        if appended.milestone is not None:
-            self._add_milestone(unit, appended.milestone, now_us)
+        if message.HasField("milestone"):
+            self._add_milestone(unit, message.milestone, now_us)
         unit.size = sum(frame.size for _, frame in unit.frames)
         return unit
 
@@ -93,8 +92,7 @@ class UnitMaker:
         """
         units = []
         windows = WindowTable.of_hand_over(hand_over)
-        total = results.rows.num_rows
-        while skip < total:
+        while skip < results.rows.num_rows:
             unit, rows = self._unit(windows, results.rows, skip, origin.ingest_time_us)
             units.append(unit)
             skip += rows
@@ -158,8 +156,8 @@ def _frame_of(windows: WindowTable, rows: pa.Table, ingest_time_us: int) -> tupl
     """At least one row as a frame, with the tags of each."""
     used, places = np.unique(rows.column("window").to_numpy(), return_inverse=True)
     ends = windows.ends[used]
-    has_own = rows.column("headers").null_count < rows.num_rows
-    shared = None if has_own else _headers_of_all(windows, used, places)
+    none_has_own = rows.column("headers").null_count == rows.num_rows
+    shared = _headers_of_all(windows, used, places) if none_has_own else None
     frame = frame_of_columns(
         _whole(rows.column("value")),
         (ends - 1)[places],

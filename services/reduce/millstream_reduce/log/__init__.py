@@ -4,8 +4,7 @@ entries     the format: encoding and reading one entry; what the engine's tasks 
 segments    the files, their headers, and who may write
 recovery    reading a log back, and where it ends
 damage      what damage affects
-retention   which segments are kept when a new one begins
 files       the durable steps, apart
 writer      writing and fsync, in the log's one thread
-log         what the queue uses
+log         what the queue uses; which segments are kept when a new one begins
 """

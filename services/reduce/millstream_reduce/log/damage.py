@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from millstream import dead_letter
 from millstream.errors import DamageError
 from millstream_reduce.group_keys import key_texts
 from millstream_reduce.log.entries import EntryError, StoredEntry, whole_entries
 from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
-from millstream_reduce.values import Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Window, WindowContents, WindowTable
 
 WINDOWS_NAMED_MAX = 5
 """The most windows that a message names; the others are counted."""
@@ -105,9 +104,5 @@ def window_text(window: Window) -> str:
 
 
 def time_text(time_us: int) -> str:
-    """RFC 3339 in UTC; the number itself if no calendar has such a time."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
-    except OverflowError:
-        return str(time_us)
-    return moment.isoformat().replace("+00:00", "Z")
+    """RFC 3339 in UTC, whole seconds without a fraction; the number itself if no calendar has such a time."""
+    return dead_letter.time_text(time_us).replace(".000000", "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -98,12 +98,7 @@ def entry_buffers(sequence: int, meta: bytes, body: memoryview | bytes) -> list[
     front = b"".join((checked, meta, _ZEROS[: before_body - _HEAD.size - len(meta)]))
     back = _ZEROS[: aligned(len(body)) - len(body)]
     crc = zlib.crc32(back, zlib.crc32(body, zlib.crc32(front)))
-    buffers: list[memoryview | bytes] = [MAGIC + crc.to_bytes(4, "little") + front]
-    if body:
-        buffers.append(body)
-    if back:
-        buffers.append(back)
-    return buffers
+    return [part for part in (MAGIC + crc.to_bytes(4, "little") + front, body, back) if part]
 
 
 def read_entry(segment: memoryview, offset: int, *, check: bool = True) -> StoredEntry:
@@ -153,8 +148,3 @@ def _next_magic(segment: memoryview, offset: int) -> int:
         if segment[position : position + len(MAGIC)] == MAGIC:
             return position
     return -1
-
-
-def total_length(buffers: Sequence[memoryview | bytes]) -> int:
-    """Bytes of all buffers."""
-    return sum(map(len, buffers))

@@ -18,14 +18,13 @@ from millstream_reduce.log.entries import EntryError, StoredEntry, read_entry, s
 from millstream_reduce.log.recovery import proof_of_damage
 from millstream_reduce.log.segments import (
     OWNERS,
-    header_of,
     mapped,
     owner_epochs,
     read_header,
     segment_numbers,
     segment_path,
 )
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 
 _ATTEMPTS_MAX = 5
 """A log in use may delete a segment while it is inspected."""
@@ -140,8 +139,7 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
         return None
     found.lane = f"{newest.pipeline}/{newest.vertex}/window.{newest.partition}"
     found.log_id, found.epoch = newest.log_id.hex(), newest.epoch
-    epoch = max(owner_epochs(found.directory), default=0)
-    owner = found.directory / OWNERS / str(epoch)
+    owner = found.directory / OWNERS / str(max(owner_epochs(found.directory), default=0))
     found.owner = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.exists() else ""
     return newest
 
@@ -149,13 +147,9 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
 def _check_length(found: LogInspection, number: int, length: int, *, present: bool) -> None:
     path = segment_path(found.directory, number)
     size = path.stat().st_size if present else 0
-    if not present:
-        fault = f"{path} is missing"
-    elif size < length:
-        fault = f"{path} has {size} bytes, and had {length} when it was sealed"
-    else:
-        return
-    found.faults.append(f"{fault}. {damage.affected(found.directory, number, size, length)}")
+    if size < length:
+        fault = f"has {size} bytes, and had {length} when it was sealed" if present else "is missing"
+        found.faults.append(f"{path} {fault}. {damage.affected(found.directory, number, size, length)}")
 
 
 def _state(number: int, newest: wal_pb2.Segment, lengths: dict[int, int]) -> str:
@@ -222,7 +216,7 @@ def _note(found: LogInspection, segment: SegmentInspection, newest: wal_pb2.Segm
         found.faults.append(f"{segment_path(found.directory, segment.number)}, {fault}")
         return
     if kind == "segment":
-        header = header_of(entry).segment
+        header = message.segment
         segment.epoch = header.epoch
         if header.log_id != newest.log_id or header.number != segment.number:
             found.faults.append(

@@ -37,16 +37,17 @@ from millstream.files import directories_to_sync, make_private_directories
 from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.log import retention
 from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT, entry_buffers, entry_length
-from millstream_reduce.log.files import NO_SPACE, Files, SystemFiles
+from millstream_reduce.log.files import NO_SPACE, Files
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
-from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
+from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, claim, segment_path
 from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
 from millstream_reduce.values import Location
 
 CHECKPOINT_SEGMENTS_MIN = 4
 """A checkpoint is considered when segments that only a restart reads add up to this many full ones."""
+CHECKPOINT_SHARE = 4
+"""A checkpoint is worthwhile if it frees this many times its own size."""
 _TAKEOVERS_MAX = 10
 """The most segments that a replaced owner can begin while the log is opened: one of its fsyncs stops it."""
 
@@ -95,7 +96,6 @@ class LogStatistics:
     """fsyncs of entries since the log was opened."""
     sync_s: float
     """Their total time."""
-    sync_last_s: float
     written_bytes: int
     """Since the log was opened."""
     is_short: bool
@@ -112,6 +112,20 @@ class LogSizes:
     """Space that is reserved on the disk for entries that were admitted before the disk was full."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Retention:
+    """What the header of a new segment says about the earlier ones.
+
+    A segment holds rows, which open windows and uncommitted hand-overs need, and entries, which a restart reads again
+    to know those. With a checkpoint, reading begins with the new segment, and any without needed rows can be removed.
+    """
+
+    first: int
+    """Segment with which reading begins."""
+    kept: Sequence[int]
+    """Segments that are kept, rising, without the new one."""
+
+
 class Log:
     """An open log. Used by one event loop; created by `open_log`."""
 
@@ -126,15 +140,18 @@ class Log:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"log {identity}")
         self._segment_bytes = sizes.segment_bytes
         self._log_id = b""
-        self._number = 0
+        self.segment = 0
+        """Number of the segment to which entries are appended."""
         self._header_end = 0
         self._lengths: dict[int, int] = {}
         """Lengths of the segments that belong to the log, the current one last."""
         self._first = 1
-        self._sequence = 0
-        self._durable = 0
+        self.sequence = 0
+        """Log sequence number of the last entry appended."""
+        self.durable = 0
+        """Every entry up to this log sequence number is durable."""
         self._pending: deque[WriteEntry | BeginSegment] = deque()
-        self._unsynced_bytes = 0
+        self.unsynced_bytes = 0
         self._flushing: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._checkpoint_from = 0
@@ -144,28 +161,9 @@ class Log:
     def total_bytes(self) -> int:
         return sum(self._lengths.values())
 
-    @property
-    def segment(self) -> int:
-        """Number of the segment to which entries are appended."""
-        return self._number
-
     def segments(self) -> Sequence[int]:
         """Numbers of the segments that belong to the log, rising."""
         return tuple(self._lengths)
-
-    @property
-    def sequence(self) -> int:
-        """Log sequence number of the last entry appended."""
-        return self._sequence
-
-    @property
-    def durable(self) -> int:
-        """Every entry up to this log sequence number is durable."""
-        return self._durable
-
-    @property
-    def unsynced_bytes(self) -> int:
-        return self._unsynced_bytes
 
     @property
     def is_short(self) -> bool:
@@ -181,12 +179,11 @@ class Log:
         return LogStatistics(
             segments=len(self._lengths),
             bytes=self.total_bytes,
-            entries=self._sequence,
-            unsynced_entries=self._sequence - self._durable,
-            unsynced_bytes=self._unsynced_bytes,
+            entries=self.sequence,
+            unsynced_entries=self.sequence - self.durable,
+            unsynced_bytes=self.unsynced_bytes,
             syncs=writer.syncs,
             sync_s=writer.sync_s,
-            sync_last_s=writer.sync_last_s,
             written_bytes=writer.written_bytes,
             is_short=self.is_short,
         )
@@ -198,24 +195,24 @@ class Log:
         contents the summary knows already. `body` must stay as it is.
         """
         self._check()
-        entry.durable = self._durable
+        entry.durable = self.durable
         meta = entry.SerializeToString()
         length = entry_length(len(meta), len(body))
-        offset = self._lengths[self._number]
+        offset = self._lengths[self.segment]
         if not same_segment and offset > self._header_end and offset + length > self._segment_bytes:
-            self._begin_segment()
-            offset = self._lengths[self._number]
-        self._sequence += 1
-        self._pending.append(WriteEntry(offset, length, entry_buffers(self._sequence, meta, body)))
-        self._lengths[self._number] += length
-        self._unsynced_bytes += length
-        return Location(self._number, offset, length)
+            self.begin_segment()
+            offset = self._lengths[self.segment]
+        self.sequence += 1
+        self._pending.append(WriteEntry(offset, length, entry_buffers(self.sequence, meta, body)))
+        self._lengths[self.segment] += length
+        self.unsynced_bytes += length
+        return Location(self.segment, offset, length)
 
     def removable_bytes(self, *, pressed: bool = False) -> int:
         """What `begin_segment` would free now, as far as that is known before a checkpoint is made."""
         summary = self._contents.summary()
-        plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, self._number + 1)
-        freed = retention.freed_bytes(self._lengths, plan)
+        plan = self._without_checkpoint(summary)
+        freed = self.total_bytes - sum(self._lengths[n] for n in plan.kept)
         more = self._unneeded_bytes(plan, summary)
         return freed + (more if self._is_worth_a_checkpoint(more, pressed) else 0)
 
@@ -226,7 +223,7 @@ class Log:
         With `anew` it makes one whatever it frees: entries before do not count any more.
         """
         self._check()
-        self._begin_segment(pressed, anew)
+        self._pending.append(self._planned_segment(pressed=pressed, anew=anew))
 
     async def sync(self) -> None:
         """Return when everything appended so far is durable. Entries may be appended meanwhile.
@@ -234,8 +231,8 @@ class Log:
         Raises `StorageFullError` when there was no room, after which it may be called again; `FencedError` when the
         lane has another owner; `InfrastructureError` when a write or an fsync failed.
         """
-        target = self._sequence
-        while self._durable < target:
+        target = self.sequence
+        while self.durable < target:
             self._check()
             flushing = self._flushing or self._start_flush()
             await asyncio.wait([flushing])
@@ -253,14 +250,14 @@ class Log:
 
     def _start_flush(self) -> asyncio.Future[None]:
         items, self._pending = self._pending, deque()
-        target, size = self._sequence, self._unsynced_bytes
+        target, size = self.sequence, self.unsynced_bytes
 
         def flushed(done: asyncio.Future[None]) -> None:
             self._flushing = None
             error = done.exception()
             if error is None:
-                self._durable = target
-                self._unsynced_bytes -= size
+                self.durable = target
+                self.unsynced_bytes -= size
             elif isinstance(error, StorageFullError):
                 self._pending.extendleft(reversed(items))
             else:
@@ -273,16 +270,13 @@ class Log:
         self._flushing = flushing
         return flushing
 
-    def _begin_segment(self, pressed: bool = False, anew: bool = False) -> None:
-        self._pending.append(self._planned_segment(pressed, anew))
-
-    def _planned_segment(self, pressed: bool = False, anew: bool = False) -> BeginSegment:
-        number = self._number + 1
+    def _planned_segment(self, *, pressed: bool = False, anew: bool = False) -> BeginSegment:
+        number = self.segment + 1
         summary = self._contents.summary()
-        plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, number)
+        plan = self._without_checkpoint(summary)
         checkpoint = self._contents.checkpoint() if anew else self._worthwhile_checkpoint(plan, summary, pressed)
         if checkpoint is not None:
-            plan = retention.with_checkpoint(self._lengths, summary.needed, number)
+            plan = _Retention(number, [n for n in self._lengths if n in summary.needed])
         header = wal_pb2.Segment(
             format=FORMAT,
             log_id=self._log_id,
@@ -299,16 +293,22 @@ class Log:
             checkpoint=checkpoint,
             ledger_id=self.identity.ledger_id,
         )
-        meta = wal_pb2.Entry(segment=header, durable=self._durable).SerializeToString()
+        meta = wal_pb2.Entry(segment=header, durable=self.durable).SerializeToString()
         length = entry_length(len(meta), 0)
-        self._sequence += 1
+        self.sequence += 1
         removed = tuple(n for n in self._lengths if n not in plan.kept)
         self._lengths = {n: self._lengths[n] for n in plan.kept} | {number: length}
-        self._number, self._header_end, self._first = number, length, plan.first
-        self._unsynced_bytes += length
-        return BeginSegment(number, entry_buffers(self._sequence, meta, b""), removed)
+        self.segment, self._header_end, self._first = number, length, plan.first
+        self.unsynced_bytes += length
+        return BeginSegment(number, entry_buffers(self.sequence, meta, b""), removed)
 
-    def _unneeded_bytes(self, plan: retention.Retention, summary: LogSummary) -> int:
+    def _without_checkpoint(self, summary: LogSummary) -> _Retention:
+        """What is kept if the next segment has none: every segment from the oldest needed one on, because a restart
+        builds the windows up from all entries since."""
+        first = max(self._first, min(summary.needed, default=self.segment + 1))
+        return _Retention(first, [n for n in self._lengths if n >= first or n in summary.needed])
+
+    def _unneeded_bytes(self, plan: _Retention, summary: LogSummary) -> int:
         """Of segments that stay only because a restart has to read them."""
         return sum(self._lengths[n] for n in plan.kept if n not in summary.needed)
 
@@ -316,14 +316,12 @@ class Log:
         least = 1 if pressed else CHECKPOINT_SEGMENTS_MIN * self._segment_bytes
         return more >= max(least, self._checkpoint_from)
 
-    def _worthwhile_checkpoint(
-        self, plan: retention.Retention, summary: LogSummary, pressed: bool
-    ) -> wal_pb2.Checkpoint | None:
+    def _worthwhile_checkpoint(self, plan: _Retention, summary: LogSummary, pressed: bool) -> wal_pb2.Checkpoint | None:
         more = self._unneeded_bytes(plan, summary)
         if not self._is_worth_a_checkpoint(more, pressed):
             return None
         checkpoint = self._contents.checkpoint()
-        if checkpoint.ByteSize() * retention.CHECKPOINT_SHARE > more:
+        if checkpoint.ByteSize() * CHECKPOINT_SHARE > more:
             self._checkpoint_from = 2 * more
             return None
         self._checkpoint_from = 0
@@ -353,7 +351,7 @@ class Log:
                 # An earlier owner has begun a segment meanwhile. If there is none after ours, that was its last one.
                 check_claim(self.directory, self.identity)
                 continue
-            self._durable, self._unsynced_bytes = self._sequence, 0
+            self.durable, self.unsynced_bytes = self.sequence, 0
             self._remove_left_over(end)
             self._writer.reserve()
             return
@@ -374,7 +372,7 @@ class Log:
     def _settle(self, end: LogEnd) -> None:
         """Continue where the log ends."""
         self._log_id = end.log_id or os.urandom(16)
-        self._number, self._first, self._sequence = end.newest, end.first, end.sequence
+        self.segment, self._first, self.sequence = end.newest, end.first, end.sequence
         self._lengths = dict(sorted(end.lengths.items()))
         if end.newest:
             # What was read may be only in the page cache, and its owner may have died before it synced.
@@ -393,7 +391,8 @@ class Log:
     def _remove_left_over(self, end: LogEnd) -> None:
         """Remove files that an earlier process left unfinished."""
         paths = [segment_path(self.directory, number) for number in end.left_over]
-        for path in (*paths, *unnamed_files(self.directory)):
+        # Segments that were never begun: their creator died, or was replaced.
+        for path in (*paths, *self.directory.glob(f"*{UNNAMED_SUFFIX}")):
             with step("log.left_over.remove", self.identity.vertex):
                 self._files.remove(path)
 
@@ -428,7 +427,7 @@ async def open_log(
     The lane's mark must have been taken over under `identity.epoch` before. Raises `DamageError` for a log that cannot
     be read whole, `FencedError` when there is a newer owner, `UserError` for the log of another pipeline or lane.
     """
-    log = Log(directory, identity, contents, files or SystemFiles(), sizes or LogSizes())
+    log = Log(directory, identity, contents, files or Files(), sizes or LogSizes())
     try:
         await log.in_thread(log.open)
         yield log

@@ -61,10 +61,6 @@ class LogEnd:
     entry."""
     left_over: list[int] = field(default_factory=list)
     """Segments that exist but no longer belong to the log."""
-    torn_bytes: int = 0
-    """Bytes after the end of the newest segment."""
-    entries: int = 0
-    """Number of entries read, without headers."""
     format: int = FORMAT
     """Of the newest segment; no other is of a later one."""
 
@@ -80,9 +76,15 @@ def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> L
     if identity is not None:
         check_owner(newest_path, newest, identity)
     lengths = {sealed.number: sealed.length for sealed in newest.sealed}
-    end = LogEnd(log_id=newest.log_id, newest=newest.number, first=newest.first, sequence=0, lengths=lengths)
-    end.format = newest.format
-    end.left_over = [number for number in numbers if number not in lengths and number != newest.number]
+    end = LogEnd(
+        log_id=newest.log_id,
+        newest=newest.number,
+        first=newest.first,
+        sequence=0,
+        lengths=lengths,
+        left_over=[number for number in numbers if number not in lengths and number != newest.number],
+        format=newest.format,
+    )
     _check_present(directory, end)
     for number in (*lengths, newest.number):
         if number >= newest.first:
@@ -116,7 +118,7 @@ def _read_segment(directory: Path, number: int, end: LogEnd, reader: Reader) -> 
     path = segment_path(directory, number)
     sealed_length = end.lengths.get(number)
     with mapped(path) as whole:
-        data = whole if sealed_length is None else whole[:sealed_length]
+        data = whole[:sealed_length]
         header = _checked_header(directory, path, data, end)
         end.sequence = header.sequence
         reader.begin(header.segment)
@@ -124,13 +126,11 @@ def _read_segment(directory: Path, number: int, end: LogEnd, reader: Reader) -> 
             for entry in entries_behind(data, header):
                 reader.replay(_message(entry), Location(number, entry.offset, entry.length), entry.body)
                 end.sequence = entry.sequence
-                end.entries += 1
         except EntryError as fault:
             proof = None if sealed_length is not None else proof_of_damage(data, fault.offset, end.sequence + 1)
             if sealed_length is not None or proof is not None:
                 raise _damage(directory, path, number, fault, len(data), proof) from fault
             end.lengths[number] = fault.offset
-            end.torn_bytes = len(data) - fault.offset
         else:
             end.lengths[number] = len(data)
 
@@ -139,8 +139,8 @@ def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) 
     try:
         header = read_header(path, data)
     except DamageError as error:
-        number = int(path.stem)
-        raise DamageError(error.code, f"{error}. {damage.affected(directory, number, 0, len(data))}") from error
+        affected = damage.affected(directory, int(path.stem), 0, len(data))
+        raise DamageError(error.code, f"{error}. {affected}") from error
     check_same_log(path, header.segment, end.log_id, segment_path(directory, end.newest))
     if end.sequence and header.sequence != end.sequence + 1:
         raise DamageError(
@@ -151,11 +151,11 @@ def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) 
     return header
 
 
-def entries_behind(data: memoryview, header: Header, *, check: bool = True) -> Iterator[StoredEntry]:
+def entries_behind(data: memoryview, header: Header) -> Iterator[StoredEntry]:
     """The entries after the header. Raises `EntryError` if there is no complete one, or not the next one."""
     offset, sequence = header.length, header.sequence
     while offset < len(data):
-        entry = read_entry(data, offset, check=check)
+        entry = read_entry(data, offset)
         sequence += 1
         if entry.sequence != sequence:
             raise EntryError(offset, f"its log sequence number is {entry.sequence}, not {sequence}")

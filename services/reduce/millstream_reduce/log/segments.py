@@ -15,13 +15,12 @@ new owner and reports none of them as durable.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +105,7 @@ def mapped(path: Path) -> Iterator[memoryview]:
 def read_header(path: Path, data: memoryview) -> Header:
     """The header of the segment at `path`. Raises `DamageError` if there is no complete one."""
     try:
-        entry = read_entry(data, 0)
-        header = header_of(entry)
+        header = header_of(read_entry(data, 0))
     except EntryError as fault:
         raise DamageError(
             codes.SEGMENT_DAMAGED, f"{path}: the header of the segment is damaged ({fault.reason})"
@@ -173,7 +171,7 @@ def claim(directory: Path, identity: LogIdentity) -> None:
     with step("log.claim", identity.vertex):
         make_private_directories(owners)
         os.close(open_private(own))
-    with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
+    with suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
         # The contents are for people; only the name counts, and it has space on a full disk.
         file.write(f"{os.getpid()}@{socket.gethostname()}\n".encode())
     check_claim(directory, identity)
@@ -198,8 +196,3 @@ def owner_epochs(directory: Path) -> list[int]:
         return [int(name) for name in os.listdir(directory / OWNERS) if name.isdecimal()]
     except FileNotFoundError:
         return []
-
-
-def unnamed_files(directory: Path) -> list[Path]:
-    """Segments that were never begun: their creator died, or was replaced."""
-    return [directory / name for name in os.listdir(directory) if name.endswith(UNNAMED_SUFFIX)]

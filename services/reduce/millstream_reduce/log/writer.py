@@ -26,7 +26,6 @@ from pathlib import Path
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, StorageFullError
-from millstream_reduce.log.entries import total_length
 from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, segment_path
 
@@ -71,7 +70,6 @@ class LogWriter:
         self.syncs = 0
         self.sync_s = 0.0
         """Sum over all fsyncs of entries."""
-        self.sync_last_s = 0.0
         self.written_bytes = 0
 
     def flush(self, items: deque[WriteEntry | BeginSegment]) -> None:
@@ -156,7 +154,7 @@ class LogWriter:
                 self._files.sync_directory(self._directory)
         except OSError as error:
             raise self._failed_sync(error, self._directory) from error
-        self.written_bytes += total_length(item.header)
+        self.written_bytes += sum(map(len, item.header))
         for number in item.removed:
             with contextlib.suppress(OSError), step("log.segment.remove", vertex):
                 # What cannot be removed now is left over, and is removed at the next opening.
@@ -177,7 +175,7 @@ class LogWriter:
                 write_all(self._files, self._descriptor, buffers, batch[0].offset)
         except OSError as error:
             raise self._explained(error, self._path, "write to") from error
-        self.written_bytes += total_length(buffers)
+        self.written_bytes += sum(map(len, buffers))
 
     def _sync(self) -> None:
         """Make the entries written so far durable."""
@@ -190,8 +188,7 @@ class LogWriter:
         except OSError as error:
             raise self._failed_sync(error, self._path) from error
         self._dirty = False
-        self.sync_last_s = time.perf_counter() - started
-        self.sync_s += self.sync_last_s
+        self.sync_s += time.perf_counter() - started
         self.syncs += 1
 
     def _failed_sync(self, error: OSError, path: Path) -> InfrastructureError:

@@ -6,14 +6,13 @@ Spark that created it, so its name says which; a JVM that finds one for another 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream import codes
@@ -97,5 +96,5 @@ def _remove_others(place: Path, name: str) -> None:
     if place.is_relative_to(sys.prefix):
         for other in place.glob("spark-*.aot"):
             if other.name != name:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     other.unlink()

@@ -100,8 +100,7 @@ def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
     first = exp.Subquery(this=numbered, alias=exp.TableAlias(this=exp.to_identifier("__numbered")))
     kept: exp.Expr = exp.LTE(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped + top.rows))
     if top.skipped:
-        not_skipped = exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped))
-        kept = exp.And(this=not_skipped, expression=kept)
+        kept = exp.And(this=exp.GT(this=exp.column(_ROW), expression=exp.Literal.number(top.skipped)), expression=kept)
     in_order = exp.Order(expressions=[exp.Ordered(this=exp.column(name)) for name in (WINDOW, _ROW)])
     outer = exp.Select(
         expressions=[exp.Star(except_=helpers)],
@@ -219,8 +218,7 @@ def batched(query: str, table: str) -> str:
     try:
         # A node that is wrapped needs a parent.
         root = exp.Subquery(this=parse(query))
-        relation = _Rewriting(table).query(root.this, {})
-        if not relation.carries:
+        if not _Rewriting(table).query(root.this, {}).carries:
             raise OneByOneError(f"the query does not read the table `{TABLE}`")
         return write(root.this, query)
     except NotUnderstoodError as error:
@@ -335,39 +333,30 @@ class _Scope:
                 raise OneByOneError("LATERAL VIEW without a name")
             self._sources.append(FromSource(alias.name, Relation(carries=False, never_empty=False)))
         never_empty = self._never_empty()
-        self._partition_window_functions()
-        grouped = self._group(never_empty=never_empty)
-        self._project()
+        self._partition_window_functions(self._index)
+        grouped = self._group(self._index, never_empty=never_empty)
+        self._project(self._index)
         order_by_index(select)
         filtered = select.args.get("where") is not None or select.args.get("having") is not None
         return Relation(carries=True, never_empty=not filtered and (never_empty or grouped))
 
     def _source(self, node: exp.Expr) -> FromSource:
+        relation = Relation(carries=False, never_empty=False)
+        name = node.name if isinstance(node, exp.Table) else ""
         if isinstance(node, exp.Table):
             _allow(node, frozenset({"this", "db", "catalog", "alias"}), "a table")
-            alias = node.args.get("alias")
-            name = alias.name if alias is not None else node.name
             relation = self._rewriting.table(node, self._known)
-            if relation.carries:
-                if alias is None:
-                    node.set("alias", exp.TableAlias(this=exp.to_identifier(name, quoted=True)))
-                elif alias.args.get("columns"):
-                    name_index(alias)
-                changed(node)
-            return FromSource(name, relation)
-        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+        elif isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
             relation = self._rewriting.query(node, self._known)
-            alias = node.args.get("alias")
-            if relation.carries:
-                if alias is None:
-                    alias = exp.TableAlias(this=exp.to_identifier(self._rewriting.new_name()))
-                    node.set("alias", alias)
-                name_index(alias)
-                changed(node)
-            return FromSource(node.alias, relation)
-        if _reads(node, self._known):
+        elif _reads(node, self._known):
             raise OneByOneError(f"{type(node).__name__.upper()} in FROM")
-        return FromSource(node.alias_or_name, Relation(carries=False, never_empty=False))
+        if relation.carries:
+            if node.args.get("alias") is None:
+                own = exp.to_identifier(name or self._rewriting.new_name(), quoted=bool(name))
+                node.set("alias", exp.TableAlias(this=own))
+            name_index(node.args["alias"])
+            changed(node)
+        return FromSource(node.alias_or_name, relation)
 
     def _join(self, join: exp.Join) -> None:
         _allow(join, frozenset({"this", "on", "using", "side", "kind", "method"}), "JOIN")
@@ -380,8 +369,9 @@ class _Scope:
         self._sources.append(source)
         if method not in ("", "NATURAL"):
             raise OneByOneError(f"{method} JOIN")
+        merges = method == "NATURAL" or bool(join.args.get("using"))
+        self._merged = self._merged or merges
         if not source.relation.carries:
-            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             if self._index is not None and side in ("RIGHT", "FULL"):
                 raise OneByOneError(f"{side} JOIN with rows that do not belong to the window")
             return
@@ -389,13 +379,11 @@ class _Scope:
         if self._index is None:
             if side in ("LEFT", "FULL") or source.hidden:
                 raise OneByOneError("rows that do not belong to the window JOIN rows that do")
-            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             self._index = right
             return
-        if method == "NATURAL" or join.args.get("using"):
+        if merges:
             if carrying > 1 or not self._sources[0].relation.carries:
                 raise OneByOneError("NATURAL JOIN or USING after another join")
-            self._merged = True
             if method != "NATURAL":
                 join.append("using", exp.to_identifier(WINDOW))
         else:
@@ -429,20 +417,18 @@ class _Scope:
         outer = all(lateral.args.get("outer") for lateral in self._select.args.get("laterals") or ())
         return outer and self._sources[0].relation.never_empty
 
-    def _partition_window_functions(self) -> None:
-        assert self._index is not None
-        for node in list(self._own(exp.Window)):
+    def _partition_window_functions(self, index: exp.Expr) -> None:
+        for node in [node for node in self._select.find_all(exp.Window) if self._is_own(node)]:
             named = node.args.get("alias") is not None and not isinstance(node.this, exp.Identifier)
             if named and not (node.args.get("partition_by") or node.args.get("order") or node.args.get("spec")):
                 continue
             if named:
                 raise OneByOneError("a window that adds to a named one")
-            node.append("partition_by", self._index.copy())
+            node.append("partition_by", index.copy())
             changed(node)
 
-    def _group(self, *, never_empty: bool) -> bool:
+    def _group(self, index: exp.Expr, *, never_empty: bool) -> bool:
         """Whether there is at least one group, whatever the rows are."""
-        assert self._index is not None
         select = self._select
         group = select.args.get("group")
         if group is not None:
@@ -455,7 +441,7 @@ class _Scope:
                 if not any(self._is_key(item) for item in select.expressions):
                     raise OneByOneError("GROUP BY ALL with nothing to group by")
             else:
-                group.append("expressions", self._index.copy())
+                group.append("expressions", index.copy())
                 changed(group)
             return False
         aggregates = list(self._aggregates())
@@ -466,7 +452,7 @@ class _Scope:
             raise OneByOneError("an aggregate without GROUP BY over possibly no rows")
         if where is not None:
             self._filter(aggregates, where)
-        select.set("group", exp.Group(expressions=[self._index.copy()]))
+        select.set("group", exp.Group(expressions=[index.copy()]))
         changed(select)
         return True
 
@@ -490,21 +476,19 @@ class _Scope:
                 changed(filtered)
         self._select.set("where", None)
 
-    def _project(self) -> None:
-        assert self._index is not None
+    def _project(self, index: exp.Expr) -> None:
         select = self._select
         projections: list[exp.Expr] = []
         for item in select.expressions:
             if isinstance(item, exp.Star):
                 projections += self._star(item)
-            elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
-                if any(source.name.lower() == item.table.lower() for source in self._carrying()):
-                    _leave_out_index(item.this)
-                projections.append(item)
-            else:
+                continue
+            if not isinstance(item, exp.Column) or not isinstance(item.this, exp.Star):
                 self._check_stars(item)
-                projections.append(item)
-        projections.append(exp.alias_(self._index.copy(), WINDOW))
+            elif any(source.name.lower() == item.table.lower() for source in self._sources if source.relation.carries):
+                _leave_out_index(item.this)
+            projections.append(item)
+        projections.append(exp.alias_(index.copy(), WINDOW))
         select.set("expressions", projections)
         changed(select)
 
@@ -533,9 +517,6 @@ class _Scope:
             if not (isinstance(parent, exp.Anonymous) and _function_name(parent) == "count") and self._is_own(star):
                 raise OneByOneError("* inside a function")
 
-    def _carrying(self) -> Iterator[FromSource]:
-        return (source for source in self._sources if source.relation.carries)
-
     def _aggregates(self) -> Iterator[exp.Expr]:
         """Calls of aggregates that are not window functions."""
         for part in (*self._select.expressions, self._select.args.get("having"), self._select.args.get("order")):
@@ -553,9 +534,6 @@ class _Scope:
         """Whether GROUP BY ALL includes it, as far as the query shows."""
         calls = (node for node in item.find_all(exp.Anonymous, exp.Window) if self._is_own(node))
         return not any(isinstance(node, exp.Window) or _function_name(node) in AGGREGATES for node in calls)
-
-    def _own(self, kind: type[exp.Window]) -> Iterator[exp.Window]:
-        return (node for node in self._select.find_all(kind) if self._is_own(node))
 
     def _is_own(self, node: exp.Expr) -> bool:
         """Whether it belongs to this SELECT, and not to one inside it."""

@@ -8,7 +8,7 @@ Above it: SQL programs. Below it: the dialect, and the Spark session, which know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -40,40 +40,33 @@ def needed_fields(query: str, declared: Sequence[str]) -> tuple[str, ...]:
 
 def reads_table(query: str, table: str) -> bool:
     """Whether a table is read anywhere; True if that is unknown."""
-    if table not in query.lower():
-        return False
-    try:
-        tree = parse(query)
-    except NotUnderstoodError:
-        return True
-    return any(found.name.lower() == table for found in tree.find_all(exp.Table))
+    return table in query.lower() and _has(query, exp.Table, lambda found: found.name.lower() == table)
 
 
 def _reads_all(query: str) -> bool:
     """Whether there is a * that stands for columns."""
-    if "*" not in query:
-        return False
-    try:
-        tree = parse(query)
-    except NotUnderstoodError:
-        return True
-    for star in tree.find_all(exp.Star):
-        if not (isinstance(star.parent, exp.Anonymous) and star.parent.name.lower() == "count"):
-            return True
-    return False
+    return "*" in query and _has(
+        query,
+        exp.Star,
+        lambda star: not (isinstance(star.parent, exp.Anonymous) and star.parent.name.lower() == "count"),
+    )
 
 
 def _reads_whole_value(query: str) -> bool:
     """Whether `value` appears alone somewhere, without a field after it."""
+    return _has(
+        query,
+        exp.Identifier,
+        lambda name: name.name.lower() == "value" and isinstance(name.parent, exp.Column) and name.arg_key == "this",
+    )
+
+
+def _has(query: str, kind: type[exp.Expr], is_meant: Callable[[exp.Expr], bool]) -> bool:
+    """Whether there is a node of this kind that is meant; True if that is unknown."""
     try:
-        tree = parse(query)
+        return any(map(is_meant, parse(query).find_all(kind)))
     except NotUnderstoodError:
         return True
-    return any(
-        isinstance(identifier.parent, exp.Column) and identifier.arg_key == "this"
-        for identifier in tree.find_all(exp.Identifier)
-        if identifier.name.lower() == "value"
-    )
 
 
 _SIMPLE: dict[str, pa.DataType] = {

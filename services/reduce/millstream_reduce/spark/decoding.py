@@ -15,12 +15,13 @@ import base64
 import csv
 import io
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import fastavro
 import numpy as np
@@ -62,39 +63,27 @@ def convert(value: Any, kind: pa.DataType) -> Any:
     """A Python value of the declared type that pyarrow accepts. Raises `Malformed`."""
     if value is None:
         return None
-    types = pa.types
+    conversion = _CONVERSIONS.get(kind.id)
+    if conversion is None:
+        raise Malformed(f"{kind} cannot be read")
     try:
-        if types.is_string(kind):
-            return _text(value)
-        if types.is_boolean(kind):
-            return _boolean(value)
-        if types.is_integer(kind):
-            return _integer(value, kind.bit_width)
-        if types.is_floating(kind):
-            return _number(value)
-        if types.is_decimal(kind):
-            return _decimal(value, kind)
-        if types.is_timestamp(kind):
-            return _timestamp(value, with_zone=kind.tz is not None)
-        if types.is_date(kind):
-            return _date(value)
-        if types.is_binary(kind):
-            return value if isinstance(value, bytes) else base64.b64decode(_required(value, str), validate=True)
-        return _nested(value, kind)
+        return conversion(value, kind)
     except (ValueError, OverflowError, InvalidOperation, ArithmeticError) as error:
         raise Malformed(str(error)) from error
 
 
-def _nested(value: Any, kind: pa.DataType) -> Any:
-    if pa.types.is_struct(kind):
-        _required(value, dict)
-        return {field.name: convert(value.get(field.name), field.type) for field in kind}
-    if pa.types.is_map(kind):
-        _required(value, dict)
-        return [(convert(name, kind.key_type), convert(item, kind.item_type)) for name, item in value.items()]
-    if pa.types.is_list(kind):
-        return [convert(item, kind.value_type) for item in _required(value, list)]
-    raise Malformed(f"{kind} cannot be read")
+def _struct(value: Any, kind: Any) -> dict[str, Any]:
+    _required(value, dict)
+    return {field.name: convert(value.get(field.name), field.type) for field in kind}
+
+
+def _map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
+    items = _required(value, dict).items()
+    return [(convert(name, kind.key_type), convert(item, kind.item_type)) for name, item in items]
+
+
+def _list(value: Any, kind: Any) -> list[Any]:
+    return [convert(item, kind.value_type) for item in _required(value, list)]
 
 
 def _required(value: Any, wanted: type) -> Any:
@@ -103,7 +92,7 @@ def _required(value: Any, wanted: type) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, _: Any) -> str:
     if isinstance(value, str):
         # A lone surrogate, which JSON can contain, is not text.
         value.encode()
@@ -115,7 +104,7 @@ def _text(value: Any) -> str:
     return text_of(value)
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: Any, _: Any) -> bool:
     if isinstance(value, Text):
         named = {"true": True, "false": False}.get(value.lower())
         if named is None:
@@ -124,16 +113,16 @@ def _boolean(value: Any) -> bool:
     return bool(_required(value, bool))
 
 
-def _integer(value: Any, bits: int) -> int:
+def _integer(value: Any, kind: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, Text)):
         raise Malformed("not an integer")
     number = int(value)
-    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+    if not -(1 << kind.bit_width - 1) <= number < 1 << kind.bit_width - 1:
         raise Malformed("out of range")
     return number
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, _: Any) -> float:
     if isinstance(value, str):
         if value in _SPECIAL_NUMBERS:
             return _SPECIAL_NUMBERS[value]
@@ -154,13 +143,13 @@ def _decimal(value: Any, kind: Any) -> Decimal:
         return number
 
 
-def _timestamp(value: Any, *, with_zone: bool) -> int:
+def _timestamp(value: Any, kind: Any) -> int:
     """Microseconds."""
-    if isinstance(value, int) and not isinstance(value, bool) and with_zone:
+    if isinstance(value, int) and not isinstance(value, bool) and kind.tz is not None:
         moment_us = value * _SECOND_US
     else:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(_required(value, str))
-        if not with_zone and moment.tzinfo is not None:
+        if kind.tz is None and moment.tzinfo is not None:
             raise Malformed("a time of day everywhere has no zone")
         difference = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         moment_us = (difference.days * 86400 + difference.seconds) * _SECOND_US + difference.microseconds
@@ -172,15 +161,34 @@ def _timestamp(value: Any, *, with_zone: bool) -> int:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _date(value: Any) -> date:
+def _date(value: Any, _: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     text = _required(value, str)
     try:
         return date.fromisoformat(text)
     except ValueError:
-        return datetime.combine(datetime.fromisoformat(text).date(), time()).date()
+        return datetime.fromisoformat(text).date()
 
+
+def _binary(value: Any, _: Any) -> bytes:
+    return value if isinstance(value, bytes) else base64.b64decode(_required(value, str), validate=True)
+
+
+_CONVERSIONS: dict[int, Callable[[Any, Any], Any]] = {
+    pa.string().id: _text,
+    pa.bool_().id: _boolean,
+    **dict.fromkeys((pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id), _integer),
+    **dict.fromkeys((pa.float32().id, pa.float64().id), _number),
+    pa.decimal128(1).id: _decimal,
+    pa.timestamp("us").id: _timestamp,
+    pa.date32().id: _date,
+    pa.binary().id: _binary,
+    pa.struct([]).id: _struct,
+    pa.map_(pa.string(), pa.string()).id: _map,
+    pa.list_(pa.string()).id: _list,
+}
+"""By the kinds of types that `columns.arrow_type` returns."""
 
 Array: TypeAlias = Any
 """A pyarrow.Array. Its type stubs know neither the kinds of arrays nor what can be None well enough to be of use."""
@@ -200,28 +208,43 @@ class Field:
     kind: pa.DataType
 
 
-class Decoder(Protocol):
+@dataclass(frozen=True)
+class Decoder(ABC):
     """A decoder of one format. Can be pickled."""
 
-    @property
-    def takes_arrow(self) -> bool:
-        """Whether values may be a struct of the columns that stand for them."""
+    fields: tuple[Field, ...]
+    """Those that are needed."""
+    takes_arrow: ClassVar[bool] = False
+    """Whether values may be a struct of the columns that stand for them."""
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
         """A column for each needed field, and the number of malformed values."""
+        if (columns := self._fast(values)) is not None:
+            return columns, 0
+        if len(values) <= _ONE_BY_ONE:
+            return _one_by_one(self._rows(values), self.fields)
+        step = max(_ONE_BY_ONE, -(-len(values) // _SPLIT))
+        parts = [self.decode(values.slice(at, step)) for at in range(0, len(values), step)]
+        columns = [pa.concat_arrays([part[index] for part, _ in parts]) for index in range(len(self.fields))]
+        return columns, sum(malformed for _, malformed in parts)
+
+    def _fast(self, values: Array) -> list[Array] | None:
+        """The columns of all values at once; None if some have to be looked at apart."""
+        return None
+
+    @abstractmethod
+    def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
+        """What each value says, for `convert`; None for a malformed one."""
 
 
 @dataclass(frozen=True)
-class JsonDecoder:
+class JsonDecoder(Decoder):
     """Each value is a JSON object."""
 
-    fields: tuple[Field, ...]
-    takes_arrow = True
+    takes_arrow: ClassVar[bool] = True
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
-        if pa.types.is_struct(values.type):
-            return self._of_columns(values)
-        return _decode(values, self.fields, self._fast, self._rows)
+        return self._of_columns(values) if pa.types.is_struct(values.type) else super().decode(values)
 
     def _of_columns(self, values: Array) -> tuple[list[Array], int]:
         """The same as for the JSON objects that the columns stand for."""
@@ -282,28 +305,18 @@ class JsonDecoder:
 
 
 @dataclass(frozen=True)
-class CsvDecoder:
+class CsvDecoder(Decoder):
     """Each value is one line; its columns are all declared fields, in order."""
 
     declared: tuple[Field, ...]
-    needed: tuple[str, ...]
     delimiter: str = ","
-    takes_arrow = False
-
-    def decode(self, values: Array) -> tuple[list[Array], int]:
-        return _decode(values, self.fields, self._fast, self._rows)
-
-    @cached_property
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(field for field in self.declared if field.name in self.needed)
 
     def _fast(self, values: Array) -> list[Array] | None:
         # Without quotes and line ends, and not empty, each value is one line or an error.
         offsets, data = _buffers(values)
         if not len(data) or (offsets[1:] == offsets[:-1]).any() or not self.fields:
             return None
-        inner = data[offsets[0] : offsets[-1]]
-        if np.isin(inner, (ord('"'), ord("\n"), ord("\r"))).any():
+        if np.isin(data[offsets[0] : offsets[-1]], (ord('"'), ord("\n"), ord("\r"))).any():
             return None
         text = _compute.binary_join(_as_list(values), b"\n")[0].as_buffer()
         try:
@@ -345,23 +358,17 @@ class CsvDecoder:
 
 
 @dataclass(frozen=True)
-class AvroDecoder:
+class AvroDecoder(Decoder):
     """Each value is a record of the writer's schema, without a header."""
 
-    fields: tuple[Field, ...]
     schema: str
     """The writer's schema, as JSON."""
-    takes_arrow = False
-
-    def decode(self, values: Array) -> tuple[list[Array], int]:
-        return _decode(values, self.fields, lambda _: None, self._rows)
 
     def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
-        schema = self._parsed
         for value in values.to_pylist():
             stream = io.BytesIO(value)
             try:
-                row = fastavro.schemaless_reader(stream, schema, None)
+                row = fastavro.schemaless_reader(stream, self._parsed, None)
             except Exception:  # noqa: BLE001 - what it raises for bytes that are not a record is not said anywhere
                 yield None
                 continue
@@ -384,22 +391,6 @@ def _as_it_is(column: Array | None, kind: Any, count: int) -> Array | None:
         return column.cast(kind)
     except pa.ArrowInvalid:
         return None
-
-
-def _decode(
-    values: Array,
-    fields: Sequence[Field],
-    fast: Callable[[Array], list[Array] | None],
-    rows_of: Callable[[Array], Iterator[dict[str, Any] | None]],
-) -> tuple[list[Array], int]:
-    if (columns := fast(values)) is not None:
-        return columns, 0
-    if len(values) <= _ONE_BY_ONE:
-        return _one_by_one(rows_of(values), fields)
-    step = max(_ONE_BY_ONE, -(-len(values) // _SPLIT))
-    parts = [_decode(values.slice(at, step), fields, fast, rows_of) for at in range(0, len(values), step)]
-    columns = [pa.concat_arrays([part[index] for part, _ in parts]) for index in range(len(fields))]
-    return columns, sum(malformed for _, malformed in parts)
 
 
 def _one_by_one(rows: Iterator[dict[str, Any] | None], fields: Sequence[Field]) -> tuple[list[Array], int]:

@@ -127,8 +127,7 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
     ours = [error for error in errors if isinstance(error, MillstreamError)]
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:
-        first = (lost or ours)[0]
-        return _exit_code_of(first)
+        return _exit_code_of((lost or ours)[0])
     log.error("defect: %r", errors[0], exc_info=errors[0], extra={"code": codes.DEFECT.id})
     return MillstreamError.exit_code
 

@@ -22,23 +22,20 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
-from millstream_reduce.window_table import WindowTable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from millstream_reduce.spark.jobs import JobResult
-
+from millstream_reduce.spark.session import JOBS_MAX
+from millstream_reduce.values import WindowTable
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +58,11 @@ class Runs(Protocol):
         """Raise `SessionLostError` unless Spark still does what it is asked."""
 
 
-RunJob = Callable[["SparkSession", engine_pb2.Program, JobWindows], "JobResult"]
+RunJob = Callable[[SparkSession, engine_pb2.Program, JobWindows], JobResult]
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """The answer to a request."""
-
-    rows: pa.Table
-    summary: engine_pb2.RunSummary
+Outcome = tuple[pa.Table, engine_pb2.RunSummary]
+"""The answer to a request, as `WindowEngine.run` gives it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +70,7 @@ class _Request:
     """A request that has not been answered yet."""
 
     message: engine_pb2.RunRequest
-    outcome: asyncio.Future[JobOutcome]
+    outcome: asyncio.Future[Outcome]
 
     def windows(self) -> tuple[str, WindowTable, WindowsOrigin]:
         """With where their log lies, and who asks."""
@@ -122,7 +115,7 @@ class Executor:
         """Jobs that run now."""
         return len(self._running)
 
-    async def submit(self, message: engine_pb2.RunRequest) -> JobOutcome:
+    async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
         """Wait for the result of a request. Cancelling takes it back; a job without a waiting request stops in a
         while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
@@ -196,7 +189,7 @@ class Executor:
                     job_tag=tag,
                 )
                 if not request.outcome.done():
-                    request.outcome.set_result(JobOutcome(rows, summary))
+                    request.outcome.set_result((rows, summary))
 
 
 def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
@@ -234,8 +227,6 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
 
 
-JOBS_MAX = 2
-"""On two cores a second concurrent job brings half as much again, a third one nothing."""
 JOB_WINDOWS_MAX = 10_000
 JOB_BYTES_MAX = 256 * MIB
 """Bytes of the log that a job may read. A larger request has its own job."""
@@ -289,10 +280,9 @@ class RequestQueue(Generic[Item]):
 
     def remove(self, item: Item) -> bool:
         """Take one back; False if it is not (or no longer) waiting."""
-        kept = [waiter for waiter in self._waiters if waiter.item is not item]
-        removed = len(kept) < len(self._waiters)
-        self._waiters = kept
-        return removed
+        before = len(self._waiters)
+        self._waiters = [waiter for waiter in self._waiters if waiter.item is not item]
+        return len(self._waiters) < before
 
     def take(self, running: Set[JobLane]) -> JobBatch[Item] | None:
         """The next job, while those of `running` run; None if no job may start."""

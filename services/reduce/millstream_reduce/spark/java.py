@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,11 @@ class Java:
 
     @property
     def major(self) -> int:
-        return _major(self.version)
+        """17 of "17.0.15", 8 of "1.8.0_402", 25 of "25-ea"."""
+        numbers = [int(part) for part in re.findall(r"\d+", self.version)]
+        if not numbers:
+            return 0
+        return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
@@ -159,13 +163,17 @@ def _wrapped(executable: Path) -> Path:
             return directory / name
     home = writable_cache() / name
     (home / "bin").mkdir(parents=True, exist_ok=True)
-    # Several processes may do this at once, so each puts a complete file in place.
-    descriptor, temporary = tempfile.mkstemp(dir=home / "bin")
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(script)
-    os.chmod(temporary, 0o755)
-    os.replace(temporary, home / "bin" / "java")
+    _put(home / "bin" / "java", script, mode=0o755)
     return home
+
+
+def _put(path: Path, text: str, *, mode: int) -> None:
+    """Write a file. Several processes may do this at once, so each puts a complete one in place."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
 
 
 def _runs(path: Path, script: str) -> bool:
@@ -177,7 +185,7 @@ def _runs(path: Path, script: str) -> bool:
 
 def _version(home: Path, executable: Path) -> str:
     with suppress(OSError):
-        for line in _lines(home / "release"):
+        for line in (home / "release").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition("=")
             if name == "JAVA_VERSION":
                 return value.strip().strip('"')
@@ -194,19 +202,6 @@ def _version(home: Path, executable: Path) -> str:
             codes.JAVA_UNUSABLE, f"{executable} does not report its version; it printed: {printed[:500]}"
         )
     return match[1]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from file
-
-
-def _major(version: str) -> int:
-    """17 of "17.0.15", 8 of "1.8.0_402", 25 of "25-ea"."""
-    numbers = [int(part) for part in re.findall(r"\d+", version)]
-    if not numbers:
-        return 0
-    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
 
 
 _MAIN_CLASS = "org.apache.spark.deploy.SparkSubmit"
@@ -237,8 +232,8 @@ class Question:
         # The others do not affect how Java is started, and need not be stored.
         decisive = {name: value for name, value in self.conf.items() if name.startswith("spark.driver.")}
         options = [part for name, value in decisive.items() for part in ("--conf", f"{name}={value}")]
-        command_line = [_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell"]
-        return [argument.replace(str(self.directory), _DIRECTORY) for argument in command_line]
+        arguments = (_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell")
+        return [argument.replace(str(self.directory), _DIRECTORY) for argument in arguments]
 
     def digest(self) -> str:
         """Digest of everything on which the answer depends."""
@@ -251,8 +246,7 @@ class Question:
         files = []
         with suppress(OSError):
             files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
-        launcher = launcher_jar()
-        identity = (self.arguments(), sorted(variables.items()), str(folder), files, str(launcher), self.java)
+        identity = (self.arguments(), sorted(variables.items()), str(folder), files, str(launcher_jar()), self.java)
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
 
@@ -284,11 +278,7 @@ def _remember(name: str, answer: list[str]) -> None:
     """Store it if possible; otherwise the next start takes a little longer."""
     with suppress(OSError, InfrastructureError):
         place = writable_cache()
-        # Only readable for the user who runs it, because options of Java may contain passwords. Several processes may
-        # do this at once.
-        descriptor, temporary = tempfile.mkstemp(dir=place)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(answer, file)
-        os.replace(temporary, place / name)
+        # Only readable for the user who runs it, because options of Java may contain passwords.
+        _put(place / name, json.dumps(answer), mode=0o600)
         for old in sorted(place.glob("launch-*.json"), key=lambda path: path.stat().st_mtime)[:-_ANSWERS_MAX]:
             old.unlink(missing_ok=True)

@@ -22,8 +22,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -49,8 +49,6 @@ LOSS_PAUSE_S = 1.0
 FAILURES_MAX = 3
 """Jobs of one window alone that may fail for an unknown reason until it is that window's fault."""
 _PLANS_MAX = 256
-_plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
-"""Queries that a session has analysed: analysing one again costs as much as a small job."""
 
 Compute = Callable[[JobWindows], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
 """Computes windows: returns result rows, and windows that are known to have failed."""
@@ -93,7 +91,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
         # The service may not have been started yet, and describes what it serves when it is called.
         return engine_pb2.CheckResponse()
     try:
-        plan = _planned(spark, program.sql)
+        plan = _planned(spark, program.sql.SerializeToString(deterministic=True))
     except QueryError as fault:
         return engine_pb2.CheckResponse(faults=[str(fault)])
     return engine_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
@@ -101,8 +99,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
 
 def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
     """Compute windows. Raises `MillstreamError` for errors that are not the fault of a window."""
-    compute = _computation(spark, program)
-    tables, failures = _isolated(compute, windows, 0, _Attempts(spark, program.sql.query))
+    tables, failures = _isolated(_computation(spark, program), windows, 0, _Attempts(spark, program.sql.query))
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
@@ -110,19 +107,14 @@ def _computation(spark: SparkSession, program: engine_pb2.Program) -> Compute:
     parallelism = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     if program.WhichOneof("kind") != "sql":
         return lambda windows: compute_groups(spark, program, windows, parallelism)
-    plan = _planned(spark, program.sql)
+    plan = _planned(spark, program.sql.SerializeToString(deterministic=True))
     return lambda windows: (compute_sql(spark, plan, windows, parallelism), [])
 
 
-def _planned(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
-    plans = _plans.setdefault(spark, {})
-    name = program.SerializeToString(deterministic=True)
-    if (plan := plans.get(name)) is None:
-        plan = plan_sql(spark, program)
-        while len(plans) >= _PLANS_MAX:
-            plans.pop(next(iter(plans)))
-        plans[name] = plan
-    return plan
+@lru_cache(_PLANS_MAX)
+def _planned(spark: SparkSession, program: bytes) -> SqlPlan:
+    """`program`: encoded. Analysing a query again costs as much as a small job."""
+    return plan_sql(spark, engine_pb2.SqlProgram.FromString(program))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +173,7 @@ def _computed(
 def _check_others(spark: SparkSession, fault: JobFailedError) -> None:
     """Raises the error of a job unless Spark computes others, with Python workers and a shuffle."""
     try:
-        numbers = spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT")
-        numbers.repartition(2).groupBy().count().collect()
+        spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT").repartition(2).groupBy().count().collect()
     except Exception as error:
         raise fault from error
 
@@ -194,8 +185,7 @@ def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _shifted(table: pa.Table, first: int) -> pa.Table:
     if first == 0:
         return table
-    windows = pa.compute.add(table.column("window"), pa.scalar(first, pa.int32()))
-    return table.set_column(0, "window", windows)
+    return table.set_column(0, "window", pa.compute.add(table.column("window"), pa.scalar(first, pa.int32())))
 
 
 def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
@@ -206,5 +196,4 @@ def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
         of_windows = [None if key is None else [part.decode() for part in key_parts(key)] for key in keys]
         lists: Any = pa.array(of_windows, pa.list_(pa.string()))
         columns["keys"] = lists.take(pa.array(np.asarray(columns["window"])))
-    arrays = [columns[field.name].cast(field.type) for field in RESULT_SCHEMA]
-    return pa.table(arrays, schema=RESULT_SCHEMA)
+    return pa.table([columns[field.name].cast(field.type) for field in RESULT_SCHEMA], schema=RESULT_SCHEMA)

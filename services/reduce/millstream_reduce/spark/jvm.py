@@ -111,7 +111,7 @@ class Jvm:
         self._process = process
         self._memory_bytes = memory_bytes
         self._last_lines = last_lines
-        self._signs = SignsOfLife(process.pid)
+        self.signs = SignsOfLife(process.pid)
         self._health = Health(process.pid, Patience(), report=lambda text: _log.warning("Spark's JVM %s", text))
 
     @property
@@ -120,27 +120,7 @@ class Jvm:
 
     async def ended(self) -> str:
         """Wait until it has ended. Returns how, in a sentence."""
-        return self._describe(await self._process.wait())
-
-    @property
-    def killed_by(self) -> int:
-        """The signal that ended it, if such signals come from outside; otherwise 0."""
-        code = -(self._process.exit_code or 0)
-        return code if code in _FROM_OUTSIDE else 0
-
-    def begin_to_ask(self, ask: Ask) -> None:
-        """From now on it can be asked whether it is alive."""
-        self._signs.begin_to_ask(ask)
-
-    def stop_asking(self) -> None:
-        """From now on it is not asked any more, because it is about to be stopped."""
-        self._signs.stop_asking()
-
-    async def end_when_hung(self) -> None:
-        """Kill it if it hangs."""
-        await self._process.kill_when_hung(self._health, self._signs.look)
-
-    def _describe(self, exit_code: int) -> str:
+        exit_code = await self._process.wait()
         printed = self._last_lines.text()
         if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in printed:
             return (
@@ -149,12 +129,21 @@ class Jvm:
             )
         if self._health.hung:
             return f"Spark's JVM {self._health.hung}: it was killed"
-        how = exit_text(exit_code)
-        if exit_code == -signal.SIGKILL:
-            how = "killed; perhaps by the system, for lack of memory"
+        killed = exit_code == -signal.SIGKILL
+        how = "killed; perhaps by the system, for lack of memory" if killed else exit_text(exit_code)
         return f"Spark's JVM ended ({how}). " + (
             f"Its last output was:\n{printed}" if printed else "It printed nothing"
         )
+
+    @property
+    def killed_by(self) -> int:
+        """The signal that ended it, if such signals come from outside; otherwise 0."""
+        code = -(self._process.exit_code or 0)
+        return code if code in _FROM_OUTSIDE else 0
+
+    async def end_when_hung(self) -> None:
+        """Kill it if it hangs."""
+        await self._process.kill_when_hung(self._health, self.signs.look)
 
 
 @asynccontextmanager
@@ -266,7 +255,8 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
     ours = {
         "JAVA_HOME": str(command.java.home),
         "SPARK_HOME": str(spark_home()),
-        "SPARK_SCALA_VERSION": _scala_version(),
+        # The launcher needs it: "2.13" of `spark-launcher_2.13-4.3.0.jar`.
+        "SPARK_SCALA_VERSION": launcher_jar().name.split("_")[1].split("-")[0],
         "PYSPARK_PYTHON": command.python,
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection),
     }
@@ -275,11 +265,6 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
         # Files that users' functions create are theirs.
         ours[umask.VARIABLE] = f"{umask.current():o}"
     return inherited(os.environ) | kept | ours
-
-
-def _scala_version() -> str:
-    """The Scala version, which the launcher needs; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
-    return launcher_jar().name.split("_")[1].split("-")[0]
 
 
 async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: LastLines) -> Gateway:
@@ -293,10 +278,9 @@ async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: Las
                     )
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        printed = last_lines.text()
         raise InfrastructureError(
             codes.SPARK_NOT_STARTED,
-            f"Spark has not started within {START_TIMEOUT_S:.0f} s. Its last output was:\n{printed}",
+            f"Spark has not started within {START_TIMEOUT_S:.0f} s. Its last output was:\n{last_lines.text()}",
         ) from None
     data = connection.read_bytes()
     connection.unlink()
@@ -359,7 +343,8 @@ class SignsOfLife:
         if self._begin_to_ask is None:
             if works:
                 self._since_s = self._clock()
-            return not is_stopped(self._pid) and self._clock() - self._since_s < START_IDLE_S
+            # A signal has not stopped the whole process.
+            return _states(self._pid) != {"T"} and self._clock() - self._since_s < START_IDLE_S
         if self._question is None:
             self._question = self._begin_to_ask()
             # The task that waits for the JVM reports its failure, even if its result is no longer wanted.
@@ -381,11 +366,6 @@ class SignsOfLife:
             return False
         before, self._cpu_s = self._cpu_s, used.user + used.system
         return self._cpu_s > before >= 0.0 or not _states(self._pid).isdisjoint("RD")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the whole process."""
-    return _states(pid) == {"T"}
 
 
 def _states(pid: int) -> set[str]:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream_reduce.values import WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowContents, WindowTable
 
 WINDOW = "__window"
 """Column with the window's index in the job."""
@@ -45,23 +44,17 @@ class JobWindow(NamedTuple):
     origin: WindowsOrigin = WindowsOrigin()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class JobWindows(Sequence[JobWindow]):
     """The windows of a job, by columns."""
 
-    def __init__(
-        self,
-        table: WindowTable,
-        directories: Sequence[str],
-        of_directories: Indexes,
-        origins: Sequence[WindowsOrigin],
-        of_origins: Indexes,
-    ) -> None:
-        """`of_directories`, `of_origins`: for each window, the index of its own."""
-        self.table = table
-        self.directories = directories
-        self.of_directories = of_directories
-        self.origins = origins
-        self.of_origins = of_origins
+    table: WindowTable
+    directories: Sequence[str]
+    of_directories: Indexes
+    """For each window, the index of its own."""
+    origins: Sequence[WindowsOrigin]
+    of_origins: Indexes
+    """For each window, the index of its own."""
 
     @classmethod
     def of(cls, parts: Iterable[tuple[str, WindowTable, WindowsOrigin]]) -> JobWindows:
@@ -126,10 +119,10 @@ class Spans:
     starts_us: Indexes
     ends_us: Indexes
     early: Indexes
-    keys: Sequence[bytes | None] | None = None
+    keys: Sequence[bytes | None] | None
     """Joined as `group_keys` says, for windows that belong to one key; None if none does."""
-    origins: Indexes | None = None
-    """Numbers among the manifest's origins; None: all have the first."""
+    origins: Indexes
+    """Numbers among the manifest's origins."""
 
     def __len__(self) -> int:
         return len(self.starts_us)
@@ -147,7 +140,7 @@ class Manifest:
         spans: Spans,
         pieces: Indexes,
         ends: Sequence[int],
-        origins: Sequence[WindowsOrigin] = (WindowsOrigin(),),
+        origins: Sequence[WindowsOrigin],
     ) -> None:
         """`pieces`: one row per piece, those of one task together; `ends`: where those of each task end."""
         self._directories = list(directories)
@@ -159,10 +152,6 @@ class Manifest:
     @property
     def tasks(self) -> int:
         return len(self._ends)
-
-    @property
-    def rows(self) -> int:
-        return int(self._pieces[:, -1].sum())
 
     def by_entry(self, task: int) -> Iterator[RowRuns]:
         """What a task reads: each entry once, in the order of each log; a window's rows in the order of arrival."""
@@ -255,8 +244,7 @@ def _sizes(pieces: Indexes) -> npt.NDArray[np.float64]:
     places = places.reshape(-1)
     rows = np.zeros(int(places.max()) + 1, np.int64)
     np.maximum.at(rows, places, pieces[:, 5] + pieces[:, 6])
-    shares: npt.NDArray[np.float64] = pieces[:, 4] * pieces[:, 6] / np.maximum(rows[places], 1)
-    return shares
+    return pieces[:, 4] * pieces[:, 6] / np.maximum(rows[places], 1)
 
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")

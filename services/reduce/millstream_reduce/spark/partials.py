@@ -63,8 +63,7 @@ class Partials:
             else:
                 groups = self._as_they_are(table)
             for name in self.spans:
-                windows = groups.column(self.by[0]).to_numpy()
-                groups = groups.append_column(name, span_column(name, windows, spans))
+                groups = groups.append_column(name, span_column(name, groups.column(self.by[0]).to_numpy(), spans))
             yield from groups.combine_chunks().to_batches()
 
     def _aggregated(self, table: pa.Table) -> pa.Table:

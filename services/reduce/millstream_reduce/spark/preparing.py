@@ -24,14 +24,13 @@ from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
-from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
+from millstream_reduce.log.entries import entry_buffers, segment_name
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
 from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,11 +155,11 @@ def write_windows(directory: Path) -> JobWindows:
             "keys": pa.array([[str(number % 2)] for number in range(_ROWS)], pa.list_(pa.string())),
         })
     )  # fmt: skip
-    entry = wal_pb2.Entry(append=wal_pb2.Append(rows=_ROWS, has_keys=True))
-    buffers = entry_buffers(1, entry.SerializeToString(), body)
+    meta = wal_pb2.Entry(append=wal_pb2.Append(rows=_ROWS, has_keys=True)).SerializeToString()
+    entry = b"".join(entry_buffers(1, meta, body))
     with append_private(directory / segment_name(_SEGMENT)) as segment:
-        segment.write(b"".join(buffers))
-    contents = WindowContents(Window(0, _ROWS), (Piece(_SEGMENT, 0, total_length(buffers), 0, _ROWS),))
+        segment.write(entry)
+    contents = WindowContents(Window(0, _ROWS), (Piece(_SEGMENT, 0, len(entry), 0, _ROWS),))
     return JobWindows.of([(str(directory), WindowTable.of([contents]), WindowsOrigin())])
 
 

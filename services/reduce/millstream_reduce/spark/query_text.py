@@ -64,11 +64,17 @@ class UnreadableError(Exception):
 
 
 class _Kind(Enum):
-    WORD = "a name without quotes, or a word of the grammar"
-    QUOTED = "a name in backquotes"
-    DOUBLE = "a text, or a name, as the server is set up"
-    TEXT = "a text"
-    SIGN = "anything else"
+    """Named by the groups of `_TOKEN`."""
+
+    WORD = "name"
+    """A name without quotes, or a word of the grammar."""
+    QUOTED = "quoted"
+    """A name in backquotes."""
+    DOUBLE = "double"
+    """A text, or a name, as the server is set up."""
+    TEXT = "text"
+    SIGN = "sign"
+    """Anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +262,11 @@ class _Check:
         if not place and (at - 1 in self._heads or self._names_columns(at)):
             return
         if token.word not in _BEFORE_BRACKETS or place or name in self._of_users:
-            what = "which this version of Millstream does not know: it may do more than compute"
-            self._refuse(start, f"it calls `{name}`, {what}{did_you_mean(name, sorted(_CALLABLE))}")
+            self._refuse(
+                start,
+                f"it calls `{name}`, which this version of Millstream does not know: it may do more than compute"
+                f"{did_you_mean(name, sorted(_CALLABLE))}",
+            )
 
     def _names_columns(self, at: int) -> bool:
         """Whether the brackets hold names for the columns of a relation, after its alias: `... AS t(a, b)`."""
@@ -320,17 +329,8 @@ def _tokens(query: str) -> Iterator[_Token]:
             # Spark takes it with all that follows as one name.
             raise UnreadableError(f"{_place(query, at)}: `://` cannot stand outside of texts and names in backquotes")
         if kind not in ("space", "comment"):
-            yield _Token(_KINDS[kind or ""], written, at)
+            yield _Token(_Kind(kind), written, at)
         at = found.end()
-
-
-_KINDS = {
-    "text": _Kind.TEXT,
-    "double": _Kind.DOUBLE,
-    "quoted": _Kind.QUOTED,
-    "name": _Kind.WORD,
-    "sign": _Kind.SIGN,
-}
 
 
 def _place(query: str, at: int) -> str:

@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
@@ -42,7 +42,7 @@ from millstream_reduce.group_keys import join_key, key_parts
 from millstream_reduce.spark.errors import meaning
 from millstream_reduce.spark.manifest import JobWindows, Manifest, RowRuns, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
-from millstream_reduce.spark.rows import Chunk, LogEntries, chunks_of, join
+from millstream_reduce.spark.rows import Chunk, LogEntries, chunks_of, join, numbers_of
 from millstream_udf.context import Context
 from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Group, Part
@@ -50,8 +50,6 @@ from millstream_udf.loading import LoadError
 from millstream_udf.reduce_arrow import arrow_part
 from millstream_udf.reducing import Answer, Reducer
 from millstream_udf.values import Message, Window
-
-_compute: Any = pyarrow.compute
 
 PASS_BYTES = 256 * MIB
 """Bytes of values and headers in memory at a time."""
@@ -73,23 +71,20 @@ class GroupsPart:
 class GroupReader:
     """Reads the groups of a task."""
 
-    def __init__(
-        self, manifest: Manifest, *, keyed: bool, within: Context | None = None, pass_bytes: int = PASS_BYTES
-    ) -> None:
+    def __init__(self, manifest: Manifest, *, keyed: bool, within: Context) -> None:
         """`within`: the context that all groups share; to it they add the origin of their windows."""
         self._manifest = manifest
-        within = within or Context()
         self._contexts = [replace(within, **origin._asdict()) for origin in manifest.origins]
         self._keyed = keyed
-        self._pass_bytes = pass_bytes
-        self._names = ("value", "event_time", "headers") if keyed else ("value", "event_time", "headers", "keys")
+        self._read = ("value", "event_time", "headers", "keys")
+        self._names = self._read[:-1] if keyed else self._read
+        """Columns that functions get: in a keyed vertex the group has the keys."""
 
     def parts(self, log: LogEntries, task: int) -> Iterator[GroupsPart]:
         """Every group once, window by window."""
-        for some in self._manifest.by_window(task, self._pass_bytes):
-            if some.size <= self._pass_bytes:
-                names = (*self._names, "keys") if self._keyed else self._names
-                yield from self._sorted(join(list(chunks_of(log, some.entries, names))))
+        for some in self._manifest.by_window(task, PASS_BYTES):
+            if some.size <= PASS_BYTES:
+                yield from self._sorted(join(list(chunks_of(log, some.entries, self._read))))
             elif self._keyed:
                 yield from self._in_passes(log, some.entries)
             else:
@@ -105,9 +100,8 @@ class GroupReader:
             of_rows = np.full(len(chunk), (chunk.arrays["value"].nbytes + chunk.arrays["headers"].nbytes) / len(chunk))
             for key, size in zip(keys, np.bincount(codes, of_rows, len(keys)).tolist(), strict=True):
                 sizes[key] = sizes.get(key, 0) + int(size) + 1
-        for some in _packed(sizes, self._pass_bytes):
-            chosen = chunks_of(log, entries, (*self._names, "keys"))
-            kept = (_only(chunk, some) for chunk in chosen)
+        for some in _packed(sizes):
+            kept = (_only(chunk, some) for chunk in chunks_of(log, entries, self._read))
             if len(some) == 1:
                 yield from self._stream((chunk for chunk in kept if len(chunk)), window, some[0])
             else:
@@ -146,8 +140,7 @@ class GroupReader:
         while waiting is not None:
             following = next(chunks, None)
             groups, windows = ([], []) if begun else ([group], [window])
-            unfinished = following is not None
-            part = arrow_part(groups, [len(waiting)], self._batch(waiting), unfinished=unfinished)
+            part = arrow_part(groups, [len(waiting)], self._batch(waiting), unfinished=following is not None)
             yield GroupsPart(part, windows)
             begun, waiting = True, following
 
@@ -162,8 +155,7 @@ class GroupReader:
         own = [None] * len(indexes) if spans.keys is None else [spans.keys[index] for index in indexes.tolist()]
         chosen = (keys[number] for number in of_keys.tolist())
         parts = (_parts_of(key) or () if given is None else given for given, key in zip(chosen, own, strict=True))
-        origins = [0] * len(indexes) if spans.origins is None else spans.origins[indexes].tolist()
-        return list(map(Group, windows, parts, map(self._contexts.__getitem__, origins)))
+        return list(map(Group, windows, parts, map(self._contexts.__getitem__, spans.origins[indexes].tolist())))
 
 
 def _parts_of(key: bytes | None) -> _Parts | None:
@@ -178,17 +170,17 @@ def _keys_of(chunk: Chunk) -> tuple[_Codes, list[bytes | None]]:
 
 def _only(chunk: Chunk, keys: Sequence[bytes | None]) -> Chunk:
     """The rows that have one of these keys."""
-    mask = _compute.is_in(joined_keys(chunk.arrays["keys"]), pa.array(keys, pa.binary()))
+    mask: Any = pc.is_in(joined_keys(chunk.arrays["keys"]), pa.array(keys, pa.binary()))
     arrays = {name: array.filter(mask) for name, array in chunk.arrays.items()}
     return Chunk(chunk.windows[mask.to_numpy(zero_copy_only=False)], arrays)
 
 
-def _packed(sizes: dict[bytes | None, int], size_max: int) -> Iterator[list[bytes | None]]:
-    """The keys in turn, as many at a time as have `size_max` bytes together, at least one."""
+def _packed(sizes: dict[bytes | None, int]) -> Iterator[list[bytes | None]]:
+    """The keys in turn, as many at a time as have `PASS_BYTES` bytes together, at least one."""
     some: list[bytes | None] = []
     size = 0
     for key, of_key in sizes.items():
-        if some and size + of_key > size_max:
+        if some and size + of_key > PASS_BYTES:
             yield some
             some, size = [], 0
         some.append(key)
@@ -225,14 +217,12 @@ class GroupReducer:
         log = LogEntries()
         rows = _Rows()
         program = engine_pb2.Program.FromString(self._program)
-        within = context_of(program.python)
-        reader = GroupReader(self._manifest or manifest_of_run(), keyed=program.keyed, within=within)
+        manifest = self._manifest or manifest_of_run()
+        reader = GroupReader(manifest, keyed=program.keyed, within=context_of(program.python))
         try:
             reduce = _reduce(program)
-            for batch in tasks:
-                tasks_of_batch: Any = batch.column(0).to_pylist()
-                for task in tasks_of_batch:
-                    yield from _reduced(reduce, reader.parts(log, task))
+            for task in numbers_of(tasks):
+                yield from _reduced(reduce, reader.parts(log, task))
         except MillstreamError as error:
             # Spark would repeat the task for an exception, but the code above knows better.
             rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), kind_of(error))
@@ -270,22 +260,21 @@ def compute_groups(
     spark: SparkSession, program: engine_pb2.Program, windows: JobWindows, parallelism: int
 ) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """The results of all windows, and the windows without any. Raises what Spark raises."""
-    rows = int(windows.table.rows.sum())
-    tasks = min(parallelism, len(windows)) if rows > SMALL_JOB_ROWS else 1
-    manifest = manifest_of(windows, tasks, whole_windows=True)
+    tasks_max = min(parallelism, len(windows)) if windows.table.rows.sum() > SMALL_JOB_ROWS else 1
+    manifest = manifest_of(windows, tasks_max, whole_windows=True)
     encoded = program.SerializeToString(deterministic=True)
 
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
-        numbers = spark.range(0, manifest.tasks, 1, manifest.tasks)
-        yield numbers.mapInArrow(GroupReducer(of_run, encoded), TASK_SCHEMA)
+        tasks = spark.range(0, manifest.tasks, 1, manifest.tasks)
+        yield tasks.mapInArrow(GroupReducer(of_run, encoded), TASK_SCHEMA)
 
     return _without_failures(run_job(spark, (encoded, manifest.tasks), open_frame, manifest))
 
 
 def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> str:
     """Why the tasks cannot use a function; empty if they can."""
-    checker = _FunctionChecker(program)
+    checker = partial(_load_in_tasks, program.SerializeToString())
     try:
         spark.range(0, 1, 1, 1).mapInArrow(checker, "fault STRING").collect()
     except Exception as error:
@@ -296,14 +285,11 @@ def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> st
     return ""
 
 
-class _FunctionChecker:
-    def __init__(self, program: engine_pb2.PythonProgram) -> None:
-        self._program = program.SerializeToString()
-
-    def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in tasks:
-            load(engine_pb2.PythonProgram.FromString(self._program))
-        return iter(())
+def _load_in_tasks(program: bytes, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: no rows, but an error where the tasks cannot load the encoded program."""
+    for _ in tasks:
+        load(engine_pb2.PythonProgram.FromString(program))
+    return iter(())
 
 
 def context_of(program: engine_pb2.PythonProgram) -> Context:

@@ -26,7 +26,7 @@ import pyarrow.compute
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream_reduce.batches import as_bytes, decoded
+from millstream_reduce.batches import HEADERS, KEYS, as_bytes, decoded
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, RowRuns, Spans, span_column
@@ -41,8 +41,6 @@ _BODIES_MAX = 256
 BATCH_ROWS_MAX = 65536
 """The most rows in a batch, whatever the entries have."""
 
-KEYS = pa.list_(pa.string())
-HEADERS = pa.map_(pa.string(), pa.binary())
 LOG_COLUMNS: dict[str, pa.DataType] = {"value": pa.binary(), "event_time": TIMESTAMP, "keys": KEYS, "headers": HEADERS}
 """Columns of the entries' bodies; the last two may be missing there."""
 
@@ -105,8 +103,7 @@ class LogEntries:
     def _read(self, runs: RowRuns, *, check: bool) -> pa.RecordBatch:
         try:
             entry = read_entry(self._segment(runs), runs.offset, check=check)
-            append = entry.message().append
-            return decoded(entry.body, append)
+            return decoded(entry.body, entry.message().append)
         except EntryError as fault:
             raise DamageError(codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {fault.reason}") from fault
         except (DamageError, OSError, ValueError) as error:
@@ -236,6 +233,13 @@ def key_of(keys: Array) -> Array:
     return joined
 
 
+def numbers_of(tasks: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """The task numbers that Spark hands to a task."""
+    for batch in tasks:
+        numbers: Any = batch.column(0).to_pylist()
+        yield from numbers
+
+
 class RowReader:
     """For `mapInArrow` over a range of task numbers: the rows of those tasks."""
 
@@ -254,20 +258,17 @@ class RowReader:
         if self._columns.raw or self._columns.decoder is not None:
             needed.append("value")
         takes_arrow = self._columns.decoder is not None and self._columns.decoder.takes_arrow
-        for batch in tasks:
-            tasks_of_batch: Any = batch.column(0).to_pylist()
-            for task in tasks_of_batch:
-                chunks = glued(chunks_of(log, manifest.by_entry(task), needed, takes_arrow=takes_arrow))
-                with closing(ahead(self._batch(chunk, manifest.spans) for chunk in chunks)) as batches:
-                    if self._partials is None:
-                        yield from batches
-                    else:
-                        yield from self._partials.of(batches, manifest.spans)
+        for task in numbers_of(tasks):
+            chunks = glued(chunks_of(log, manifest.by_entry(task), needed, takes_arrow=takes_arrow))
+            with closing(ahead(self._batch(chunk, manifest.spans) for chunk in chunks)) as batches:
+                if self._partials is None:
+                    yield from batches
+                else:
+                    yield from self._partials.of(batches, manifest.spans)
 
     def _batch(self, chunk: Chunk, spans: Spans) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
-        for name in self._columns.names:
-            columns[name] = _column(name, chunk, spans)
+        columns |= {name: _column(name, chunk, spans) for name in self._columns.names}
         if self._columns.raw:
             columns["value"] = as_bytes(chunk.arrays["value"])
         if self._columns.decoder is not None:

@@ -93,8 +93,7 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
 
 def _functions_of_users(spark: SparkSession) -> set[str]:
     """Names of the functions that a server has beside those of Spark, in lower case."""
-    listed = spark.sql("SHOW USER FUNCTIONS").collect()
-    return {str(row[0]).rpartition(".")[2].strip("`").lower() for row in listed}
+    return {str(row[0]).rpartition(".")[2].strip("`").lower() for row in spark.sql("SHOW USER FUNCTIONS").collect()}
 
 
 def _check_node(node: Any, name: str, known: Set[str], catalog: Any) -> None:
@@ -102,17 +101,18 @@ def _check_node(node: Any, name: str, known: Set[str], catalog: Any) -> None:
     if "Identifier" in short and "Unresolved" in short:
         _refuse(node, "it uses IDENTIFIER to compose a name, so it is unknown what it refers to")
     if short == "UnresolvedRelation":
-        parts = [str(node.multipartIdentifier().apply(at)) for at in range(node.multipartIdentifier().size())]
+        parts = list(map(str, _members(node.multipartIdentifier())))
         if len(parts) != 1 or parts[0].lower() not in known:
-            read = ".".join(parts)
-            _refuse(node, f"it reads `{read}`: a query of a reduce reads the records of its window and nothing else")
+            _refuse(
+                node,
+                f"it reads `{'.'.join(parts)}`: a query of a reduce reads the records of its window and nothing else",
+            )
     elif short == "UnresolvedTableValuedFunction":
-        function = str(node.name().apply(node.name().size() - 1)).lower()
+        function = str(_members(node.name())[-1]).lower()
         if function not in ALLOWED_TABLE_FUNCTIONS:
             _refuse(node, f"it calls `{function}`, which may read more than its window")
     elif short == "UnresolvedFunction":
-        parts = [str(node.nameParts().apply(at)).lower() for at in range(node.nameParts().size())]
-        _check_function(node, parts, catalog)
+        _check_function(node, [str(part).lower() for part in _members(node.nameParts())], catalog)
     elif short == "UnresolvedGenerator":
         _check_function(node, [str(node.name().funcName()).lower()], catalog)
     elif _is_instance(node, name, _PLAN):
@@ -149,9 +149,10 @@ def _nodes(plan: Any, known: frozenset[str]) -> Iterator[tuple[Any, str, frozens
             continue
         inside = _members(node.children())
         if name.endswith(".UnresolvedWith"):
-            for given, query in _queries_of_with(node):
-                with_it = known | {given}
-                waiting.append((query, with_it if node.allowRecursion() else known))
+            # Those after a query of it, in their order, may read it; others may not.
+            for relation in _members(node.cteRelations()):
+                with_it = known | {str(relation.productElement(0)).lower()}
+                waiting.append((relation.productElement(1), with_it if node.allowRecursion() else known))
                 known = with_it
         elif _is_instance(node, name, _PLAN):
             inside += _members(node.expressions())
@@ -159,12 +160,6 @@ def _nodes(plan: Any, known: frozenset[str]) -> Iterator[tuple[Any, str, frozens
         elif _is_instance(node, name, _WITH_PLAN):
             inside.append(node.plan())
         waiting += [(one, known) for one in inside]
-
-
-def _queries_of_with(node: Any) -> Iterator[tuple[str, Any]]:
-    """The names of a `WITH`, in their order, each with its query: those after it may read it, others may not."""
-    for relation in _members(node.cteRelations()):
-        yield str(relation.productElement(0)).lower(), relation.productElement(1)
 
 
 def _members(sequence: Any) -> list[Any]:

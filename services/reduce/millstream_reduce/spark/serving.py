@@ -12,10 +12,10 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -30,10 +30,6 @@ from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import Session, probe, start_worker
 from millstream_reduce.spark.wire import TokenInterceptor, encoded_rows, error_parts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +68,7 @@ async def serve(
         await _first_task(session)
         executor = Executor(session, jobs.run)
         description = _described(session, time.monotonic() - begun_s)
-        server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
+        server = await _open_server(SparkDriverService(session, executor, description), address, token)
         try:
             background.append(tasks.create_task(_run_jobs(session, executor, windows), name="jobs"))
             # Imported modules stay: searching them for garbage repeatedly would find nothing.
@@ -201,19 +197,14 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-CheckProgram = Callable[["SparkSession", engine_pb2.Program], engine_pb2.CheckResponse]
-
 
 class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
     """The service of an open session."""
 
-    def __init__(
-        self, session: Session, executor: Executor, check: CheckProgram, description: spark_pb2.DescribeResponse
-    ) -> None:
+    def __init__(self, session: Session, executor: Executor, description: spark_pb2.DescribeResponse) -> None:
         """`description` is complete except for the numbers of jobs."""
         self._session = session
         self._executor = executor
-        self._check = check
         self._description = description
         self._checking = asyncio.Semaphore(1)
 
@@ -230,7 +221,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
     ) -> engine_pb2.CheckResponse:
         try:
             async with self._checking:
-                return await self._session.run(self._check, request.program)
+                return await self._session.run(jobs.check, request.program)
         except MillstreamError as error:
             await _abort(context, error)
 
@@ -238,12 +229,12 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
         self, request: engine_pb2.RunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[spark_pb2.RunResponse]:
         try:
-            outcome = await self._executor.submit(request)
+            rows, summary = await self._executor.submit(request)
         except MillstreamError as error:
             await _abort(context, error)
-        for part in encoded_rows(outcome.rows):
+        for part in encoded_rows(rows):
             yield spark_pb2.RunResponse(rows=part)
-        yield spark_pb2.RunResponse(summary=outcome.summary)
+        yield spark_pb2.RunResponse(summary=summary)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MillstreamError) -> NoReturn:

@@ -10,7 +10,6 @@ refuses, and where.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -34,7 +33,7 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java
 from millstream_reduce.spark.jvm import STOP_TIMEOUT_S, Gateway, Jvm, JvmCommand, SparkEndedError, open_jvm
-from millstream_reduce.spark.settings import Places, SparkSettings, driver_conf, session_conf
+from millstream_reduce.spark.settings import SparkSettings, driver_conf, session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +112,7 @@ class Session:
         except asyncio.CancelledError:
             # Jobs that the function is about to start are not known yet, so cancelling once may not be enough.
             while not call.done():
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     await loop.run_in_executor(self._calls, self._cancel, tag)
                 await asyncio.wait((call,), timeout=_CANCEL_REPEAT_S)
             if not call.cancelled():
@@ -134,7 +133,7 @@ class Session:
             reason = f"Spark ({self.description.place}) is gone: {first_line(error)}"
             if self._jvm is not None:
                 # How its JVM has ended says more, and will be known in a moment.
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_ENDING_S):
                         reason = await self._jvm.ended()
             raise self.lost_error(reason) from error
@@ -216,7 +215,7 @@ async def _open_driver(
         command = JvmCommand(
             java=java,
             master=settings.effective_master,
-            conf=driver_conf(settings, Places(settings.directory, sockets), options),
+            conf=driver_conf(settings, sockets, options),
             python=python,
             directory=settings.directory,
             memory_bytes=settings.driver_memory_bytes,
@@ -231,11 +230,11 @@ async def _open_driver(
             )
             asking = ThreadPoolExecutor(1, "ask spark")
             try:
-                jvm.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
+                jvm.signs.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
                 yield Session(spark, description, jvm, calls)
             finally:
                 # The watch continues until the JVM has ended, and may not ask when nothing answers any more.
-                jvm.stop_asking()
+                jvm.signs.stop_asking()
                 # It may wait for an answer that never comes.
                 asking.shutdown(wait=False, cancel_futures=True)
             await _stop(calls, spark)
@@ -325,8 +324,7 @@ def _attach(gateway: Gateway, python: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     _hush_queries()
-    session: SparkSession = SparkSession.builder.getOrCreate()
-    return session
+    return SparkSession.builder.getOrCreate()
 
 
 def _connect(settings: SparkSettings) -> SparkSession:
@@ -334,8 +332,7 @@ def _connect(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     _hush_queries()
-    builder = SparkSession.builder.remote(_with_token(settings))
-    session: SparkSession = builder.create()
+    session: SparkSession = SparkSession.builder.remote(_with_token(settings)).create()
     for name, value in session_conf(settings).items():
         session.conf.set(name, value)
     return session
@@ -351,7 +348,7 @@ def _with_token(settings: SparkSettings) -> str:
 
 async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
     """Best effort: the end of the process does the same."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await asyncio.get_running_loop().run_in_executor(calls, spark.stop)
 
@@ -408,7 +405,7 @@ def first_line(error: BaseException) -> str:
     """What happened, in one line: for a Java exception the message without its stack."""
     java = getattr(error, "java_exception", None)
     if java is not None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             return str(java.toString()).splitlines()[0]
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

@@ -111,10 +111,6 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
     from millstream.spec.references import resolve
 
     spark = pipeline.spec.spark
-    conf = {
-        name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
-        for name, value in (spark.conf if spark is not None else {}).items()
-    }
     return SparkSettings(
         directory=directory,
         master=spark.master if spark is not None else None,
@@ -122,7 +118,10 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
         token=resolve(spark.token, base_dir, "`token` in spec.spark") if spark is not None and spark.token else "",
         encryption=spark is not None and spark.encryption,
         driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
-        conf=conf,
+        conf={
+            name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
+            for name, value in (spark.conf if spark is not None else {}).items()
+        },
         name=pipeline.name,
         functions=any(
             placed.program.python is not None
@@ -187,23 +186,14 @@ _CLUSTER_CONF = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a driver's JVM may store things."""
-
-    scratch: Path
-    """For its temporary files: shuffle data, extracted libraries."""
-    sockets: Path
-    """For unix sockets; its path is short."""
-
-
 def session_conf(settings: SparkSettings) -> dict[str, str]:
     """Settings for a session at a Spark Connect server."""
     return {**SQL_CONF, "spark.sql.shuffle.partitions": str(_CLUSTER_PARTITIONS), **settings.conf}
 
 
-def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[str]) -> dict[str, str]:
-    """Settings for a JVM that is started here. `java_options` are added to those of every such JVM."""
+def driver_conf(settings: SparkSettings, sockets: Path, java_options: Sequence[str]) -> dict[str, str]:
+    """Settings for a JVM that is started here. `sockets`: a directory for unix sockets, whose path is short.
+    `java_options` are added to those of every such JVM."""
     tasks = settings.local_tasks
     ours = {
         **SQL_CONF,
@@ -211,8 +201,8 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
         **_protection(settings),
         "spark.app.name": settings.name,
         "spark.driver.memory": f"{settings.driver_memory_bytes // MIB}m",
-        "spark.local.dir": str(places.scratch),
-        "spark.sql.warehouse.dir": (places.scratch / "warehouse").as_uri(),
+        "spark.local.dir": str(settings.directory),
+        "spark.sql.warehouse.dir": (settings.directory / "warehouse").as_uri(),
     }
     if tasks is None:
         ours |= _CLUSTER_CONF
@@ -220,11 +210,13 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
         ours |= _LOCAL_CONF
         # Its workers have imported what they need.
         daemon = "function_daemon" if settings.functions else "worker_daemon"
-        ours["spark.python.daemon.module"] = f"millstream_reduce.spark.{daemon}"
-        ours["spark.sql.shuffle.partitions"] = str(tasks)
-        ours["spark.python.unix.domain.socket.dir"] = str(places.sockets)
+        ours |= {
+            "spark.python.daemon.module": f"millstream_reduce.spark.{daemon}",
+            "spark.sql.shuffle.partitions": str(tasks),
+            "spark.python.unix.domain.socket.dir": str(sockets),
+        }
     theirs = settings.conf.get(_JAVA_OPTIONS, "")
-    options = [*_options(settings, places), *java_options]
+    options = [*_options(settings), *java_options]
     if _names_collector(theirs):
         options = [option for option in options if not _names_collector(option)]
     joined = " ".join([*(_quoted(option) for option in options), *([theirs] if theirs else [])])
@@ -243,13 +235,13 @@ def _protection(settings: SparkSettings) -> dict[str, str]:
     return ours
 
 
-def _options(settings: SparkSettings, places: Places) -> list[str]:
+def _options(settings: SparkSettings) -> list[str]:
     options = [
         # Without it, an OutOfMemoryError kills one of Spark's threads, and the job hangs forever.
         "-XX:+ExitOnOutOfMemoryError",
         # No files in /tmp for tools that look at running JVMs; a killed JVM leaves them behind.
         "-XX:-UsePerfData",
-        f"-Djava.io.tmpdir={places.scratch}",
+        f"-Djava.io.tmpdir={settings.directory}",
     ]
     if settings.local_tasks is not None and settings.local_tasks <= _SMALL_MACHINE_TASKS:
         # Half the memory of the default collector, and shorter pauses on two processors.

@@ -12,7 +12,7 @@ and `headers` become its tags and headers and do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -136,17 +136,24 @@ _PLACEHOLDER = "__rows_of_windows"
 _names = count()
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """The table `window`, or the part of it that is read."""
+
+    columns: Columns
+    """What is read of every row."""
+    rows: spark_types.StructType
+    """Columns of the rows from the tasks."""
+    window: tuple[str, ...]
+    """The columns of the table, as expressions over those, the window's index first."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SqlPlan:
     """A query that Spark has analysed."""
 
     query: str
-    columns: Columns
-    """What it reads of every row."""
-    rows: spark_types.StructType
-    """Columns of the rows from the tasks."""
-    window: tuple[str, ...]
-    """The columns of the table `window`, as expressions over those, the window's index first."""
+    table: ReadTable
     results: tuple[ResultColumn, ...]
     together: str
     """The query over many windows, whose rows are in `_PLACEHOLDER`."""
@@ -191,7 +198,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
         except (OneByOneError, QueryError) as error:
             one_by_one = str(error)
             _analyse(spark, alone(query, name), query)
-    plan = SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
+    plan = SqlPlan(query, pruned, results, together, one_by_one)
     return plan if one_by_one else _preaggregated(spark, program.value, declared, plan) or plan
 
 
@@ -209,9 +216,7 @@ def _preaggregated(
             together = _together(spark, of.query, name, plan.results)
         except (OneByOneError, QueryError):
             return None
-    return replace(
-        plan, columns=table.columns, rows=table.rows, window=table.window, together=together, partials=partials
-    )
+    return replace(plan, table=table, together=together, partials=partials)
 
 
 def _together(spark: SparkSession, query: str, view: str, results: Sequence[ResultColumn]) -> str:
@@ -227,8 +232,7 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
     """The results of all windows: window, keys, value, tags, headers. Raises what Spark raises."""
     if plan.one_by_one and len(windows) > 1:
         starts = range(0, len(windows), ONE_BY_ONE_WINDOWS)
-        tables = [_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts]
-        return pa.concat_tables(tables)
+        return pa.concat_tables(_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts)
     rows = int(windows.table.rows.sum())
     tasks = parallelism if rows > (SMALL_JOB_ROWS if parallelism > 2 else SMALL_JOB_ROWS_OF_TWO) else 1
     largest = int(windows.table.rows.max(initial=0))
@@ -237,11 +241,11 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
 
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
-        reader = RowReader(of_run, plan.columns, plan.partials)
+        reader = RowReader(of_run, plan.table.columns, plan.partials)
         # A plan for each task, if possible: one partition needs no shuffle.
         cuts = range(manifest.tasks + 1) if whole_windows else (0, manifest.tasks)
         bases = [_rows(spark, plan, reader, start, stop) for start, stop in pairwise(cuts)]
-        with _views(spark, bases, plan.window) as names:
+        with _views(spark, bases, plan.table.window) as names:
             queries = [
                 alone(plan.query, name, index=0) if plan.one_by_one else plan.together.replace(_PLACEHOLDER, name)
                 for name in names
@@ -252,8 +256,8 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
 
 
 def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: JobWindows, first: int) -> pa.Table:
-    readers = [RowReader(manifest_of(window, whole_windows=True), plan.columns) for window in windows.each()]
-    with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.window) as names:
+    readers = [RowReader(manifest_of(window, whole_windows=True), plan.table.columns) for window in windows.each()]
+    with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.table.window) as names:
         statements = [
             as_results(plan.results, alone(plan.query, name, index=index))
             for index, name in enumerate(names, start=first)
@@ -262,7 +266,7 @@ def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: JobWindows, first: 
 
 
 def _rows(spark: SparkSession, plan: SqlPlan, reader: RowReader, start: int, stop: int) -> DataFrame:
-    return spark.range(start, stop, 1, stop - start).mapInArrow(reader, plan.rows)
+    return spark.range(start, stop, 1, stop - start).mapInArrow(reader, plan.table.rows)
 
 
 @contextmanager
@@ -303,8 +307,7 @@ def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultCol
         text = str(error)
         message = errors.sentence(text, QUERY_LINE)
         if "UNRESOLVED_ROUTINE" in text:
-            functions = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()]
-            message = errors.with_suggestion(message, functions)
+            message = errors.with_suggestion(message, [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()])
         raise QueryError(message) from error
     return tuple(ResultColumn(field.name, field.dataType) for field in schema)
 
@@ -347,15 +350,6 @@ def _is_list(kind: spark_types.DataType) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The table `window`, or the part of it that is read."""
-
-    columns: Columns
-    rows: spark_types.StructType
-    window: tuple[str, ...]
-
-
 def _declared(spark: SparkSession, value: engine_pb2.ValueSchema) -> spark_types.StructType:
     try:
         if value.format == "avro":
@@ -374,31 +368,34 @@ def _table(
     fields: Sequence[str],
     *,
     raw: bool = True,
-) -> _Table:
+) -> ReadTable:
     """The table `window` with these columns and these fields of the value (raw: with the value itself)."""
     raw = raw and value.format in ("", "raw")
     needed = [field for field in declared if field.name in fields]
     decoder = _decoder(value, declared, fields) if needed else None
-    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
-    for name in names:
-        rows = rows.add(name, _TYPES[name])
-    window = [WINDOW, *names]
+    kinds = {WINDOW: spark_types.IntegerType(), **{name: _TYPES[name] for name in names}}
     if raw:
-        rows = rows.add("value", spark_types.BinaryType())
-        window.append("value")
+        kinds["value"] = spark_types.BinaryType()
+    window = list(kinds)
     if needed:
-        members = []
-        for index, field in enumerate(needed):
-            rows = rows.add(field_column(index), field.dataType)
-            members.append(f"{text(field.name)}, {field_column(index)}")
-        window.append(f"named_struct({', '.join(members)}) AS value")
-    columns = Columns(tuple(names), raw=raw, decoder=decoder)
-    return _Table(columns, rows, tuple(window))
+        column_of = {field_column(index): field for index, field in enumerate(needed)}
+        kinds |= {column: field.dataType for column, field in column_of.items()}
+        window.append(_value({column: field.name for column, field in column_of.items()}))
+    return ReadTable(Columns(tuple(names), raw=raw, decoder=decoder), _struct(kinds), tuple(window))
+
+
+def _value(members: Mapping[str, str]) -> str:
+    """The column `value` of the table `window`, as an expression: the names of its members, by their columns."""
+    return f"named_struct({', '.join(f'{text(name)}, {column}' for column, name in members.items())}) AS value"
+
+
+def _struct(kinds: Mapping[str, spark_types.DataType]) -> spark_types.StructType:
+    return spark_types.StructType([spark_types.StructField(name, kind) for name, kind in kinds.items()])
 
 
 def _partial_table(
     value: engine_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
-) -> tuple[_Table, Partials]:
+) -> tuple[ReadTable, Partials]:
     """The table `window` that a rewritten query reads, and how it is filled."""
     places = of.places()
     of_fields = {ColumnPlace(field.name.lower(), is_field=True): field for field in declared}
@@ -410,26 +407,23 @@ def _partial_table(
             column_of[place], kind_of[place] = place.name, _TYPES[place.name]
     spans = tuple(place.name for place in of.groups if place.name in SPAN_COLUMNS and not place.is_field)
     by = [place for place in of.groups if place.is_field or place.name not in spans]
-    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
-    for place in by:
-        rows = rows.add(column_of[place], kind_of[place])
+    kinds = {WINDOW: spark_types.IntegerType(), **{column_of[place]: kind_of[place] for place in by}}
     kept = []
     for index, partial in enumerate(of.partials):
         column, kind = "", _PARTIAL_TYPES.get(partial.function)
         if partial.of is not None:
             column, kind = column_of[partial.of], kind or kind_of[partial.of]
         assert kind is not None
-        rows = rows.add(partial_name(index), kind)
+        kinds[partial_name(index)] = kind
         kept.append(PartialColumn(partial_name(index), partial.function, column, arrow_type(kind)))
-    for name in spans:
-        rows = rows.add(name, _TYPES[name])
-    names = [column for column in rows.names if column not in column_of.values() or column in COLUMNS]
-    members = [f"{text(place.name)}, {column_of[place]}" for place in by if place.is_field]
-    window = [*names, *([f"named_struct({', '.join(members)}) AS value"] if members else [])]
+    kinds |= {name: _TYPES[name] for name in spans}
+    window = [column for column in kinds if column not in column_of.values() or column in COLUMNS]
+    if members := {column_of[place]: place.name for place in by if place.is_field}:
+        window.append(_value(members))
     decoder = _decoder(value, declared, [field.name for field in needed.values()]) if needed else None
     read = tuple(place.name for place in places if not place.is_field and place.name not in spans)
-    columns = Columns(read, decoder=decoder)
-    return _Table(columns, rows, tuple(window)), Partials((WINDOW, *(column_of[p] for p in by)), tuple(kept), spans)
+    partials = Partials((WINDOW, *(column_of[place] for place in by)), tuple(kept), spans)
+    return ReadTable(Columns(read, decoder=decoder), _struct(kinds), tuple(window)), partials
 
 
 def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
@@ -439,7 +433,7 @@ def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, na
         case "json":
             return JsonDecoder(needed)
         case "csv":
-            return CsvDecoder(fields, tuple(field.name for field in needed), value.delimiter or ",")
+            return CsvDecoder(needed, fields, value.delimiter or ",")
         case "avro":
             return AvroDecoder(needed, value.avro_schema)
     raise QueryError(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")

@@ -37,13 +37,6 @@ from millstream_reduce.spark.settings import TOKEN_VARIABLE
 _HEADER = "authorization"
 _SCHEME = "Bearer "
 
-Metadata = tuple[tuple[str, str], ...]
-
-
-def call_metadata(token: str) -> Metadata:
-    """The metadata of each call."""
-    return ((_HEADER, f"{_SCHEME}{token}"),) if token else ()
-
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call without the token."""
@@ -146,7 +139,7 @@ class SparkClient:
 
     def __init__(self, address: str, channel: grpc.aio.Channel, token: str) -> None:
         self._address = address
-        self._metadata = call_metadata(token)
+        self._metadata = ((_HEADER, f"{_SCHEME}{token}"),) if token else ()
         self._stub = spark_pb2_grpc.SparkDriverStub(channel)
         self._rng = random.Random()
 
@@ -156,8 +149,7 @@ class SparkClient:
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
         """Whether a program can run."""
-        request = spark_pb2.CheckRequest(program=program)
-        return await self._ask(lambda: self._call(self._stub.Check, request))
+        return await self._ask(lambda: self._call(self._stub.Check, spark_pb2.CheckRequest(program=program)))
 
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute windows. The rows are as `RunResponse.rows` says; they are complete when the summary arrives.

@@ -12,14 +12,13 @@ from itertools import repeat
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Key, Piece, Rows, Window, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Triple
-from millstream_reduce.windows.history import History
-from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, KeyRuns
-from millstream_reduce.windows.slots import Key
+from millstream_reduce.windows.history import GlobalWindows
+from millstream_reduce.windows.keyed import KeyRuns
 
 _NEVER = 2**62
 """Rows that no key has: without a trigger, results come at the end of time only."""
@@ -27,7 +26,7 @@ _ABSENT = -1
 _NAMED_MIN = 1024
 
 
-class CountWindows(KeyedWindows):
+class CountWindows(GlobalWindows):
     """Global windows of one key each, or of all rows, with a trigger that counts."""
 
     def __init__(self, config: WindowConfig) -> None:
@@ -36,7 +35,6 @@ class CountWindows(KeyedWindows):
 
     def _reset(self) -> None:
         super()._reset()
-        self._history = History(self._slots)
         self._filling: dict[Key, int] = {}
         """The slot of each key that is not full."""
         self._named: dict[Key, int] = {}
@@ -47,9 +45,6 @@ class CountWindows(KeyedWindows):
         # A key's rows are counted, whatever their time.
         return False
 
-    def _late_until(self) -> int:
-        return END_OF_TIME_US if self._ended else NO_LIMIT
-
     def _parts(self, times: Times, groups: Rows) -> Rows:
         return groups
 
@@ -57,8 +52,7 @@ class CountWindows(KeyedWindows):
         slots, names = self._slots, runs.names
         start = np.minimum.reduceat(times, runs.firsts)
         end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
-        get = self._filling.get
-        found = np.fromiter(map(get, names, repeat(_ABSENT)), np.int64, len(names))
+        found = np.fromiter(map(self._filling.get, names, repeat(_ABSENT)), np.int64, len(names))
         new = np.flatnonzero((found == _ABSENT) & (runs.counts < self._full))
         one = np.flatnonzero(found != _ABSENT)
         one = one[slots.rows[found[one]] + runs.counts[one] < self._full]
@@ -73,22 +67,21 @@ class CountWindows(KeyedWindows):
         left = np.ones(len(names), np.bool_)
         left[taken] = False
         for run in np.flatnonzero(left).tolist():
-            first, count = int(runs.firsts[run]), int(runs.counts[run])
-            pieces = self._fill(names[run], times, entry, first, count)
-            for _ in range(pieces - 1):
-                slots.entries.keep(entry)
+            triple = entry, int(runs.firsts[run]), int(runs.counts[run])
+            self._fill(names[run], triple, times)
 
-    def _fill(self, key: Key, times: Times, entry: int, first: int, count: int) -> int:
-        """Put rows of one key into slots, full ones first; returns how many pieces they became."""
-        pieces = 0
+    def _fill(self, key: Key, triple: Triple, times: Times | tuple[int, int]) -> None:
+        """Put a piece of one key into slots, full ones first. `times`: those of all rows of its entry, or, where they
+        are not known any more, start and end of the piece."""
+        entry, first, count = triple
         while count:
-            slot = self._filling.get(key, _ABSENT)
-            room = self._full if slot == _ABSENT else self._full - int(self._slots.rows[slot])
-            rows = min(room, count)
-            part = times[first : first + rows]
-            self._put(key, (entry, first, rows), int(part.min()), min(int(part.max()), END_OF_TIME_US - 1) + 1)
-            first, count, pieces = first + rows, count - rows, pieces + 1
-        return pieces
+            slot = self._filling.get(key)
+            rows = min(count, self._full if slot is None else self._full - int(self._slots.rows[slot]))
+            span = times if isinstance(times, tuple) else _span_of(times[first : first + rows])
+            self._put(key, (entry, first, rows), *span)
+            first, count = first + rows, count - rows
+            if count:
+                self._slots.entries.keep(entry)
 
     def _put(self, key: Key, triple: Triple, start: int, end: int) -> None:
         """Puts a piece, for which there is room, into the slot of its key."""
@@ -125,12 +118,11 @@ class CountWindows(KeyedWindows):
         return sorted(contents, key=lambda one: (one.window.end_us, one.window.key or b""))
 
     def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
-        if not self._ended:
-            return []
-        for slot in self._filling.values():
-            self._history.take(slot, 0)
-        self._filling.clear()
-        return self._history.last(windows_max, self._floor_us)
+        if self._ended:
+            for slot in self._filling.values():
+                self._history.take(slot, 0)
+            self._filling.clear()
+        return super()._hand_over_last(windows_max)
 
     def _name(self, key: Key, end: int) -> int:
         """The end that the next result of a key is named by."""
@@ -155,9 +147,6 @@ class CountWindows(KeyedWindows):
 
     # Replay
 
-    def replayed(self) -> None:
-        """`add` has refused what no window was for."""
-
     def _note(self, contents: WindowContents) -> None:
         key = contents.window.key
         if not self._config.accumulate:
@@ -169,11 +158,7 @@ class CountWindows(KeyedWindows):
                 self._not_due([slot])
                 self._history.take(slot, contents.window.early)
         else:
-            slots = list(self._due_slots(key))
-            self._not_due(slots)
-            others = (self._filling.pop(key, None), self._history.of_key.pop(key, None))
-            slots.extend(slot for slot in others if slot is not None)
-            self._slots.free(np.array(slots, np.int64))
+            self._finish(key, self._filling.pop(key, None))
 
     def _take_away(self, key: Key, pieces: tuple[Piece, ...]) -> None:
         """Rows of a key that were handed over."""
@@ -190,35 +175,22 @@ class CountWindows(KeyedWindows):
         if not len(slots):
             return
         entries = self._slots.entries
-        left: list[tuple[Triple, int, int]] = []
+        left: list[tuple[Triple, tuple[int, int]]] = []
         owners, triples = self._slots.triples(slots)
         for slot, (entry, first_row, rows) in zip(slots[owners].tolist(), triples.tolist(), strict=True):
             location = entries.location(entry)
             taken = [(one.first_row, one.rows) for one in pieces if one.location == location]
             for begin, end in _without(first_row, first_row + rows, taken):
-                left.append(((entry, begin, end - begin), int(self._slots.start[slot]), int(self._slots.end[slot])))
+                span = int(self._slots.start[slot]), int(self._slots.end[slot])
+                left.append(((entry, begin, end - begin), span))
                 entries.keep(entry)
         self._not_due(due)
         self._filling.pop(key, None)
         self._slots.free(slots)
-        for triple, start, end in left:
-            self._refill(key, triple, start, end)
-
-    def _refill(self, key: Key, triple: Triple, start: int, end: int) -> None:
-        """Count rows again whose exact times are not known any more, only bounds of them."""
-        entry, first, count = triple
-        while count:
-            slot = self._filling.get(key)
-            rows = min(count, self._full if slot is None else self._full - int(self._slots.rows[slot]))
-            self._put(key, (entry, first, rows), start, end)
-            first, count = first + rows, count - rows
-            if count:
-                self._slots.entries.keep(entry)
+        for triple, span in left:
+            self._fill(key, triple, span)
 
     # Checkpoints
-
-    def _kept(self, slots: Rows) -> Rows:
-        return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)
 
     def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         self._named = dict(columns.named)
@@ -230,6 +202,10 @@ class CountWindows(KeyedWindows):
                 self._add_due(np.array([slot], np.int64))
             else:
                 self._filling[key] = slot
+
+
+def _span_of(times: Times) -> tuple[int, int]:
+    return int(times.min()), min(int(times.max()), END_OF_TIME_US - 1) + 1
 
 
 def _without(begin: int, end: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:

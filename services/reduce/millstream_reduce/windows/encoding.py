@@ -14,10 +14,8 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.wire.reduce.v1 import windows_pb2
-from millstream_reduce.values import Location
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Key, Location, Rows
 from millstream_reduce.windows.entries import Triple
-from millstream_reduce.windows.slots import Key
 
 FORMAT = 1
 
@@ -227,10 +225,10 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
             f"the open windows have different settings ({message.settings}) than the vertex has now ({settings}): "
             "restore those settings and drain the pipeline, or start it with a new data directory",
         )
-    columns = (message.segments, message.offsets, message.lengths)
-    places = [_column(column, "<u8").tolist() for column in columns]
-    names = (message.piece_entries, message.piece_first_rows, message.piece_rows)
-    pieces = [_column(column, "<u4") for column in names]
+    places = [_column(column, "<u8").tolist() for column in (message.segments, message.offsets, message.lengths)]
+    pieces = [
+        _column(column, "<u4") for column in (message.piece_entries, message.piece_first_rows, message.piece_rows)
+    ]
     _check(open_ == kind)
     _check(len({len(column) for column in places}) == 1 and len({len(column) for column in pieces}) == 1)
     locations = [Location(*values) for values in zip(*places, strict=True)]

@@ -10,11 +10,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from millstream_reduce.values import Location, Piece
-from millstream_reduce.windowing import Rows
+from millstream import codes
+from millstream.errors import DamageError
+from millstream_reduce.values import Location, Piece, Rows
 
 Triple = tuple[int, int, int]
 """Number of the entry, first row, rows."""
+
+
+def closed_before(location: Location) -> DamageError:
+    """The error for rows that had no window when they were logged."""
+    return DamageError(
+        codes.SEGMENT_MISPLACED,
+        f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
+        " before it: the log or the vertex's window settings changed; restore them",
+    )
 
 
 class Entries:
@@ -24,17 +34,13 @@ class Entries:
         self._locations: dict[int, Location] = {}
         self._pieces: dict[int, int] = {}
         self._of_segment: dict[int, int] = {}
-        self._next = 0
-
-    @property
-    def next_number(self) -> int:
+        self.next_number = 0
         """The number of the next entry."""
-        return self._next
 
     def add(self, location: Location, pieces: int) -> int:
         """The number of an entry of which this many pieces are kept."""
-        number = self._next
-        self._next += 1
+        number = self.next_number
+        self.next_number += 1
         self._locations[number] = location
         self._pieces[number] = pieces
         self._of_segment[location.segment] = self._of_segment.get(location.segment, 0) + 1
@@ -91,6 +97,6 @@ class Entries:
         self._locations.clear()
         self._pieces.clear()
         self._of_segment.clear()
-        self._next = 0
+        self.next_number = 0
         for location, count in zip(locations, pieces, strict=True):
             self.add(location, count)

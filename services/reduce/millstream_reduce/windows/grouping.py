@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Rows
+from millstream_reduce.windowing import Times
 
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 

@@ -1,7 +1,7 @@
-"""The rows covered so far by the results of an accumulating global window, by key. No I/O.
+"""Global windows, which never close before time ends, and the rows that results so far were over. No I/O.
 
-Its results are numbered as early ones, since each is superseded by the next. When time ends, one final result per key
-is over everything, and only then are its rows released.
+The results of one that accumulates are numbered as early ones, since each is superseded by the next. When time ends,
+one final result per key is over everything, and only then are its rows released.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Window, WindowContents
-from millstream_reduce.windows.slots import Key, Slots
+from millstream_reduce.values import Key, Rows, Window, WindowContents
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows
+from millstream_reduce.windows.slots import Slots
 
 
 class History:
-    """One slot per key, which takes over the slots that became due."""
+    """The rows covered so far by the results of an accumulating global window, by key: one slot per key, which takes
+    over the slots that became due."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -75,3 +77,27 @@ class History:
     def _contents(self, slot: int, floor_us: int, early: int, released: int) -> WindowContents:
         window = Window(int(self._slots.start[slot]), self._end(slot, floor_us), self._slots.key[slot], early)
         return WindowContents(window, self._slots.contents(np.array([slot], np.int64))[0], released)
+
+
+class GlobalWindows(KeyedWindows):
+    """Global windows of one key each, or of all rows. Subclasses say when they give a result."""
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._history = History(self._slots)
+
+    def _late_until(self) -> int:
+        return END_OF_TIME_US if self._ended else NO_LIMIT
+
+    def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
+        return self._history.last(windows_max, self._floor_us) if self._ended else []
+
+    def _finish(self, key: Key, filling: int | None = None) -> None:
+        """The final result of a key was handed over. `filling`: a slot of it that was not due."""
+        slots = list(self._due_slots(key))
+        self._not_due(slots)
+        others = (filling, self._history.of_key.pop(key, None))
+        self._slots.free(np.array([*slots, *(slot for slot in others if slot is not None)], np.int64))
+
+    def _kept(self, slots: Rows) -> Rows:
+        return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)

@@ -15,27 +15,17 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
-from millstream_reduce.values import Location, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Rows, Times
+from millstream_reduce.values import Key, Location, Rows, WindowContents
+from millstream_reduce.windowing import Admission, Keys, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
+from millstream_reduce.windows.entries import closed_before
 from millstream_reduce.windows.grouping import NO_ROWS, rises, run_lengths, run_numbers, run_starts, stable_order
-from millstream_reduce.windows.slots import Key, Slots
+from millstream_reduce.windows.slots import Slots
 
 NO_LIMIT = START_OF_TIME_US - 1
 """Before every time."""
-
-
-def closed_before(location: Location) -> DamageError:
-    """The error for rows that had no window when they were logged."""
-    return DamageError(
-        codes.SEGMENT_MISPLACED,
-        f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
-        " before it: the log or the vertex's window settings changed; restore them",
-    )
 
 
 class KeyRuns:
@@ -52,8 +42,7 @@ class KeyRuns:
             """The first run of each key."""
             return
         codes = keys.codes[self.firsts]
-        values = keys.values
-        self.names = [values[code] for code in codes.tolist()]
+        self.names = list(map(keys.values.__getitem__, codes.tolist()))
         self.begins = run_starts(codes)
 
 
@@ -62,10 +51,11 @@ class KeyedWindows(ABC):
 
     def __init__(self, config: WindowConfig) -> None:
         self._config = config
+        self.needs_keys = config.needs_keys
         self._reset()
 
     def _reset(self) -> None:
-        self._closed_us = START_OF_TIME_US
+        self.closed_us = START_OF_TIME_US
         self._floor_us = NO_LIMIT
         """The watermark minus the lateness, until the end of time is reached: what was published downstream."""
         self._slots = Slots()
@@ -73,14 +63,6 @@ class KeyedWindows(ABC):
         """Slots that are closed and not handed over, in the order in which they go."""
         self._due_of: dict[Key, list[int]] | None = None
         """The same by key, while a log is replayed."""
-
-    @property
-    def needs_keys(self) -> bool:
-        return self._config.needs_keys
-
-    @property
-    def closed_us(self) -> int:
-        return self._closed_us
 
     def open_rows(self) -> int:
         return self._slots.open_rows
@@ -134,15 +116,15 @@ class KeyedWindows(ABC):
         self._check_open(times, location)
         groups = run_numbers(self._groups(keys, len(times)))
         runs = KeyRuns(times, keys if self.needs_keys else None, self._parts(times, groups))
-        entry = self._slots.entries.add(location, len(runs.firsts))
-        self._take_in(times, runs, entry)
+        self._take_in(times, runs, self._slots.entries.add(location, len(runs.firsts)))
 
     def _check_open(self, times: Times, location: Location) -> None:
         if int(times.min()) <= self._late_until():
             raise closed_before(location)
 
-    @abstractmethod
-    def replayed(self) -> None: ...
+    def replayed(self) -> None:
+        """`add` has refused what no window was for."""
+        return
 
     def _groups(self, keys: Keys | None, rows: int) -> Rows:
         if not self.needs_keys:
@@ -180,23 +162,21 @@ class KeyedWindows(ABC):
         return rows_min
 
     def oldest_end_us(self) -> int | None:
-        if not len(self._slots):
-            return None
-        return int(self._slots.end[: self._slots.used].min())
+        return int(self._slots.end[: self._slots.used].min()) if len(self._slots) else None
 
     def _advance(self, watermark_us: int) -> None:
-        self._closed_us = max(self._closed_us, watermark_us)
+        self.closed_us = max(self.closed_us, watermark_us)
         if not self._ended:
-            self._floor_us = self._closed_us - self._config.lateness_us
+            self._floor_us = self.closed_us - self._config.lateness_us
         self._settle()
 
     @property
     def _ended(self) -> bool:
-        return self._closed_us >= END_OF_TIME_US
+        return self.closed_us >= END_OF_TIME_US
 
     def _limit_us(self) -> int:
         """Windows that end at or before this are closed."""
-        return END_OF_TIME_US if self._ended else max(self._closed_us - self._config.lateness_us, START_OF_TIME_US)
+        return END_OF_TIME_US if self._ended else max(self.closed_us - self._config.lateness_us, START_OF_TIME_US)
 
     def _hand_over(self, slots: Rows) -> Sequence[WindowContents]:
         """Contents of slots that were due; they become free."""
@@ -277,16 +257,15 @@ class KeyedWindows(ABC):
             named=self._named_ends(),
         )
         locations = [slots.entries.location(number) for number in numbers]
-        return encoding.encode_slots(self._config.identity, self._closed_us, locations, columns)
+        return encoding.encode_slots(self._config.identity, self.closed_us, locations, columns)
 
     def restore(self, checkpoint: bytes) -> None:
         closed_us, locations, columns = encoding.decode_slots(checkpoint, self._config.identity)
         self._reset()
-        self._closed_us, self._floor_us = closed_us, columns.floor_us
+        self.closed_us, self._floor_us = closed_us, columns.floor_us
         slots = self._slots.make(columns.keys, columns.starts, columns.ends)
         self._slots.early[slots], self._slots.seen[slots] = columns.early, columns.seen
-        entries = columns.triples[:, 0]
-        self._slots.entries.restore(locations, np.bincount(entries, minlength=len(locations)).tolist())
+        self._slots.entries.restore(locations, np.bincount(columns.triples[:, 0], minlength=len(locations)).tolist())
         self._attach_all(slots, columns)
         self._recall(slots, columns)
         self._settle()

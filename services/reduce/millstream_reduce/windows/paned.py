@@ -22,14 +22,12 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
-from millstream_reduce.values import Location, Piece, Window, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Rows, Times
+from millstream_reduce.values import Location, Piece, Rows, Window, WindowContents
+from millstream_reduce.windowing import Admission, Keys, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
-from millstream_reduce.windows.entries import Entries, Triple
+from millstream_reduce.windows.entries import Entries, Triple, closed_before
 from millstream_reduce.windows.grouping import NO_ROWS, rises, run_lengths, run_starts, stable_order
 
 _ALL = 2**64
@@ -53,16 +51,19 @@ class _Pane:
 class PanedWindows:
     """Fixed and sliding windows."""
 
+    needs_keys = False
+
     def __init__(self, config: WindowConfig) -> None:
         self._config = config
         self._length = config.length_us
         self._slide = config.slide_us if config.kind == "sliding" else config.length_us
         self._slides, self._rest = divmod(self._length, self._slide)
         self._per_slide = 2 if self._rest else 1
+        self._has_gaps = self._slides == 0
         self._reset()
 
     def _reset(self) -> None:
-        self._closed_us = START_OF_TIME_US
+        self.closed_us = START_OF_TIME_US
         self._entries = Entries()
         self._panes: dict[int, _Pane] = {}
         self._ascending: list[int] = []
@@ -77,14 +78,6 @@ class PanedWindows:
         self._grown: set[int] = set()
         """Panes that got rows since the last early results, as far as one of their windows has not had its own."""
         self._open_rows = 0
-
-    @property
-    def needs_keys(self) -> bool:
-        return False
-
-    @property
-    def closed_us(self) -> int:
-        return self._closed_us
 
     def open_rows(self) -> int:
         return self._open_rows
@@ -133,11 +126,7 @@ class PanedWindows:
             runs = list(zip(panes[firsts].tolist(), firsts.tolist(), rows.tolist(), strict=True))
         closed = self._last_closed()
         if not all(self._is_admitted(number, closed) for number, _, _ in runs):
-            raise DamageError(
-                codes.SEGMENT_MISPLACED,
-                f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
-                " before it: the log or the vertex's window settings changed; restore them",
-            )
+            raise closed_before(location)
         if self._next_closed() is not None and (not self._frozen or self._frozen[-1][0] < closed):
             self._frozen.append((closed, self._entries.next_number))
         entry = self._entries.add(location, len(runs))
@@ -154,7 +143,7 @@ class PanedWindows:
     # Windows out
 
     def close(self, watermark_us: int, windows_max: int | None = None) -> list[WindowContents]:
-        self._closed_us = max(self._closed_us, watermark_us)
+        self.closed_us = max(self.closed_us, watermark_us)
         closing: list[WindowContents] = []
         while windows_max is None or len(closing) < windows_max:
             number = self._next_closed()
@@ -169,7 +158,7 @@ class PanedWindows:
         return closing
 
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
-        self._closed_us = max(self._closed_us, closed_us)
+        self.closed_us = max(self.closed_us, closed_us)
         final = [self._number_of(one.window) for one in contents if not one.window.early]
         if final:
             self._forget(max(final))
@@ -177,7 +166,7 @@ class PanedWindows:
         for one in contents:
             if one.window.early:
                 number = self._number_of(one.window)
-                self._early[number] = (one.window.early, self._rows(number))
+                self._early[number] = (one.window.early, sum(pane.rows for pane in self._panes_in(number)))
 
     def replayed(self) -> None:
         """`add` has refused what no window was for."""
@@ -297,9 +286,6 @@ class PanedWindows:
         first = number * self._per_slide
         return first, first + self._slides * self._per_slide + (1 if self._rest else 0)
 
-    def _rows(self, number: int) -> int:
-        return sum(pane.rows for pane in self._panes_in(number))
-
     def _released(self, number: int) -> int:
         """Rows whose last window it is."""
         begin = number * self._per_slide
@@ -307,20 +293,15 @@ class PanedWindows:
 
     # Numbers of windows and panes
 
-    @property
-    def _has_gaps(self) -> bool:
-        return self._slides == 0
-
     def _last_closed(self) -> int:
         """Windows up to this one are closed."""
-        if self._closed_us >= END_OF_TIME_US:
+        if self.closed_us >= END_OF_TIME_US:
             return _ALL
-        return (self._closed_us - self._config.lateness_us - self._length) // self._slide
+        return (self.closed_us - self._config.lateness_us - self._length) // self._slide
 
     def _window(self, number: int, early: int = 0) -> Window:
         start = number * self._slide
-        end = min(start + self._length, END_OF_TIME_US)
-        return Window(max(start, START_OF_TIME_US), end, None, early)
+        return Window(max(start, START_OF_TIME_US), min(start + self._length, END_OF_TIME_US), None, early)
 
     def _number_of(self, window: Window) -> int:
         start = window.start_us if window.start_us > START_OF_TIME_US else window.end_us - self._length
@@ -363,7 +344,7 @@ class PanedWindows:
         triples = [triple for pane in panes for triple in self._panes[pane].triples()]
         return encoding.encode_panes(
             self._config.identity,
-            self._closed_us,
+            self.closed_us,
             [self._entries.location(number) for number in numbers],
             encoding.Panes(
                 numbers=panes,
@@ -371,19 +352,15 @@ class PanedWindows:
                 triples=[(index[entry], first, rows) for entry, first, rows in triples],
                 # Once everything closed is handed over, this follows from `closed_us`.
                 first=max(self._handed + 1, START_OF_TIME_US) if self._handed < self._last_closed() else None,
-                frozen=[(min(closed, END_OF_TIME_US), self._before(numbers, entry)) for closed, entry in self._frozen],
+                frozen=[(min(closed, END_OF_TIME_US), bisect_left(numbers, entry)) for closed, entry in self._frozen],
                 early=[(number, *self._early[number]) for number in sorted(self._early)],
             ),
         )
 
-    def _before(self, numbers: list[int], entry: int) -> int:
-        """How many of the entries come before this one."""
-        return sum(number < entry for number in numbers)
-
     def restore(self, checkpoint: bytes) -> None:
         closed_us, locations, panes = encoding.decode_panes(checkpoint, self._config.identity)
         self._reset()
-        self._closed_us = closed_us
+        self.closed_us = closed_us
         self._handed = self._last_closed() if panes.first is None else panes.first - 1
         pieces_of_entry = [0] * len(locations)
         triples = iter(panes.triples)

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream_reduce.values import WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Rows, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import parts
-from millstream_reduce.windows.history import History
+from millstream_reduce.windows.history import GlobalWindows
 from millstream_reduce.windows.keyed import NO_LIMIT
 from millstream_reduce.windows.span_windows import SpanWindows
 
 
-class PeriodWindows(SpanWindows):
+class PeriodWindows(GlobalWindows, SpanWindows):
     """Global windows of one key each, or of all rows, with a trigger in event time."""
 
     def __init__(self, config: WindowConfig) -> None:
@@ -30,13 +30,6 @@ class PeriodWindows(SpanWindows):
             raise ValueError("a global window without a period has no results at its multiples")
         self._period = config.every_us
         super().__init__(config)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._history = History(self._slots)
-
-    def _late_until(self) -> int:
-        return END_OF_TIME_US if self._ended else NO_LIMIT
 
     def _periods(self, times: Times) -> Rows:
         # The first period that 64 bits can express whole takes in what comes before it, the last one the end of time.
@@ -58,9 +51,6 @@ class PeriodWindows(SpanWindows):
         # Each is named by the multiple it was given at: later than what was promised downstream when it was open.
         return [self._history.result(slot, NO_LIMIT) for slot in slots.tolist()]
 
-    def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
-        return self._history.last(windows_max, self._floor_us) if self._ended else []
-
     def _note(self, contents: WindowContents) -> None:
         window = contents.window
         due = [slot for slot in self._due_slots(window.key) if self._slots.end[slot] <= window.end_us]
@@ -72,10 +62,7 @@ class PeriodWindows(SpanWindows):
             for slot in due:
                 self._history.take(slot, window.early)
         else:
-            due = list(self._due_slots(window.key))
-            self._not_due(due)
-            kept = self._history.of_key.pop(window.key, None)
-            self._slots.free(np.array(due if kept is None else [*due, kept], np.int64))
+            self._finish(window.key)
 
     def oldest_end_us(self) -> int | None:
         waiting = self._slots.alive()
@@ -84,9 +71,6 @@ class PeriodWindows(SpanWindows):
         ends = [int(self._slots.end[waiting].min())] if len(waiting) else []
         last = self._history.oldest_end_us(self._floor_us) if self._ended else None
         return min([*ends, last] if last is not None else ends, default=None)
-
-    def _kept(self, slots: Rows) -> Rows:
-        return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)
 
     def _recall(self, slots: Rows, columns: encoding.SlotTable) -> None:
         super()._recall(slots, columns)

@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Location, Window, WindowContents
-from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_reduce.values import Key, Location, Rows, Window, WindowContents
+from millstream_reduce.windowing import Keys, Times
 from millstream_reduce.windows.grouping import NO_ROWS, parts
 from millstream_reduce.windows.keyed import NO_LIMIT
-from millstream_reduce.windows.slots import Key
 from millstream_reduce.windows.span_windows import SpanWindows
 
 _LAST_US = END_OF_TIME_US - 1
@@ -38,7 +37,7 @@ class SessionWindows(SpanWindows):
     def _late_until(self) -> int:
         if self._ended:
             return END_OF_TIME_US
-        return max(self._closed_us - self._config.lateness_us - self._config.timeout_us, NO_LIMIT)
+        return max(self.closed_us - self._config.lateness_us - self._config.timeout_us, NO_LIMIT)
 
     def _joining(self, times: Times, keys: Keys | None, too_late: npt.NDArray[np.bool_]) -> Rows:
         if self._ended:

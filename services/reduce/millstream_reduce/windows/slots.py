@@ -16,12 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Piece
-from millstream_reduce.window_table import WindowTable
-from millstream_reduce.windowing import Rows
+from millstream_reduce.values import Key, Piece, Rows, WindowTable
 from millstream_reduce.windows.entries import Entries
-
-Key = bytes | None
 
 NONE = -1
 """No piece."""

@@ -14,13 +14,12 @@ from itertools import repeat
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import WindowContents
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Key, Rows, WindowContents
+from millstream_reduce.windowing import Times
 from millstream_reduce.windows import encoding
-from millstream_reduce.windows.config import WindowConfig
+from millstream_reduce.windows.entries import closed_before
 from millstream_reduce.windows.grouping import run_lengths, run_numbers, run_starts
-from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, KeyRuns, closed_before
-from millstream_reduce.windows.slots import Key
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, KeyRuns
 
 _ABSENT = -1
 """The key has no open window."""
@@ -28,9 +27,6 @@ _ABSENT = -1
 
 class SpanWindows(KeyedWindows):
     """Sessions and periods."""
-
-    def __init__(self, config: WindowConfig) -> None:
-        super().__init__(config)
 
     def _reset(self) -> None:
         super()._reset()
@@ -173,8 +169,7 @@ class SpanWindows(KeyedWindows):
         slots = slots[np.lexsort((columns.start[slots], columns.end[slots]))]
         same = (np.diff(columns.start[slots]) == 0) & (np.diff(columns.end[slots]) == 0)
         if self.needs_keys and same.any():
-            groups = run_numbers(np.concatenate(([0], np.cumsum(~same))))
-            begins = run_starts(groups).tolist()
+            begins = run_starts(run_numbers(np.concatenate(([0], np.cumsum(~same))))).tolist()
             keys = columns.key[slots].tolist()
             order: list[int] = []
             for begin, end in zip(begins, [*begins[1:], len(slots)], strict=True):

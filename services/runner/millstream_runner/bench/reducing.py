@@ -33,7 +33,7 @@ from millstream_reduce.spark import jobs
 from millstream_reduce.spark.manifest import WindowsOrigin
 from millstream_reduce.spark.session import open_session
 from millstream_reduce.spark.settings import SparkSettings
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 from millstream_runner.bench.running import BenchPipeline, Load, Measurement, measure
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files
 
 BLOCK = 512
 """What a disk writes as a whole."""
 
 
-class DyingFiles(SystemFiles):
+class DyingFiles(Files):
     """Does so many steps, and then no more, as if the process were dead. The last step may be done in part."""
 
     def __init__(self, steps: int, *, half: bool = False) -> None:
@@ -58,7 +58,7 @@ class DyingFiles(SystemFiles):
         super().remove(path)
 
 
-class FailingFiles(SystemFiles):
+class FailingFiles(Files):
     """One call fails, once, when told to; the others do what they should."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _File:
     unsynced: list[tuple[int, int]] = field(default_factory=list)
 
 
-class PowerLossFiles(SystemFiles):
+class PowerLossFiles(Files):
     """Keeps book of what a disk has for sure, to make up what it may hold after the power was lost."""
 
     def __init__(self) -> None:

@@ -12,14 +12,14 @@ import pytest
 from millstream import codes
 from millstream.errors import FencedError
 from millstream_reduce.log.entries import read_entry, segment_name
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.log import open_log
 from millstream_reduce.log.segments import segment_numbers
 from tests.support.errors import raises
 from tests.unit.reduce.log.kept_entries import SMALL, KeptEntries, body_of, identity, make_log, opened, read_back
 
 
-class HeldFiles(SystemFiles):
+class HeldFiles(Files):
     """Holds every fsync of a file back until told otherwise, and takes few bytes at a time."""
 
     def __init__(self, bytes_at_once: int = 2**30) -> None:
@@ -233,7 +233,7 @@ async def test_an_owner_that_is_too_late_does_not_open_the_log(tmp_path: Path) -
     assert (await read_back(tmp_path, 5)).prefix == 1
 
 
-class SegmentStolen(SystemFiles):
+class SegmentStolen(Files):
     """An owner that is replaced just now begins segments, each under the nose of the new one."""
 
     def __init__(self, old: KeptEntries, directory: Path, steals: int) -> None:
@@ -292,5 +292,5 @@ async def test_statistics_tell_what_there_is(tmp_path: Path) -> None:
         assert after.segments == len(segment_numbers(tmp_path))
         assert after.bytes == after.written_bytes == written.log.total_bytes
         assert after.syncs >= 1
-        assert 0 < after.sync_last_s <= after.sync_s
+        assert after.sync_s > 0
         assert not after.is_short

@@ -13,8 +13,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import encoded, schema
 from millstream_reduce.log.entries import entry_buffers, segment_name
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 MINUTE_US = 60_000_000
 

@@ -12,7 +12,6 @@ from millstream.limits import MIB
 from millstream.spec.loading import load_text
 from millstream_reduce.spark.settings import (
     LOCAL_TASKS_MAX,
-    Places,
     SparkSettings,
     driver_conf,
     session_conf,
@@ -21,7 +20,7 @@ from millstream_reduce.spark.settings import (
 from tests.support.errors import raises
 from tests.unit.spec.test_reduce import reduce_of
 
-PLACES = Places(Path("/scratch"), Path("/sockets"))
+SOCKETS = Path("/sockets")
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -68,7 +67,7 @@ def test_settings_survive_their_file() -> None:
 
 
 def test_on_this_machine_nothing_is_open_to_others_and_everything_lies_in_its_place() -> None:
-    conf = driver_conf(settings(master="local[2]", driver_memory_bytes=700 * MIB), PLACES, [])
+    conf = driver_conf(settings(master="local[2]", driver_memory_bytes=700 * MIB), SOCKETS, [])
     assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert conf["spark.ui.enabled"] == "false"
     assert conf["spark.local.dir"] == "/scratch"
@@ -81,7 +80,7 @@ def test_on_this_machine_nothing_is_open_to_others_and_everything_lies_in_its_pl
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "k8s://https://host:6443"])
 def test_executors_elsewhere_must_reach_the_driver_and_have_workers_of_their_own(master: str) -> None:
-    conf = driver_conf(settings(master=master), PLACES, [])
+    conf = driver_conf(settings(master=master), SOCKETS, [])
     for name in ("spark.driver.host", "spark.driver.bindAddress", "spark.python.daemon.module"):
         assert name not in conf
     assert "spark.python.unix.domain.socket.dir" not in conf
@@ -90,7 +89,7 @@ def test_executors_elsewhere_must_reach_the_driver_and_have_workers_of_their_own
 
 def test_what_the_user_sets_comes_first_but_for_java_options_which_are_joined() -> None:
     theirs = {"spark.sql.shuffle.partitions": "7", OPTIONS: "-Da=1 -Db=2", "spark.driver.host": "10.0.0.1"}
-    conf = driver_conf(settings(master="local[2]", conf=theirs), PLACES, ["-XX:AOTCache=/c"])
+    conf = driver_conf(settings(master="local[2]", conf=theirs), SOCKETS, ["-XX:AOTCache=/c"])
     assert (conf["spark.sql.shuffle.partitions"], conf["spark.driver.host"]) == ("7", "10.0.0.1")
     assert conf[OPTIONS].endswith("-XX:AOTCache=/c -Da=1 -Db=2")
     assert "-XX:+ExitOnOutOfMemoryError" in conf[OPTIONS]
@@ -101,25 +100,25 @@ def test_what_the_user_sets_comes_first_but_for_java_options_which_are_joined() 
 
 @pytest.mark.parametrize(("theirs", "collectors"), [("", ["-XX:+UseSerialGC"]), ("-XX:+UseZGC -Da=1", ["-XX:+UseZGC"])])
 def test_there_is_one_garbage_collector(theirs: str, collectors: list[str]) -> None:
-    conf = driver_conf(settings(master="local[2]", conf={OPTIONS: theirs}), PLACES, [])
+    conf = driver_conf(settings(master="local[2]", conf={OPTIONS: theirs}), SOCKETS, [])
     assert [option for option in conf[OPTIONS].split() if option.startswith("-XX:+Use")] == collectors
 
 
 def test_more_tasks_have_the_jvm_choose_its_collector() -> None:
-    assert "-XX:+Use" not in driver_conf(settings(master="local[8]"), PLACES, [])[OPTIONS]
+    assert "-XX:+Use" not in driver_conf(settings(master="local[8]"), SOCKETS, [])[OPTIONS]
 
 
 def test_two_tasks_have_the_jvm_optimize_later_unless_the_user_says_otherwise() -> None:
-    options = driver_conf(settings(master="local[2]", conf={OPTIONS: "-XX:Tier4InvocationThreshold=1"}), PLACES, [])
+    options = driver_conf(settings(master="local[2]", conf={OPTIONS: "-XX:Tier4InvocationThreshold=1"}), SOCKETS, [])
     given = [option for option in options[OPTIONS].split() if "Tier4InvocationThreshold" in option]
     # The last one counts.
     assert given == ["-XX:Tier4InvocationThreshold=50000", "-XX:Tier4InvocationThreshold=1"]
-    assert "Tier4" not in driver_conf(settings(master="local[8]"), PLACES, [])[OPTIONS]
+    assert "Tier4" not in driver_conf(settings(master="local[8]"), SOCKETS, [])[OPTIONS]
 
 
 def test_workers_of_queries_do_without_pandas() -> None:
     name = "spark.python.daemon.module"
-    modules = [driver_conf(settings(functions=functions), PLACES, [])[name] for functions in (True, False)]
+    modules = [driver_conf(settings(functions=functions), SOCKETS, [])[name] for functions in (True, False)]
     assert modules == ["millstream_reduce.spark.function_daemon", "millstream_reduce.spark.worker_daemon"]
 
 
@@ -134,6 +133,5 @@ def test_a_pipeline_says_whether_functions_run_in_the_workers(program: str, func
 
 
 def test_a_path_with_spaces_and_quotes_stays_one_option() -> None:
-    places = Places(Path('/a b/"c"'), Path("/sockets"))
-    conf = driver_conf(settings(master="local[2]"), places, [])
+    conf = driver_conf(SparkSettings(Path('/a b/"c"'), master="local[2]"), SOCKETS, [])
     assert '"-Djava.io.tmpdir=/a b/\\"c\\""' in conf[OPTIONS]

@@ -20,8 +20,7 @@ from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import SessionLostError
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 from tests.support.errors import raises
 
 LIMIT_S = 60.0
@@ -129,11 +128,11 @@ async def test_requests_that_wait_share_a_job_and_get_their_own_rows_and_failure
         jobs.held["first"].set()
         await first
         for name, rows in shapes.items():
-            outcome = await others[name]
-            assert rows_of(outcome.rows) == expected(name, *rows)
-            failed = [(failure.window, failure.reason) for failure in outcome.summary.failures]
+            answer, summary = await others[name]
+            assert rows_of(answer) == expected(name, *rows)
+            failed = [(failure.window, failure.reason) for failure in summary.failures]
             assert failed == [(index, str(index)) for index, count in enumerate(rows) if count == 0]
-            assert (outcome.summary.job_windows, outcome.summary.job_requests) == (6, 4)
+            assert (summary.job_windows, summary.job_requests) == (6, 4)
     assert [len(job) for job in jobs.jobs] == [1, 6]
     assert (executor.jobs, executor.idle) == (2, True)
 
@@ -199,7 +198,7 @@ async def test_a_job_stops_when_nobody_waits_for_it_and_not_before() -> None:
         await asyncio.sleep(0)
         assert len(jobs.jobs) == 2
         jobs.held["one"].set()
-        assert rows_of((await next_one).rows) == expected("next", 1)
+        assert rows_of((await next_one)[0]) == expected("next", 1)
 
 
 async def test_damage_in_one_log_does_not_touch_the_requests_of_others() -> None:
@@ -218,7 +217,7 @@ async def test_damage_in_one_log_does_not_touch_the_requests_of_others() -> None
         with raises(codes.SEGMENT_DAMAGED, match="segment 3 of bad"):
             await executor.submit(request("bad", 1))
         await first
-        assert rows_of((await good).rows) == expected("good", 2)
+        assert rows_of((await good)[0]) == expected("good", 2)
     assert [len(job) for job in jobs.jobs] == [1, 2, 1, 1]
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream_reduce.spark.manifest import JobWindows, Manifest, RowRuns, WindowsOrigin, manifest_of
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 Cell = tuple[str, int, int, int, int]
 """Directory, segment, offset, window, row."""

@@ -14,7 +14,7 @@ from millstream_reduce.spark import partials
 from millstream_reduce.spark.manifest import Spans
 from millstream_reduce.spark.partials import PartialColumn, Partials
 
-SPANS = Spans(np.array([10, 20]), np.array([20, 30]), np.array([0, 0]))
+SPANS = Spans(np.array([10, 20]), np.array([20, 30]), np.array([0, 0]), None, np.array([0, 0]))
 KEPT = (
     PartialColumn("rows", "rows", "", pa.int64()),
     PartialColumn("count", "count", "n", pa.int64()),

@@ -164,13 +164,13 @@ ONE_BY_ONE = [
 def views(spark_session: SparkSession, windows: JobWindows) -> Iterator[list[str]]:
     """Tables of the rows of all windows, and of each: what the tasks would read, without tasks."""
     plan = plan_sql(spark_session, program("SELECT * FROM window"))
-    reader = RowReader(manifest_of(windows, whole_windows=True), plan.columns)
+    reader = RowReader(manifest_of(windows, whole_windows=True), plan.table.columns)
     rows = pa.Table.from_batches(list(reader([pa.record_batch({"id": [0]})])))
     names = []
     for index in (None, *range(len(windows))):
         some = rows if index is None else rows.filter(pc.equal(rows[WINDOW], index))
         name = f"rows_{index}"
-        spark_session.createDataFrame(some).selectExpr(*plan.window).createOrReplaceTempView(name)
+        spark_session.createDataFrame(some).selectExpr(*plan.table.window).createOrReplaceTempView(name)
         names.append(name)
     yield names
     for name in names:

@@ -9,15 +9,14 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.executor import (
     JOB_BYTES_MAX,
     JOB_WINDOWS_MAX,
-    JOBS_MAX,
     LARGE_BYTES,
     JobLane,
     RequestQueue,
     Waiter,
     bytes_of,
 )
-from millstream_reduce.values import Piece, Window, WindowContents
-from millstream_reduce.window_table import WindowTable
+from millstream_reduce.spark.session import JOBS_MAX
+from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 
 SMALL, LARGE = 1000, LARGE_BYTES + 1
 

@@ -241,7 +241,7 @@ class StageInputs:
             size += await _counted_bytes(upstream, reading.up_to, mark.record_index)
         if look is not None and look.contents is not None and not look.is_behind:
             for item in look.contents.unacknowledged:
-                for position in item.appended.inputs:
+                for position in item.appended.message.inputs:
                     if position.edge == buffer.edge:
                         records, size = records - position.records, size - position.bytes
         return records, size

@@ -30,7 +30,7 @@ from millstream_reduce.config import window_config
 from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.lane.progress import check_records_known, progress_of
 from millstream_reduce.log.damage import windows_text
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.inspection import inspect_log
 from millstream_reduce.log.log import LogSummary, open_log
 from millstream_reduce.log.recovery import LogEnd, read_log
@@ -110,7 +110,7 @@ class ReduceLogs:
         end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
         contents.recovered(end)
         if mark.reduce.result_records:
-            results = ResultFiles(directory, SystemFiles(), identity)
+            results = ResultFiles(directory, Files(), identity)
             if results.read(mark.reduce.hand_over + 1) is None:
                 raise DamageError(
                     codes.RESULTS_LOST,
