@@ -31,6 +31,20 @@ async def open_tasks() -> AsyncIterator[asyncio.TaskGroup]:
         raise of_body
 
 
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
+    """Runs `work` until the block ends, then cancels it.
+
+    If `work` fails, the block is cancelled, and the error is raised in a group.
+    """
+    async with open_tasks() as tasks:
+        task = tasks.create_task(work, name=name)
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+
 async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs several requests at once and returns their results. Waits for all of them, then raises the first error."""
     answers = await asyncio.gather(*requests, return_exceptions=True)

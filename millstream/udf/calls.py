@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from millstream import codes
+from millstream.background import beside
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.plurals import counted
-from millstream.udf.background import beside
 from millstream.udf.endings import ProcessEndedError
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import StreamName

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from millstream import codes
+from millstream.background import beside
 from millstream.errors import UdfError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import NATIVE, FunctionKind
 from millstream.statistics import SidecarStatistics
-from millstream.udf.background import beside
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import (
     ClientTls,

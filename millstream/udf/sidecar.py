@@ -43,6 +43,7 @@ from functools import partial
 from pathlib import Path
 
 from millstream import codes
+from millstream.background import beside
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
 from millstream.files import make_private_directories
@@ -55,7 +56,6 @@ from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import NOTICE
 from millstream.tracebacks import shortened
-from millstream.udf.background import beside
 from millstream.udf.endings import Ending
 from millstream.udf.environment import inherited
 from millstream.udf.exits import LOOK_INTERVAL_S, OomKills, ending_of, oom_kills_of
