@@ -38,7 +38,7 @@ PRIMITIVES = re.compile(
         r"self\._files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"write_all|_sync_directory|write_private|create_private|make_private_directories",
-        r".*connection\.(publish|change|remove)|until_created",
+        r".*connection\.(publish|send_request|change|remove)|until_created",
         r"self\._source\.committed|self\._stream\.confirm",
         r"lane\.write",
         r".*(init_transactions|commit_transaction)",

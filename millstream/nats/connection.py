@@ -267,16 +267,29 @@ class BrokerConnection:
             cancellations.check()
         await self.connected()
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:
-        """Send a request, once there is a connection. Raises `AnswerLostError`."""
-        await self.connected()
+    async def send_request(
+        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None
+    ) -> asyncio.Future[Msg]:
+        """Send a request now. The future is for `answer_of`. Raises `AnswerLostError`."""
         reply, answer = self.expect_answer()
         try:
-            await self.publish(subject, payload, reply=reply)
+            await self.publish(subject, payload, headers, reply)
         except BaseException:
             answer.cancel()
             raise
-        return await self.answer_of(answer, timeout_s)
+        return answer
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> Msg:
+        """Send a request, once there is a connection. Raises `AnswerLostError`."""
+        await self.connected()
+        return await self.answer_of(await self.send_request(subject, payload, headers), timeout_s)
 
     async def api(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One JetStream request, `$JS.API.<subject>`. Raises `ApiError` and `AnswerLostError`."""
