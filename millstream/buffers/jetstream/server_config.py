@@ -6,7 +6,6 @@ Above it: the local runner, the test server and the commands that deploy a broke
 from __future__ import annotations
 
 import json
-import secrets
 from pathlib import Path
 
 from millstream import limits
@@ -25,8 +24,6 @@ ACCOUNT = "millstream"
 USER = "millstream"
 PASSWORD_VARIABLE = "MILLSTREAM_BROKER_PASSWORD"
 """Environment variable of the server with the user's password, so that the configuration contains no secret."""
-
-_PASSWORD_BYTES = 32
 
 # Several lanes share a connection, and each may have requested as many bytes as it may have in flight.
 assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
@@ -71,12 +68,6 @@ def server_config(
         "tls": None if tls is None else f"{{ cert_file: {_quoted(tls[0])}, key_file: {_quoted(tls[1])} }}",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])
-
-
-def new_password() -> str:
-    """A random password of letters and digits. It begins with a letter, so that the server takes it for text even if it
-    comes from an environment variable."""
-    return f"k{secrets.token_hex(_PASSWORD_BYTES)}"
 
 
 # The system account exports the settings and the health of the server to the account.
