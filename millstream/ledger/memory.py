@@ -19,6 +19,7 @@ from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import BatchMessage, commit_messages, decode_ids, frame_sequences, stored_mark
 from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -27,7 +28,6 @@ from millstream.ledger.protocol import (
     GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
@@ -200,48 +200,17 @@ class _Stream:
         return mark
 
 
-class MemoryLedger:
+class MemoryLedger(OpenLedger):
     """`Ledger` over one stream in memory."""
 
     def __init__(self, vertex: str, stream_id: str, stream: _Stream, faults: Faults, clock: Clock) -> None:
-        self._vertex = vertex
+        durability = Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
+        super().__init__(vertex, f"{stream_id} {stream.number}", durability, stream.sharing, Holds())
         self._id = stream_id
         self._stream = stream
         self._faults = faults
         self._clock = clock
-        self._statistics = LedgerStatistics()
         self._takeovers = 0
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._id} {self._stream.number}"
-
-    @property
-    def durability(self) -> Durability:
-        return Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._stream.sharing
-
-    @property
-    def packs(self) -> bool:
-        return True
-
-    @property
-    def compresses(self) -> bool:
-        return True
-
-    @property
-    def holds_arrow(self) -> bool:
-        return True
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         subject = lane_filter(self._id, lane)
@@ -263,16 +232,14 @@ class MemoryLedger:
         started_s = self._clock.monotonic_s()
         while True:
             await self._faults.pass_gate()
-            fault = self._faults.next(self._vertex)
+            fault = self._faults.next(self.vertex)
             if fault is _Fault.FENCED:
                 self._fence(commit.lane)
             sequence = self._attempt(commit, messages, fault)
             if sequence is not None:
                 break
-        self._statistics.commit_seconds += self._clock.monotonic_s() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += len(messages)
-        self._statistics.commit_bytes += sum(len(message.data) for message in messages)
+        size = sum(len(message.data) for message in messages)
+        self._statistics.committed(self._clock.monotonic_s() - started_s, len(messages), size)
         return Receipt(sequence, frame_sequences(sequence, len(messages), len(commit.frames)))
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -321,7 +288,7 @@ class MemoryLedger:
         self._statistics.trims += 1
 
     async def leave(self, edges: Collection[str]) -> None:
-        self._stream.sharing = self.sharing.without(edges)
+        self.sharing = self._stream.sharing = self.sharing.without(edges)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         found = self._stream.after(self._filter(buffer), after)[:frames]
@@ -365,9 +332,9 @@ class MemoryLedger:
                 witness = self._stream.witness(sequence)
                 check.next(witness, sequence)
                 after = sequence
-                self._statistics.frames_read += 1
-                self._statistics.bytes_read += len(stored.message.data)
-                yield StoredFrame(sequence, stored.message.data, witness)
+                frame = StoredFrame(sequence, stored.message.data, witness)
+                self._statistics.read(frame)
+                yield frame
             if looked != self._stream.set_back:
                 looked = self._stream.set_back
                 self._look(subject, after, check)

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -42,11 +43,13 @@ from millstream.buffers.jetstream.requests import (
     WRONG_LAST_SEQUENCE,
     message_data,
     message_headers,
+    owned_streams,
     tries,
+    unless_missing,
     until_answered,
     until_created,
 )
-from millstream.buffers.jetstream.sending import new_batch_id, send_commit
+from millstream.buffers.jetstream.sending import send_commit
 from millstream.buffers.jetstream.stored_ids import stored_ids
 from millstream.buffers.jetstream.stream_config import (
     LAYOUT,
@@ -54,7 +57,6 @@ from millstream.buffers.jetstream.stream_config import (
     LAYOUTS,
     OWNER_PIPELINE,
     OWNER_VERTEX,
-    Holds,
     after_leaving,
     holds_of,
     sharing_of,
@@ -74,6 +76,7 @@ from millstream.errors import (
 )
 from millstream.ledger import batch
 from millstream.ledger.marks import fenced, is_replaced, lost_mark, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -82,7 +85,6 @@ from millstream.ledger.protocol import (
     GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
@@ -105,7 +107,7 @@ _INCOMPLETE_MAX = 4
 full."""
 
 
-class JetStreamLedger:
+class JetStreamLedger(OpenLedger):
     """`Ledger` over one stream."""
 
     def __init__(
@@ -120,13 +122,10 @@ class JetStreamLedger:
         holds: Holds,
         seen: ReadFrames,
     ) -> None:
+        super().__init__(vertex, f"{stream} {created}", durability_found, sharing, holds)
         self._connection = connection
         self._stream = stream
-        self._vertex = vertex
         self._created = created
-        self._durability = durability_found
-        self._statistics = LedgerStatistics()
-        self._sharing = sharing
         self._holds = holds
         self._seen = seen
         self._left: set[LaneId] = set()
@@ -134,37 +133,6 @@ class JetStreamLedger:
         self._checked_after_losses: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._stream} {self._created}"
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._sharing
-
-    @property
-    def packs(self) -> bool:
-        return self._holds.packs
-
-    @property
-    def compresses(self) -> bool:
-        return self._holds.compressed
-
-    @property
-    def holds_arrow(self) -> bool:
-        return self._holds.arrow
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         subject = lane_filter(self._stream, lane)
@@ -195,7 +163,7 @@ class JetStreamLedger:
             self._checked_after_losses[lane] = losses
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
-                with step("ledger.take_over", self._vertex):
+                with step("ledger.take_over", self.vertex):
                     receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
@@ -245,11 +213,11 @@ class JetStreamLedger:
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them."""
-        with step("ledger.commit", self._vertex):
+        with step("ledger.commit", self.vertex):
             return await self._commit(commit)
 
     async def _commit(self, commit: Commit) -> Receipt:
-        messages = batch.commit_messages(self._stream, commit, self._sharing)
+        messages = batch.commit_messages(self._stream, commit, self.sharing)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         large = len(commit.frames) if self._holds.references and len(messages) > 1 else 0
@@ -265,10 +233,8 @@ class JetStreamLedger:
         if commit.lane in self._left:
             self._left.discard(commit.lane)
             await self._remove_unreferenced(commit, sequence, len(messages))
-        self._statistics.commit_seconds += loop.time() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += len(messages)
-        self._statistics.commit_bytes += sum(len(message.data) for message in messages)
+        size = sum(len(message.data) for message in messages)
+        self._statistics.committed(loop.time() - started_s, len(messages), size)
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
     def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -307,7 +273,7 @@ class JetStreamLedger:
         )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
-        through = {self._sharing.stored(buffer): sequence for buffer, sequence in through.items()}
+        through = {self.sharing.stored(buffer): sequence for buffer, sequence in through.items()}
         pauses = tries()
         while not await self._trimmed(through):
             await pauses.wait()
@@ -341,15 +307,15 @@ class JetStreamLedger:
 
     async def _purge(self, subject: str, first: int) -> None:
         """Remove everything before sequence `first`, in one attempt. Raises `AnswerLostError`."""
-        with step("ledger.trim", self._vertex):
+        with step("ledger.trim", self.vertex):
             await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def leave(self, edges: Collection[str]) -> None:
         config = (await self._info())["config"]
         metadata = after_leaving(config["metadata"], edges)
-        with step("ledger.leave", self._vertex):
+        with step("ledger.leave", self.vertex):
             await self._ask("STREAM.UPDATE", {**config, "metadata": metadata})
-        self._sharing = sharing_of(metadata)
+        self.sharing = sharing_of(metadata)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         subject = self._filter(buffer)
@@ -369,7 +335,7 @@ class JetStreamLedger:
 
     def _filter(self, buffer: BufferId) -> str:
         """Matches the frames of a buffer, by the name under which they are stored."""
-        return buffer_filter(self._stream, self._sharing.stored(buffer))
+        return buffer_filter(self._stream, self.sharing.stored(buffer))
 
     async def _last_of(self, subject: str) -> int:
         """Sequence of the last message that matches; 0 if there is none."""
@@ -433,10 +399,8 @@ class JetStreamLedger:
     async def _send(self, apart: FramesApart) -> int:
         """Make one attempt. Returns the sequence of the last message, or raises as `send_commit` does."""
         messages = await apart.store(limits.COMMIT_TIMEOUT_S)
-        # Only a batch needs an id.
-        batch_id = new_batch_id() if len(messages) > 1 else ""
         try:
-            return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
+            return await send_commit(self._connection, messages, limits.COMMIT_TIMEOUT_S)
         except ApiError:
             raise
         except BaseException:
@@ -504,12 +468,8 @@ class JetStreamLedger:
     async def _ask(self, what: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Repeat a request about the stream until it is answered. The answer is empty if there is no such message."""
         with self._refusals(what):
-            try:
-                return await until_answered(self._connection, f"{what}.{self._stream}", request)
-            except ApiError as error:
-                if error.code != NO_MESSAGE:
-                    raise
-                return {}
+            asking = until_answered(self._connection, f"{what}.{self._stream}", request)
+            return await unless_missing(asking, NO_MESSAGE) or {}
 
     async def _ask_once(self, what: str, request: Mapping[str, object]) -> None:
         """Make one attempt at a request about the stream. Raises `AnswerLostError`."""
@@ -573,36 +533,17 @@ class JetStreamBroker:
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the streams of a pipeline, or of one of its vertices."""
-        names: list[str] = []
-        offset = 0
-        while True:
-            answer = await until_answered(self._connection, "STREAM.LIST", {"offset": offset})
-            page = answer.get("streams") or []
-            for stream in page:
-                owner = stream["config"].get("metadata") or {}
-                if owner.get(OWNER_PIPELINE) == self._pipeline and vertex in (None, owner.get(OWNER_VERTEX)):
-                    names.append(stream["config"]["name"])
-            offset += len(page)
-            if not page or offset >= answer["total"]:
-                break
-        for name in names:
-            try:
-                with step("ledger.delete"):
-                    await until_answered(self._connection, f"STREAM.DELETE.{name}")
-            except ApiError as error:
-                # The stream was already deleted, perhaps by our own request whose answer was lost.
-                if error.code != NO_STREAM:
-                    raise
+        for name in await owned_streams(partial(until_answered, self._connection), self._pipeline, vertex):
+            with step("ledger.delete"):
+                # It may be deleted already, perhaps by our own request whose answer was lost.
+                await unless_missing(until_answered(self._connection, f"STREAM.DELETE.{name}"), NO_STREAM)
             self._seen.forget(name)
         self._ledgers.clear()
 
     async def _find(self, stream: str, vertex: str) -> dict[str, Any] | None:
-        try:
-            info = await until_answered(self._connection, f"STREAM.INFO.{stream}")
-        except ApiError as error:
-            if error.code == NO_STREAM:
-                return None
-            raise
+        info = await unless_missing(until_answered(self._connection, f"STREAM.INFO.{stream}"), NO_STREAM)
+        if info is None:
+            return None
         found = info["config"].get("metadata") or {}
         if found.get(OWNER_PIPELINE) != self._pipeline or found.get(OWNER_VERTEX) != vertex:
             raise InfrastructureError(

@@ -14,15 +14,22 @@ its old entry over the newest one.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from millstream import codes, limits
 from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE, until_created
+from millstream.buffers.jetstream.requests import (
+    NO_MESSAGE,
+    NO_STREAM,
+    WRONG_LAST_SEQUENCE,
+    message_data,
+    owned_streams,
+    unless_missing,
+    until_created,
+)
+from millstream.buffers.jetstream.stream_config import OWNER_PIPELINE, OWNER_VERTEX
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.nats.client import Msg
@@ -32,9 +39,6 @@ from millstream.watermark.revisions import RevisionedOtStore, RevisionedOtStores
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
-
-_OWNER_PIPELINE = "millstream.pipeline"
-_OWNER_VERTEX = "millstream.vertex"
 
 
 @dataclass(slots=True)
@@ -101,12 +105,9 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def create(self, pipeline: str, replicas: int) -> None:
         """Create the bucket, or check that it belongs to this vertex."""
-        owner = {_OWNER_PIPELINE: pipeline, _OWNER_VERTEX: self.vertex}
-        try:
-            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.code != NO_STREAM:
-                raise
+        owner = {OWNER_PIPELINE: pipeline, OWNER_VERTEX: self.vertex}
+        info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
+        if info is None:
             config = self._config(replicas, owner)
             with step("watermark.make", self.vertex):
                 info = await until_created(self._connection, self._stream, config)
@@ -114,8 +115,8 @@ class JetStreamOtStore(RevisionedOtStore):
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(
                 codes.LEDGER_NAME_TAKEN,
-                f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
-                f"{found.get(_OWNER_PIPELINE)}, but vertex {self.vertex} of pipeline {pipeline} needs that name. "
+                f"bucket {self._bucket} belongs to vertex {found.get(OWNER_VERTEX)} of pipeline "
+                f"{found.get(OWNER_PIPELINE)}, but vertex {self.vertex} of pipeline {pipeline} needs that name. "
                 "Rename one of the two",
             )
         if info["config"]["num_replicas"] != replicas:
@@ -180,14 +181,12 @@ class JetStreamOtStore(RevisionedOtStore):
         """The revision of a key, which guards its next put, and its entry, read from the leader; 0 and None if there is
         none."""
         subject = f"{self._prefix}{key}"
-        try:
-            found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
-        except ApiError as error:
-            if error.code != NO_MESSAGE:
-                raise
+        asking = self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
+        found = await unless_missing(asking, NO_MESSAGE)
+        if found is None:
             return 0, None
         stored = found["message"]
-        update = self._decode(subject, base64.b64decode(stored.get("data", "")))
+        update = self._decode(subject, message_data(stored))
         return int(stored["seq"]), update.entry
 
     async def _reachable(self) -> None:
@@ -272,17 +271,11 @@ class JetStreamOtStores(RevisionedOtStores[JetStreamOtStore]):
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the OT buckets of a pipeline, or of one of its vertices."""
-        names: list[str] = []
-        seen = 0
         try:
-            while page := (await self._connection.api("STREAM.LIST", {"offset": seen}))["streams"]:
-                seen += len(page)
-                names += [
-                    info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, vertex, info["config"])
-                ]
-            for name in names:
-                with step("watermark.delete"):
-                    await self._connection.api(f"STREAM.DELETE.{name}")
+            for name in await owned_streams(self._connection.api, self._pipeline, vertex):
+                if name.startswith("KV_"):
+                    with step("watermark.delete"):
+                        await self._connection.api(f"STREAM.DELETE.{name}")
         except JetStreamOtStore.failures as error:
             raise RetryLaterError(
                 codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {_reason(error)}"
@@ -306,12 +299,6 @@ def open_jetstream_ot_stores(
 def bucket_name(pipeline: str, vertex: str) -> str:
     """The key-value bucket of a vertex."""
     return f"{pipeline}-{vertex}-OT"
-
-
-def _is_bucket_of(pipeline: str, vertex: str | None, config: Mapping[str, Any]) -> bool:
-    owner = config.get("metadata", {})
-    mine = owner.get(_OWNER_PIPELINE) == pipeline and vertex in (None, owner.get(_OWNER_VERTEX))
-    return str(config["name"]).startswith("KV_") and mine
 
 
 def _reason(error: Exception) -> str:

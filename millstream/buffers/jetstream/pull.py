@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from millstream import codes, limits
 from millstream.buffers.jetstream.prefetch import Arrival, Prefetch
 from millstream.buffers.jetstream.references import read_apart, reference_in, request_apart
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers, unless_missing
 from millstream.buffers.jetstream.trims import ReadFrames
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
@@ -133,9 +133,9 @@ class PullReader:
         first = self._prefetch.pop()
         self._check.next(first.witness, first.sequence)
         self._last = first.sequence
-        self._statistics.frames_read += 1
-        self._statistics.bytes_read += len(first.data)
-        return StoredFrame(first.sequence, first.data, first.witness)
+        frame = StoredFrame(first.sequence, first.data, first.witness)
+        self._statistics.read(frame)
+        return frame
 
     async def _has_come(self, first: Arrival) -> bool:
         """Wait for a frame that is stored apart. False if a new consumer is needed."""
@@ -233,16 +233,13 @@ class PullReader:
                 await pauses.wait()
 
     async def _check_stream(self) -> None:
-        try:
-            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.code != NO_STREAM:
-                raise
+        info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
+        if info is None:
             raise DamageError(
                 codes.LEDGER_GONE,
                 f"{self._subject}: the stream {self._stream} no longer exists; it was read up to sequence "
                 f"{self._last}. {REPAIR}",
-            ) from error
+            )
         state = info["state"]
         if info["created"] != self._created or state["last_seq"] < self._last:
             raise DamageError(
@@ -258,11 +255,9 @@ class PullReader:
         last = self._check.last
         if last is None:
             return
-        try:
-            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence})
-        except ApiError as error:
-            if error.code != NO_MESSAGE:
-                raise
+        asking = self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence})
+        answer = await unless_missing(asking, NO_MESSAGE)
+        if answer is None:
             self._check.stored(None)
         else:
             self._check.stored(witness_of(last.sequence, message_headers(answer["message"])))

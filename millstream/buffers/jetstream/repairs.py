@@ -15,6 +15,7 @@ from millstream.buffers.jetstream.requests import (
     NO_STREAM,
     message_data,
     message_headers,
+    unless_missing,
     until_answered,
 )
 from millstream.buffers.jetstream.stream_config import sharing_of
@@ -99,22 +100,12 @@ class JetStreamRepairs:
 
     async def _get(self, stream: str, request: Mapping[str, object]) -> dict[str, Any] | None:
         """One message; None if the message or the stream does not exist."""
-        try:
-            answer = await until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request)
-        except ApiError as error:
-            if error.code in (NO_MESSAGE, NO_STREAM):
-                return None
-            raise
-        message: dict[str, Any] = answer["message"]
-        return message
+        asking = until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request)
+        answer = await unless_missing(asking, NO_MESSAGE, NO_STREAM)
+        return None if answer is None else answer["message"]
 
     async def _state(self, vertex: str) -> dict[str, Any] | None:
         """The state of a stream as the server reports it; None if there is no such stream."""
-        try:
-            answer = await until_answered(self._connection, f"STREAM.INFO.{stream_name(self._pipeline, vertex)}")
-        except ApiError as error:
-            if error.code == NO_STREAM:
-                return None
-            raise
-        state: dict[str, Any] = answer["state"]
-        return state
+        asking = until_answered(self._connection, f"STREAM.INFO.{stream_name(self._pipeline, vertex)}")
+        answer = await unless_missing(asking, NO_STREAM)
+        return None if answer is None else answer["state"]

@@ -25,13 +25,7 @@ BATCH_COMMIT = "Nats-Batch-Commit"
 Answer = asyncio.Future[Msg]
 
 
-def new_batch_id() -> str:
-    return uuid4().hex
-
-
-async def send_commit(
-    connection: BrokerConnection, messages: Sequence[BatchMessage], batch_id: str, timeout_s: float
-) -> int:
+async def send_commit(connection: BrokerConnection, messages: Sequence[BatchMessage], timeout_s: float) -> int:
     """Make one attempt to send a commit. Returns the sequence of its last message.
 
     Raises `ApiError` if the server refuses, and `AnswerLostError` if it is not known whether the batch was stored. The
@@ -39,6 +33,8 @@ async def send_commit(
     so it is sent as a plain message.
     """
     last = len(messages)
+    # Only a batch needs an id.
+    batch_id = uuid4().hex if last > 1 else ""
     reply, answer = connection.expect_answer()
     try:
         with message_size_checked(connection):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from millstream import limits
 
-LOG_FILE_BYTES_MAX = 8 * limits.MIB
-"""The server rotates its log file at this size, and keeps one older file."""
 PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 """Bytes that the server holds for one slow connection before it closes the connection."""
 
@@ -38,7 +36,6 @@ def server_config(
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
     ports_dir: Path | None = None,
-    log_file: Path | None = None,
     tls: tuple[Path, Path] | None = None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
@@ -62,9 +59,6 @@ def server_config(
         # A process that was stopped for a while keeps its connection.
         "write_deadline": '"30s"',
         "ports_file_dir": None if ports_dir is None else _quoted(ports_dir),
-        "log_file": None if log_file is None else _quoted(log_file),
-        "logfile_size_limit": None if log_file is None else str(LOG_FILE_BYTES_MAX),
-        "logfile_max_num": None if log_file is None else "2",
         "tls": None if tls is None else f"{{ cert_file: {_quoted(tls[0])}, key_file: {_quoted(tls[1])} }}",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])

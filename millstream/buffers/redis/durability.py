@@ -14,13 +14,12 @@ from collections.abc import Mapping
 
 from millstream import codes
 from millstream.buffers.redis.connection import RedisConnection, pairs, until_answered
-from millstream.errors import DurabilityError, InfrastructureError
+from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import Durability, DurabilityLevel
 
 VERSION_MIN = (7, 0)
 """From this version on, scripts log their effects, and the append-only log consists of several files."""
 _SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
-_STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
 
 
 async def check_server(connection: RedisConnection) -> None:
@@ -91,22 +90,13 @@ def judge(settings: Mapping[str, str]) -> Durability:
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` if the server's durability is below `require`, or may be because it is not known."""
-    if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
-        return
+    """Raise `DurabilityError` if the durability of the server is below `require`, or may be."""
     wanted = "appendonly yes, appendfsync always, no-appendfsync-on-rewrite no and maxmemory-policy noeviction"
-    if not durability.verified:
-        raise DurabilityError(
-            codes.DURABILITY_UNKNOWN,
-            f"it is not known whether the server at {place} keeps what it acknowledges, but durability "
-            f"{require.value!r} is required: {durability.evidence}. Let its user run CONFIG GET. If that is not "
-            f"possible and you know that it has {wanted}, start with `--durability unverified`",
-        )
-    raise DurabilityError(
-        codes.NOT_DURABLE,
-        f"the server at {place} may lose acknowledged data: its durability is {durability.level.value!r}, but "
-        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by "
-        "name",
+    durability.check(
+        require,
+        f"the server at {place}",
+        to_know=f"Let its user run CONFIG GET. If that is not possible and you know that it has {wanted}",
+        to_have=wanted,
     )
 
 

@@ -46,6 +46,7 @@ from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
 from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Commit,
     Durability,
@@ -53,7 +54,6 @@ from millstream.ledger.protocol import (
     GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
@@ -78,7 +78,7 @@ _IDS_PAGE = 16
 """Number of messages of ids in one request; each is well below the size of a frame."""
 
 
-class RedisLedger:
+class RedisLedger(OpenLedger):
     """`Ledger` over the keys of one vertex."""
 
     def __init__(
@@ -93,45 +93,11 @@ class RedisLedger:
     ) -> None:
         self._connection = connection
         self._name = f"{pipeline}-{vertex}"
-        self._vertex = vertex
         self._key = ledger_key(pipeline, vertex)
         self._id = ledger_id
-        self._durability = durability_found
-        self._sharing = sharing
-        self._layout = layout
-        self._statistics = LedgerStatistics()
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._name} {self._id}"
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._sharing
-
-    @property
-    def packs(self) -> bool:
         # A script stores several frames as fast as one.
-        return False
-
-    @property
-    def compresses(self) -> bool:
-        return self._layout >= 3
-
-    @property
-    def holds_arrow(self) -> bool:
-        return self._layout >= 4
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
+        holds = Holds(packs=False, compressed=layout >= 3, arrow=layout >= 4)
+        super().__init__(vertex, f"{self._name} {ledger_id}", durability_found, sharing, holds)
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         sequence, data = await until_answered(self._connection, "HMGET", mark_key(self._key, lane), "sequence", "mark")
@@ -143,7 +109,7 @@ class RedisLedger:
             stored = await self.mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
-                with step("redis.take_over", self._vertex):
+                with step("redis.take_over", self.vertex):
                     receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
@@ -152,7 +118,7 @@ class RedisLedger:
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them, in one script."""
-        with step("redis.commit", self._vertex):
+        with step("redis.commit", self.vertex):
             return await self._commit(commit)
 
     async def _commit(self, commit: Commit) -> Receipt:
@@ -160,24 +126,19 @@ class RedisLedger:
         ids = list(encode_ids(commit.ids))
         check_commit(commit, [*(len(frame.data) for frame in commit.frames), *map(len, ids)])
         # A commit of a single frame without ids has one sequence.
-        messages = len(commit.frames) + len(ids) + (len(commit.frames) != 1 or bool(ids))
         places = len(commit.frames) + (len(commit.frames) != 1 or bool(ids))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         sequence = await self._land(commit, *self._arguments(commit, mark, ids))
-        self._statistics.commit_seconds += loop.time() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += messages
-        self._statistics.commit_bytes += (
-            len(mark) + sum(len(frame.data) for frame in commit.frames) + sum(map(len, ids))
-        )
+        size = len(mark) + sum(len(frame.data) for frame in commit.frames) + sum(map(len, ids))
+        self._statistics.committed(loop.time() - started_s, places + len(ids), size)
         return Receipt(sequence, frame_sequences(sequence, places, len(commit.frames)))
 
     def _arguments(
         self, commit: Commit, mark: bytes, ids: Sequence[bytes]
     ) -> tuple[list[str], list[str | int | bytes]]:
         """The keys and arguments of the commit's script."""
-        stored = [self._sharing.stored(frame.buffer) for frame in commit.frames]
+        stored = [self.sharing.stored(frame.buffer) for frame in commit.frames]
         buffers = {buffer: number for number, buffer in enumerate(dict.fromkeys(stored), 1)}
         keys = [self._key, mark_key(self._key, commit.lane), ids_key(self._key, commit.lane), counts_key(self._key)]
         for buffer in buffers:
@@ -288,7 +249,7 @@ class RedisLedger:
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        buffer = self._sharing.stored(buffer)
+        buffer = self.sharing.stored(buffer)
         name = f"{self._name}.{buffer_name(buffer)}"
         check = ReadCheck(self._name, name, after, witnesses, given_up)
         reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
@@ -304,18 +265,18 @@ class RedisLedger:
         """Remove the frames that every reader has passed."""
         arguments: list[str | int] = [self._id]
         for buffer, last in through.items():
-            arguments += [buffer_name(self._sharing.stored(buffer)), last]
-        with step("redis.trim", self._vertex):
+            arguments += [buffer_name(self.sharing.stored(buffer)), last]
+        with step("redis.trim", self.vertex):
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
                 raise self._removed()
         self._statistics.trims += 1
 
     async def leave(self, edges: Collection[str]) -> None:
-        sharing = self._sharing.without(edges)
-        with step("redis.leave", self._vertex):
+        sharing = self.sharing.without(edges)
+        with step("redis.leave", self.vertex):
             if await changed(self._connection, LEAVE, [self._key], [self._id, sharing.encode()]) == b"gone":
                 raise self._removed()
-        self._sharing = sharing
+        self.sharing = sharing
 
     def _removed(self) -> InfrastructureError:
         return InfrastructureError(
@@ -337,13 +298,13 @@ class RedisLedger:
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        key = index_key(self._key, self._sharing.stored(buffer))
+        key = index_key(self._key, self.sharing.stored(buffer))
         last = await until_answered(self._connection, "XREVRANGE", key, "+", "-", "COUNT", 1)
         return int(last[0][0].partition(b"-")[0]) if last else 0
 
     def _frames_key(self, buffer: BufferId) -> str:
         """Key of the frames of a buffer, by the name under which they are stored."""
-        return frames_key(self._key, self._sharing.stored(buffer))
+        return frames_key(self._key, self.sharing.stored(buffer))
 
 
 class RedisBroker:

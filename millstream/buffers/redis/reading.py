@@ -90,8 +90,7 @@ class RedisReader:
         self._arrived_bytes -= len(frame.data)
         self._check.next(frame.witness, frame.sequence)
         self._last = frame.sequence
-        self._statistics.frames_read += 1
-        self._statistics.bytes_read += len(frame.data)
+        self._statistics.read(frame)
         self._changed.set()
         return frame
 
