@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import BatchMessage, commit_messages, decode_ids, frame_sequences, stored_mark
-from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import settled, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
@@ -39,8 +39,6 @@ from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, l
 from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-
-_CommitId = bytes
 
 _NAMESPACE = UUID("5c0b2f3e-6a1d-4a52-9d0e-3f9f1d3c7b61")
 
@@ -120,8 +118,6 @@ class _Stored:
     """Its subject, and the filters that match it."""
     stored_s: float
     expires_s: float | None
-    commit: _CommitId
-    """Id of the commit that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -161,17 +157,10 @@ class _Stream:
         stored = self.messages.get(sequence)
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
-    def store(
-        self,
-        message: BatchMessage,
-        filters: Sequence[str],
-        commit: _CommitId,
-        now_s: float,
-        expires_s: float | None = None,
-    ) -> int:
+    def store(self, message: BatchMessage, filters: Sequence[str], now_s: float, expires_s: float | None = None) -> int:
         self.last_sequence += 1
         keys = (message.subject, *filters)
-        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s, commit)
+        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s)
         for key in keys:
             self.found_by.setdefault(key, {})[self.last_sequence] = None
         self.bytes += len(message.data)
@@ -213,6 +202,9 @@ class MemoryLedger(OpenLedger):
         self._takeovers = 0
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
+        return self._mark(lane)
+
+    def _mark(self, lane: LaneId) -> StoredMark | None:
         subject = lane_filter(self._id, lane)
         sequence = self._stream.last_of(subject)
         return StoredMark(self._stream.mark(subject), sequence) if sequence else None
@@ -343,18 +335,10 @@ class MemoryLedger(OpenLedger):
 
     def _attempt(self, commit: Commit, messages: Sequence[BatchMessage], fault: _Fault | None) -> int | None:
         """One attempt; None if the commit has to be sent again. Raises the error with which it is refused."""
-        lane = lane_filter(self._id, commit.lane)
-        stored = self._stream.last_of(lane)
-        if stored != commit.after:
-            mark = self._stream.mark(lane) if stored else mark_pb2.Mark()
-            if mark.commit_id == commit.mark.commit_id:
-                self._statistics.answers_settled += 1
-                return stored
-            if stored < commit.after:
-                raise lost_mark(commit.lane, commit.after, StoredMark(mark, stored) if stored else None)
-            raise fenced(commit.lane, mark.epoch, commit.mark.epoch, mark.owner)
-        if stored and commit.replaces and self._stream.messages[stored].commit != commit.replaces:
-            raise lost_mark(commit.lane, commit.after, StoredMark(self._stream.mark(lane), stored))
+        landed = settled(commit, self._mark(commit.lane))
+        if landed is not None:
+            self._statistics.answers_settled += 1
+            return landed
         if fault is _Fault.LOST_BEFORE:
             return None
         self._check_room(commit, messages, fault)
@@ -391,26 +375,21 @@ class MemoryLedger(OpenLedger):
         now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):
-            self._stream.store(message, (lane, self._filter(buffer)), commit.mark.commit_id, now_s)
+            self._stream.store(message, (lane, self._filter(buffer)), now_s)
         for message in messages[len(commit.frames) :]:
             if message.subject == mark_subject(self._id, commit.lane):
                 for replaced in self._stream.after(message.subject, 0):
                     self._stream.remove(replaced)
-                self._stream.store(message, (lane,), commit.mark.commit_id, now_s)
+                self._stream.store(message, (lane,), now_s)
             else:
                 filters = (lane, ids_filter(self._id, commit.lane))
-                self._stream.store(message, filters, commit.mark.commit_id, now_s, now_s + commit.ids_ttl_s)
+                self._stream.store(message, filters, now_s, now_s + commit.ids_ttl_s)
         self._stream.grown.set()
         return self._stream.last_sequence
 
     def _fence(self, lane: LaneId) -> None:
-        subject = lane_filter(self._id, lane)
-        stored = self._stream.last_of(subject)
-        mark = self._stream.mark(subject) if stored else mark_pb2.Mark()
-        mark.epoch += 1
-        mark.owner = "fault"
-        mark.commit_id = self._commit_id(lane)
-        commit = Commit(lane, (), mark, after=stored)
+        stored = self._mark(lane)
+        commit = takeover(lane, taken_over(stored, "fault", self._commit_id(lane)), stored)
         self._apply(commit, commit_messages(self._id, commit, self.sharing))
 
     def _commit_id(self, lane: LaneId) -> bytes:

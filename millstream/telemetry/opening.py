@@ -14,19 +14,20 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from millstream import codes, limits
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.clock import Clock, SystemClock
 from millstream.endpoints import names_a_user
 from millstream.errors import UserError
 from millstream.importing import importing
 from millstream.statistics import LaneReport, VertexStatistics
+from millstream.telemetry.loop_lag import measure_loop_lag
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -171,22 +172,20 @@ class _Metering(NamedTuple):
     metrics: Metrics
     prometheus: PrometheusText | None
     otlp: OtlpReader | None
-    open_endpoint: Callable[[PrometheusText], AbstractAsyncContextManager[None]]
-    loop_lag: Callable[[], Coroutine[Any, Any, None]]
+    open_endpoint: Callable[..., AbstractAsyncContextManager[None]]
 
 
 def _metering(
-    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
+    identities: Sequence[Identity], environment: Mapping[str, str], clock: Clock, *, serves: bool
 ) -> _Metering:
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.endpoint import open_endpoint
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
     from millstream.telemetry.histograms import SCOPE
-    from millstream.telemetry.loop_lag import measure_loop_lag
     from millstream.telemetry.metrics import Metrics
 
-    prometheus = PrometheusText() if endpoint.port else None
+    prometheus = PrometheusText() if serves else None
     otlp: OtlpReader | None = None
     readers: list[PrometheusReader | OtlpReader] = [] if prometheus is None else [prometheus.reader]
     if _exports("METRICS", environment):
@@ -200,13 +199,7 @@ def _metering(
         shutdown_on_exit=False,
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
-
-    def serve(text: PrometheusText) -> AbstractAsyncContextManager[None]:
-        return open_endpoint(endpoint.host, endpoint.port, partial(text.text, metrics), endpoint.not_ready, clock)
-
-    return _Metering(
-        provider, metrics, prometheus, otlp, serve, partial(measure_loop_lag, metrics.observe_loop_lag, clock)
-    )
+    return _Metering(provider, metrics, prometheus, otlp, open_endpoint)
 
 
 @asynccontextmanager
@@ -235,28 +228,20 @@ async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpan
 async def _open_metrics(
     identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
 ) -> AsyncIterator[Metrics]:
-    metering = await importing(_metering, identities, environment, endpoint, clock)
-    metering.metrics.register()
+    metering = await importing(partial(_metering, serves=bool(endpoint.port)), identities, environment, clock)
+    metrics = metering.metrics
+    metrics.register()
     async with AsyncExitStack() as stack:
         stack.callback(metering.provider.shutdown)
-        await stack.enter_async_context(_open_loop_lag(metering))
+        measuring = beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
+        await stack.enter_async_context(measuring)
         if metering.otlp is not None:
-            exporting = _open_export(metering.otlp, metering.metrics, _interval_s(environment))
-            await stack.enter_async_context(exporting)
+            await stack.enter_async_context(_open_export(metering.otlp, metrics, _interval_s(environment)))
         if metering.prometheus is not None:
-            await stack.enter_async_context(metering.open_endpoint(metering.prometheus))
-        yield metering.metrics
-
-
-@asynccontextmanager
-async def _open_loop_lag(metering: _Metering) -> AsyncIterator[None]:
-    """Measures how late this event loop is."""
-    async with open_tasks() as tasks:
-        measuring = tasks.create_task(metering.loop_lag(), name="lag of the event loop")
-        try:
-            yield
-        finally:
-            measuring.cancel()
+            text = partial(metering.prometheus.text, metrics)
+            serving = metering.open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
+            await stack.enter_async_context(serving)
+        yield metrics
 
 
 @asynccontextmanager
@@ -275,12 +260,8 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
             await export()
 
     try:
-        async with open_tasks() as tasks:
-            exporting = tasks.create_task(export_for_ever(), name="export of metrics")
-            try:
-                yield
-            finally:
-                exporting.cancel()
+        async with beside(export_for_ever(), "export of metrics"):
+            yield
     finally:
         await export()
 

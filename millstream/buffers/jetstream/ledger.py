@@ -75,7 +75,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch
-from millstream.ledger.marks import fenced, is_replaced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import settled, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
@@ -410,14 +410,7 @@ class JetStreamLedger(OpenLedger):
     async def _settle(self, commit: Commit) -> int | None:
         """The sequence of the commit's mark; None if the commit is not stored. Raises `FencedError` if the ledger has
         another mark."""
-        stored = await self._surely_mark(commit.lane)
-        if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
-            return stored.sequence
-        if (stored.sequence if stored is not None else 0) == commit.after and not is_replaced(commit, stored):
-            return None
-        if stored is None or stored.sequence <= commit.after:
-            raise lost_mark(commit.lane, commit.after, stored)
-        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+        return settled(commit, await self._surely_mark(commit.lane))
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
         pauses = tries()

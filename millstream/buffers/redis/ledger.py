@@ -45,7 +45,7 @@ from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
-from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import superseded, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Commit,
@@ -205,9 +205,7 @@ class RedisLedger(OpenLedger):
             )
         sequence, data = int(details[0]), details[1]
         stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
-        if stored is None or sequence <= commit.after:
-            raise lost_mark(commit.lane, commit.after, stored)
-        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+        raise superseded(commit, stored)
 
     def _decoded(self, lane: LaneId, data: bytes) -> mark_pb2.Mark:
         try:
