@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from millstream import codes
 from millstream.errors import InfrastructureError
@@ -51,12 +51,8 @@ def named_program(variable: str) -> str | None:
 def log_entry(match: re.Match[bytes], time_format: str, levels: Mapping[str, str], timespec: str) -> bytes:
     """A line of a server's output in our log format. `match` has its time, its level and its message."""
     written, level, message = (part.decode(errors="replace") for part in match.groups())
-    entry = {
-        "time": datetime.strptime(written, time_format).astimezone(UTC).isoformat(timespec=timespec),
-        "level": levels.get(level, "info"),
-        "message": message,
-    }
-    return json.dumps(entry).encode()
+    time = datetime.strptime(written, time_format).astimezone(UTC).isoformat(timespec=timespec)
+    return json.dumps({"time": time, "level": levels.get(level, "info"), "message": message}).encode()
 
 
 class LocalServer(ABC):
@@ -116,13 +112,16 @@ class LocalServer(ABC):
         return {}
 
 
-class SeparateServer:
+ServerT = TypeVar("ServerT", bound=LocalServer)
+
+
+class SeparateServer(Generic[ServerT]):
     """A real server for a test or a benchmark, in a separate process and on a separate port. Its methods are faults.
 
     After `restart` it has the same port and the same data, like a restarted broker.
     """
 
-    def __init__(self, directory: Path, server: LocalServer, noun: str) -> None:
+    def __init__(self, directory: Path, server: ServerT, noun: str) -> None:
         """`noun`: for messages."""
         self._directory = directory
         self._server = server
@@ -222,7 +221,7 @@ class SeparateServer:
         return self._output.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip() or "it did not write any output"
 
 
-SeparateT = TypeVar("SeparateT", bound=SeparateServer)
+SeparateT = TypeVar("SeparateT", bound=SeparateServer[Any])
 
 
 @asynccontextmanager

@@ -94,7 +94,8 @@ class InterStepBuffer(Protocol):
         """The OT stores of the pipeline."""
 
     @property
-    def repairs(self) -> Repairs: ...
+    def repairs(self) -> Repairs:
+        """Operations for a repair of the pipeline's data."""
 
     def trouble(self) -> str | None:
         """Why nothing can be read or stored now; None if there is no problem."""
@@ -160,7 +161,8 @@ class Server(Protocol):
         """
 
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the broker's process in addition to those of this one."""
 
     async def is_ready(self, pid: int) -> bool:
         """Whether the process accepts connections."""

@@ -56,14 +56,13 @@ class BatchMessage(NamedTuple):
 
 def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[BatchMessage]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` if they do not fit into one batch."""
-    numbers = frame_numbers(commit)
     messages = [
         BatchMessage(
             frame_subject(stream, commit.lane, sharing.stored(buffer)),
             data,
             {witness.NAME: witness.name_of(commit.lane.key, number, commit.mark.commit_id)} if number else {},
         )
-        for (buffer, data), number in zip(commit.frames, numbers, strict=True)
+        for (buffer, data), number in zip(commit.frames, frame_numbers(commit), strict=True)
     ]
     if commit.ids:
         subject = ids_subject(stream, commit.lane, commit.after)

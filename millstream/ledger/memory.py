@@ -230,8 +230,8 @@ class MemoryLedger(OpenLedger):
             sequence = self._attempt(commit, messages, fault)
             if sequence is not None:
                 break
-        size = sum(len(message.data) for message in messages)
-        self._statistics.committed(self._clock.monotonic_s() - started_s, len(messages), size)
+        seconds = self._clock.monotonic_s() - started_s
+        self._statistics.committed(seconds, len(messages), sum(len(message.data) for message in messages))
         return Receipt(sequence, frame_sequences(sequence, len(messages), len(commit.frames)))
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -283,10 +283,9 @@ class MemoryLedger(OpenLedger):
         self.sharing = self._stream.sharing = self.sharing.without(edges)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        found = self._stream.after(self._filter(buffer), after)[:frames]
         return [
             StoredFrame(sequence, self._stream.messages[sequence].message.data, self._stream.witness(sequence))
-            for sequence in found
+            for sequence in self._stream.after(self._filter(buffer), after)[:frames]
         ]
 
     async def last_sequence(self, buffer: BufferId) -> int:

@@ -215,14 +215,16 @@ class Ledger(Protocol):
     """
 
     @property
-    def vertex(self) -> str: ...
+    def vertex(self) -> str:
+        """The vertex that commits here."""
 
     @property
     def ledger_id(self) -> str:
         """Stays the same while the ledger exists. A rebuilt ledger has a new id, and its positions start over."""
 
     @property
-    def durability(self) -> Durability: ...
+    def durability(self) -> Durability:
+        """As determined when the ledger was opened."""
 
     @property
     def sharing(self) -> Sharing:
@@ -241,7 +243,8 @@ class Ledger(Protocol):
     def holds_arrow(self) -> bool:
         """Whether stored frames may have Arrow columns in place of values (`millstream_udf.arrow_values`)."""
 
-    def statistics(self) -> LedgerStatistics: ...
+    def statistics(self) -> LedgerStatistics:
+        """Totals since the ledger was opened."""
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         """The lane's mark, read from the leader; None before the first one."""

@@ -199,7 +199,8 @@ class BrokerConnection:
 
     async def connected(self) -> None:
         """Wait until there is a connection, without a limit."""
-        self._check_denied()
+        if self._denied is not None:
+            raise NotPermittedError(self._denied)
         while not self.client.is_connected or not self._up.is_set():
             if self._refusal is not None:
                 raise InfrastructureError(
@@ -290,16 +291,11 @@ class BrokerConnection:
     async def api(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One JetStream request, `$JS.API.<subject>`. Raises `ApiError` and `AnswerLostError`."""
         payload = b"" if body is None else json.dumps(body).encode()
-        message = await self.request(f"$JS.API.{subject}", payload)
-        return answered(message.data)
+        return answered((await self.request(f"$JS.API.{subject}", payload)).data)
 
     def _forget(self, token: str) -> None:
         self._answers.pop(token, None)
         self._asked.pop(token, None)
-
-    def _check_denied(self) -> None:
-        if self._denied is not None:
-            raise NotPermittedError(self._denied)
 
     def _on_violation(self, kind: str, subject: str) -> None:
         """The server has refused something because this user lacks the permission."""

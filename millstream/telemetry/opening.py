@@ -147,8 +147,9 @@ async def open_telemetry(
         metrics = None
         if metrics_port or _exports("METRICS", environment):
             endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
-            opening = _open_metrics(identities, environment, endpoint, clock or SystemClock())
-            metrics = await stack.enter_async_context(opening)
+            metrics = await stack.enter_async_context(
+                _open_metrics(identities, environment, endpoint, clock or SystemClock())
+            )
         yield ProcessTelemetry(spans, metrics)
 
 
@@ -233,14 +234,16 @@ async def _open_metrics(
     metrics.register()
     async with AsyncExitStack() as stack:
         stack.callback(metering.provider.shutdown)
-        measuring = beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
-        await stack.enter_async_context(measuring)
+        await stack.enter_async_context(
+            beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
+        )
         if metering.otlp is not None:
             await stack.enter_async_context(_open_export(metering.otlp, metrics, _interval_s(environment)))
         if metering.prometheus is not None:
             text = partial(metering.prometheus.text, metrics)
-            serving = metering.open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
-            await stack.enter_async_context(serving)
+            await stack.enter_async_context(
+                metering.open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
+            )
         yield metrics
 
 

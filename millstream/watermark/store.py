@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -106,9 +106,11 @@ class OtStore(Protocol):
     """The OT store of one vertex."""
 
     @property
-    def vertex(self) -> str: ...
+    def vertex(self) -> str:
+        """The vertex whose lanes publish here."""
 
-    def statistics(self) -> OtStatistics: ...
+    def statistics(self) -> OtStatistics:
+        """Totals since the store was opened."""
 
     def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
         """Pass in the newest entry of a lane of this process (do not change it afterwards). It is stored in the
@@ -162,7 +164,8 @@ class OtStores(Protocol):
 class OtListener(Protocol):
     """A receiver of updates: a `WatermarkFetcher`, or one side of a `BufferFill`."""
 
-    def observe(self, update: OtUpdate) -> None: ...
+    def observe(self, update: OtUpdate) -> None:
+        """Called for each update, which may concern any lane of the store."""
 
 
 async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
@@ -184,13 +187,12 @@ async def _until_available(request: Callable[[], Awaitable[_T]], what: str) -> _
         await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 
-async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
+async def follow(store: OtStore, listeners: Collection[OtListener]) -> None:
     """Pass every update of a store to all listeners, until cancelled: one watch serves all lanes of a process."""
-    targets = list(listeners)
     async with store.watch() as updates:
         async for update in updates:
-            for target in targets:
-                target.observe(update)
+            for listener in listeners:
+                listener.observe(update)
 
 
 def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) -> None:

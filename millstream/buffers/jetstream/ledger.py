@@ -135,8 +135,7 @@ class JetStreamLedger(OpenLedger):
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
-        subject = lane_filter(self._stream, lane)
-        message = await self._get({"last_by_subj": subject})
+        message = await self._get({"last_by_subj": lane_filter(self._stream, lane)})
         if message is None:
             return None
         try:
@@ -233,13 +232,13 @@ class JetStreamLedger(OpenLedger):
         if commit.lane in self._left:
             self._left.discard(commit.lane)
             await self._remove_unreferenced(commit, sequence, len(messages))
-        size = sum(len(message.data) for message in messages)
-        self._statistics.committed(loop.time() - started_s, len(messages), size)
+        self._statistics.committed(loop.time() - started_s, len(messages), sum(len(one.data) for one in messages))
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
     def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
-        subjects = lane_filter(self._stream, lane), ids_filter(self._stream, lane)
-        return stored_ids(self._connection, self._stream, *subjects, self._get)
+        return stored_ids(
+            self._connection, self._stream, lane_filter(self._stream, lane), ids_filter(self._stream, lane), self._get
+        )
 
     @asynccontextmanager
     async def read(
@@ -250,8 +249,8 @@ class JetStreamLedger(OpenLedger):
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = self._filter(buffer)
-        check = ReadCheck(self._stream, subject, after, witnesses, given_up)
-        async with opened(self._reader(subject, after, check)) as frames:
+        reader = self._reader(subject, after, ReadCheck(self._stream, subject, after, witnesses, given_up))
+        async with opened(reader) as frames:
             yield frames
 
     @asynccontextmanager

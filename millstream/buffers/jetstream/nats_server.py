@@ -15,12 +15,8 @@ from millstream.nats.access import BrokerAccess
 from millstream.wire.certificates import make_certificate
 
 
-class NatsServer(SeparateServer):
+class NatsServer(SeparateServer[JetStreamServer]):
     """One NATS server."""
-
-    def __init__(self, directory: Path, server: JetStreamServer) -> None:
-        super().__init__(directory, server, "NATS server")
-        self._nats = server
 
     @property
     def url(self) -> str:
@@ -29,7 +25,7 @@ class NatsServer(SeparateServer):
     @property
     def access(self) -> BrokerAccess:
         """The address of the server, and its password, without which it answers no client."""
-        return self._nats.access
+        return self._server.access
 
 
 def open_nats_server(
@@ -50,4 +46,4 @@ def open_nats_server(
         port=port or None,
         file_store_bytes_max=file_store_bytes_max,
     )
-    return started(NatsServer(directory, server))
+    return started(NatsServer(directory, server, "NATS server"))

@@ -108,9 +108,8 @@ class JetStreamOtStore(RevisionedOtStore):
         owner = {OWNER_PIPELINE: pipeline, OWNER_VERTEX: self.vertex}
         info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
         if info is None:
-            config = self._config(replicas, owner)
             with step("watermark.make", self.vertex):
-                info = await until_created(self._connection, self._stream, config)
+                info = await until_created(self._connection, self._stream, self._config(replicas, owner))
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(
@@ -181,13 +180,13 @@ class JetStreamOtStore(RevisionedOtStore):
         """The revision of a key, which guards its next put, and its entry, read from the leader; 0 and None if there is
         none."""
         subject = f"{self._prefix}{key}"
-        asking = self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
-        found = await unless_missing(asking, NO_MESSAGE)
+        found = await unless_missing(
+            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}), NO_MESSAGE
+        )
         if found is None:
             return 0, None
         stored = found["message"]
-        update = self._decode(subject, message_data(stored))
-        return int(stored["seq"]), update.entry
+        return int(stored["seq"]), self._decode(subject, message_data(stored)).entry
 
     async def _reachable(self) -> None:
         await self._connection.connected()

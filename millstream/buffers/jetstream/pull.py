@@ -200,8 +200,9 @@ class PullReader:
         # Larger frames count at once: the next pulls may bring as many of them as they ask for.
         self._frame_bytes = max(size, self._frame_bytes + (size - self._frame_bytes) / PULL_FRAMES)
         self._seen.note(message.subject, origin.sequence, headers, self._consumer.losses)
-        witness = witness_of(origin.sequence, headers)
-        self._prefetch.add(Arrival(origin.sequence, witness, size, message.data, reference))
+        self._prefetch.add(
+            Arrival(origin.sequence, witness_of(origin.sequence, headers), size, message.data, reference)
+        )
 
     def _on_expired(self) -> None:
         self._busy = False
@@ -255,8 +256,9 @@ class PullReader:
         last = self._check.last
         if last is None:
             return
-        asking = self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence})
-        answer = await unless_missing(asking, NO_MESSAGE)
+        answer = await unless_missing(
+            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence}), NO_MESSAGE
+        )
         if answer is None:
             self._check.stored(None)
         else:

@@ -60,8 +60,8 @@ class JetStreamRepairs:
         except ValueError as error:
             why = f"its mark cannot be read ({error})"
         batch = torn_batch(message)
-        config = (await until_answered(self._connection, f"STREAM.INFO.{stream}"))["config"]
-        sharing = sharing_of(config["metadata"])
+        info = await until_answered(self._connection, f"STREAM.INFO.{stream}")
+        sharing = sharing_of(info["config"]["metadata"])
         frames = []
         for sequence in range(batch.first, batch.last + 1):
             one = await self._get(stream, {"seq": sequence})
@@ -100,12 +100,13 @@ class JetStreamRepairs:
 
     async def _get(self, stream: str, request: Mapping[str, object]) -> dict[str, Any] | None:
         """One message; None if the message or the stream does not exist."""
-        asking = until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request)
-        answer = await unless_missing(asking, NO_MESSAGE, NO_STREAM)
+        answer = await unless_missing(
+            until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request), NO_MESSAGE, NO_STREAM
+        )
         return None if answer is None else answer["message"]
 
     async def _state(self, vertex: str) -> dict[str, Any] | None:
         """The state of a stream as the server reports it; None if there is no such stream."""
-        asking = until_answered(self._connection, f"STREAM.INFO.{stream_name(self._pipeline, vertex)}")
-        answer = await unless_missing(asking, NO_STREAM)
+        stream = stream_name(self._pipeline, vertex)
+        answer = await unless_missing(until_answered(self._connection, f"STREAM.INFO.{stream}"), NO_STREAM)
         return None if answer is None else answer["state"]

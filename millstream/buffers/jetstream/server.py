@@ -100,15 +100,16 @@ class JetStreamServer(LocalServer):
                 before.rename(now)
 
     def _config(self) -> Mapping[str, str]:
-        config = server_config(
-            store_dir=self.store,
-            port=self.port,
-            sync_always=self._fsync,
-            file_store_bytes_max=self._file_store_bytes_max,
-            ports_dir=self._directory,
-            tls=self._certificate,
-        )
-        return {_CONFIG_FILE: config}
+        return {
+            _CONFIG_FILE: server_config(
+                store_dir=self.store,
+                port=self.port,
+                sync_always=self._fsync,
+                file_store_bytes_max=self._file_store_bytes_max,
+                ports_dir=self._directory,
+                tls=self._certificate,
+            )
+        }
 
     def _access_fields(self) -> Mapping[str, object]:
         tls = {} if self._certificate is None else {"tls": {"ca": str(self._certificate[0].absolute())}}

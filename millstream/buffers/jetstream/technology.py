@@ -41,8 +41,7 @@ class JetStreamLink:
             self.connection, self.access, pipeline, self.seen, require=require, tolerate_lost=tolerate_lost
         )
         async with open_jetstream_ot_stores(self.connection, pipeline) as stores:
-            repairs = JetStreamRepairs(self.connection, pipeline)
-            yield OpenBuffer(broker, stores, repairs, self.connection.trouble)
+            yield OpenBuffer(broker, stores, JetStreamRepairs(self.connection, pipeline), self.connection.trouble)
 
 
 class JetStream(Technology):

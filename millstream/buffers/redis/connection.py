@@ -132,8 +132,9 @@ class RedisConnection:
             raise self._refusal(command[0], error) from error
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             self._lost(error)
-            waited = f"no answer in {timeout_s:g} s"
-            raise AnswerLostError(waited if isinstance(error, TimeoutError) else repr(error)) from error
+            raise AnswerLostError(
+                f"no answer in {timeout_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            ) from error
         if not self._up:
             _log.info("the Redis server at %s answers", self.place)
         self._up = True
@@ -198,14 +199,8 @@ def tries() -> Pauses:
 
 
 def pairs(answer: Any) -> Mapping[str, Any]:
-    """The fields of a hash, from an answer with alternating names and values, or from a mapping."""
-    if isinstance(answer, dict):
-        return {_text(name): value for name, value in answer.items()}
-    return {_text(answer[i]): answer[i + 1] for i in range(0, len(answer), 2)}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    """The fields of a hash, from an answer with alternating names and values."""
+    return {answer[i].decode(): answer[i + 1] for i in range(0, len(answer), 2)}
 
 
 @asynccontextmanager

@@ -204,8 +204,7 @@ class RedisLedger(OpenLedger):
                 + f". {REPAIR}",
             )
         sequence, data = int(details[0]), details[1]
-        stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
-        raise superseded(commit, stored)
+        raise superseded(commit, StoredMark(self._decoded(commit.lane, data), sequence) if data else None)
 
     def _decoded(self, lane: LaneId, data: bytes) -> mark_pb2.Mark:
         try:
@@ -250,8 +249,9 @@ class RedisLedger(OpenLedger):
         buffer = self.sharing.stored(buffer)
         name = f"{self._name}.{buffer_name(buffer)}"
         check = ReadCheck(self._name, name, after, witnesses, given_up)
-        reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
-        async with opened(reader) as frames:
+        async with opened(
+            RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
+        ) as frames:
             yield frames
 
     @asynccontextmanager
@@ -336,15 +336,16 @@ class RedisBroker:
                     limits.sharing.encode() if limits.sharing else "",
                 ],
             )
-        return self._opened(vertex, ledger_id.decode(), layout.decode(), found, Sharing.decode(_text(shared)))
+        return self._opened(vertex, ledger_id.decode(), layout.decode(), found, Sharing.decode(shared))
 
     async def existing_ledger(self, vertex: str) -> Ledger | None:
         known = pairs(await until_answered(self._connection, "HGETALL", ledger_key(self._pipeline, vertex)))
         if "id" not in known:
             return None
         found = await durability.ask_durability(self._connection)
-        sharing = Sharing.decode(_text(known.get("shared")))
-        return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found, sharing)
+        return self._opened(
+            vertex, known["id"].decode(), known["layout"].decode(), found, Sharing.decode(known.get("shared"))
+        )
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the ledgers of a pipeline, or of one of its vertices."""
@@ -368,10 +369,6 @@ class RedisBroker:
                 self._connection, self._pipeline, vertex, ledger_id, found, sharing, int(layout)
             )
         return known
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
 
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:

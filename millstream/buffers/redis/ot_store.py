@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from millstream import codes, limits
 from millstream.background import beside
 from millstream.buffers.redis.connection import AnswerLostError, RedisConnection, pairs
-from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_pattern
+from millstream.buffers.redis.keys import entries_key, revisions_key
 from millstream.buffers.redis.ledger import remove_matching
 from millstream.buffers.redis.scripts import FORGET, PUT
 from millstream.durable import step
@@ -119,8 +119,10 @@ class RedisOtStore(RevisionedOtStore):
 
     async def _read_all(self) -> list[OtUpdate]:
         """The entries of all lanes."""
-        stored = pairs(await self._connection.ask("HGETALL", self._entries))
-        return [decode_update(self._entries, key, data) for key, data in stored.items()]
+        return [
+            decode_update(self._entries, key, data)
+            for key, data in pairs(await self._connection.ask("HGETALL", self._entries)).items()
+        ]
 
 
 class RedisOtStores(RevisionedOtStores[RedisOtStore]):
@@ -140,10 +142,7 @@ class RedisOtStores(RevisionedOtStores[RedisOtStore]):
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the OT entries of a pipeline, or of one of its vertices."""
         with step("redis.delete_watermarks"):
-            if vertex is not None:
-                await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex)}*")
-            else:
-                await remove_matching(self._connection, f"{vertices_pattern(self._pipeline)}:o*")
+            await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex or '*')}*")
 
 
 def open_redis_ot_stores(

@@ -14,20 +14,17 @@ from millstream.buffers.servers import SeparateServer, started
 from millstream.ledger.protocol import DurabilityLevel
 
 
-class RedisServer(SeparateServer):
+class RedisServer(SeparateServer[RedisServerOfRun]):
     """One Redis or Valkey server."""
-
-    def __init__(self, directory: Path, server: RedisServerOfRun) -> None:
-        super().__init__(directory, server, "Redis server")
-        self._redis = server
 
     @property
     def access(self) -> RedisAccess:
         """The address of the server, and its password."""
-        return self._redis.access
+        return self._server.access
 
 
 def open_redis_server(directory: Path, *, fsync: bool = True) -> AbstractAsyncContextManager[RedisServer]:
     """A separate server that writes only below `directory` and ends with the context."""
     durability = DurabilityLevel.FSYNC if fsync else DurabilityLevel.PROCESS
-    return started(RedisServer(directory, RedisServerOfRun(directory, durability=durability, port=None)))
+    server = RedisServerOfRun(directory, durability=durability, port=None)
+    return started(RedisServer(directory, server, "Redis server"))

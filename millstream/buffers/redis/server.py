@@ -27,8 +27,11 @@ class RedisServerOfRun(LocalServer):
         return RedisAccess(f"{SCHEME}://127.0.0.1:{self.port}", password=self._password)
 
     def _config(self) -> Mapping[str, str]:
-        config = server_config(directory=self.store, port=self.port, password=self._password, fsync=self._fsync)
-        return {_CONFIG_FILE: config}
+        return {
+            _CONFIG_FILE: server_config(
+                directory=self.store, port=self.port, password=self._password, fsync=self._fsync
+            )
+        }
 
     def command(self) -> list[str]:
         return [find_redis_server(), str(self._directory / _CONFIG_FILE)]

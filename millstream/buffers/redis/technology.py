@@ -35,8 +35,7 @@ class RedisLink:
     ) -> AsyncIterator[OpenBuffer]:
         async with open_redis_ot_stores(self.connection, pipeline) as stores:
             broker = RedisBroker(self.connection, pipeline, require)
-            repairs = RedisRepairs(self.connection, pipeline)
-            yield OpenBuffer(broker, stores, repairs, self.connection.trouble)
+            yield OpenBuffer(broker, stores, RedisRepairs(self.connection, pipeline), self.connection.trouble)
 
 
 class Redis(Technology):
