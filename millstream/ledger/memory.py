@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID, uuid5
@@ -25,7 +25,6 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
     Receipt,
@@ -194,7 +193,7 @@ class MemoryLedger(OpenLedger):
 
     def __init__(self, vertex: str, stream_id: str, stream: _Stream, faults: Faults, clock: Clock) -> None:
         durability = Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
-        super().__init__(vertex, f"{stream_id} {stream.number}", durability, stream.sharing, Holds())
+        super().__init__(vertex, stream_id, str(stream.number), durability, stream.sharing, Holds())
         self._id = stream_id
         self._stream = stream
         self._faults = faults
@@ -241,33 +240,17 @@ class MemoryLedger(OpenLedger):
             if stored is not None:
                 yield StoredIds(decode_ids(stored.message.data), self._clock.monotonic_s() - stored.stored_s)
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = self._filter(buffer)
-        async with self._opened(subject, after, ReadCheck(self._id, subject, after, witnesses, given_up)) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return buffer_filter(self._id, stored)
 
     @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._opened(self._filter(buffer), after, ObserverCheck()) as frames:
-            yield frames
-
-    @asynccontextmanager
-    async def _opened(
-        self, subject: str, after: int, check: ReadCheck | ObserverCheck
+    async def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        subject = self._subject(stored)
         self._look(subject, after, check)
-        frames = self._frames(subject, after, check)
-        try:
+        async with aclosing(self._arriving(subject, after, check)) as frames:
             yield frames
-        finally:
-            await frames.aclose()
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         for buffer, last in through.items():
@@ -291,10 +274,6 @@ class MemoryLedger(OpenLedger):
     async def last_sequence(self, buffer: BufferId) -> int:
         return self._stream.last_of(self._filter(buffer))
 
-    def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, by the name under which they are stored."""
-        return buffer_filter(self._id, self.sharing.stored(buffer))
-
     def _look(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> None:
         """Raise `DamageError` if the stream no longer holds what was read."""
         if self._stream.last_sequence < after:
@@ -306,7 +285,7 @@ class MemoryLedger(OpenLedger):
         if check.last is not None:
             check.stored(self._stream.witness(check.last.sequence))
 
-    async def _frames(
+    async def _arriving(
         self, subject: str, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         looked = self._stream.set_back

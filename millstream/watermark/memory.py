@@ -139,29 +139,23 @@ class MemoryOtStore(RevisionedOtStore):
         return lambda: self._memory._listeners.remove(listener)
 
 
-class MemoryOtStores(RevisionedOtStores[MemoryOtStore]):
-    """`OtStores` over an `OtMemory`."""
-
-    def __init__(self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        super().__init__()
-        self._memory = memory
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._interval_s = interval_s
-
-    async def _opened(self, vertex: str) -> MemoryOtStore:
-        self._memory._bucket(self._pipeline, vertex)
-        return MemoryOtStore(self._memory, self._pipeline, vertex, self._tasks, self._interval_s)
-
-    async def delete(self, vertex: str | None = None) -> None:
-        self._memory._delete(self._pipeline, vertex)
+MemoryOtStores = RevisionedOtStores[MemoryOtStore]
+"""`OtStores` over an `OtMemory`."""
 
 
 def open_memory_ot_stores(
     memory: OtMemory, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
 ) -> AbstractAsyncContextManager[MemoryOtStores]:
     """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
-    return open_stores(lambda tasks: MemoryOtStores(memory, pipeline, tasks, publish_interval_s))
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> MemoryOtStore:
+        memory._bucket(pipeline, vertex)
+        return MemoryOtStore(memory, pipeline, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        memory._delete(pipeline, vertex)
+
+    return open_stores(open_store, delete)
 
 
 def _tell(bucket: _Bucket, update: OtUpdate) -> None:

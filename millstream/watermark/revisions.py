@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from millstream.background import beside, open_tasks
 from millstream.clock import START_OF_TIME_US
@@ -191,44 +191,47 @@ class RevisionedOtStore(ABC):
 StoreT = TypeVar("StoreT", bound=RevisionedOtStore)
 
 
-class RevisionedOtStores(ABC, Generic[StoreT]):
-    """The part of an `OtStores` that does not depend on the technology."""
+class RevisionedOtStores(Generic[StoreT]):
+    """`OtStores` of a technology."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        open_store: Callable[[str, asyncio.TaskGroup], Awaitable[StoreT]],
+        delete: Callable[[str | None], Awaitable[None]],
+    ) -> None:
+        self._tasks = tasks
+        self._open_store = open_store
+        self._delete = delete
         self._stores: dict[str, StoreT] = {}
         self._opening = asyncio.Lock()
 
     async def store(self, vertex: str) -> StoreT:
         async with self._opening:
             if vertex not in self._stores:
-                self._stores[vertex] = await self._opened(vertex)
+                self._stores[vertex] = await self._open_store(vertex, self._tasks)
             return self._stores[vertex]
+
+    async def delete(self, vertex: str | None = None) -> None:
+        await self._delete(vertex)
 
     def close(self) -> None:
         """End publishing."""
         for store in self._stores.values():
             store.close()
 
-    @abstractmethod
-    async def delete(self, vertex: str | None = None) -> None:
-        """See `OtStores.delete`."""
-
-    @abstractmethod
-    async def _opened(self, vertex: str) -> StoreT:
-        """The store of a vertex, created if it does not exist."""
-
-
-StoresT = TypeVar("StoresT", bound=RevisionedOtStores[Any])
-
 
 @asynccontextmanager
-async def open_stores(make: Callable[[asyncio.TaskGroup], StoresT]) -> AsyncIterator[StoresT]:
-    """The OT stores that `make` returns for the task group in which they publish.
+async def open_stores(
+    open_store: Callable[[str, asyncio.TaskGroup], Awaitable[StoreT]], delete: Callable[[str | None], Awaitable[None]]
+) -> AsyncIterator[RevisionedOtStores[StoreT]]:
+    """The OT stores of a pipeline. Entries that are not flushed at the end are not published.
 
-    Entries that are not flushed at the end are not published.
+    `open_store`: returns the store of a vertex, which publishes in the task group, and creates it if it does not exist.
+    `delete`: as `OtStores.delete`.
     """
     async with open_tasks() as tasks:
-        stores = make(tasks)
+        stores = RevisionedOtStores(tasks, open_store, delete)
         try:
             yield stores
         finally:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -82,14 +82,12 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import apart_filter, buffer_filter, ids_filter, lane_filter, stream_name
@@ -122,7 +120,7 @@ class JetStreamLedger(OpenLedger):
         holds: Holds,
         seen: ReadFrames,
     ) -> None:
-        super().__init__(vertex, f"{stream} {created}", durability_found, sharing, holds)
+        super().__init__(vertex, stream, created, durability_found, sharing, holds)
         self._connection = connection
         self._stream = stream
         self._created = created
@@ -240,35 +238,24 @@ class JetStreamLedger(OpenLedger):
             self._connection, self._stream, lane_filter(self._stream, lane), ids_filter(self._stream, lane), self._get
         )
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = self._filter(buffer)
-        reader = self._reader(subject, after, ReadCheck(self._stream, subject, after, witnesses, given_up))
-        async with opened(reader) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return buffer_filter(self._stream, stored)
 
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with opened(self._reader(self._filter(buffer), after, ObserverCheck())) as frames:
-            yield frames
-
-    def _reader(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> PullReader:
-        return PullReader(
-            self._connection,
-            self._stream,
-            subject,
-            after,
-            self._created,
-            self._statistics,
-            check,
-            self._seen,
-            self._get,
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return opened(
+            PullReader(
+                self._connection,
+                self._stream,
+                self._subject(stored),
+                after,
+                self._created,
+                self._statistics,
+                check,
+                self._seen,
+                self._get,
+            )
         )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
@@ -330,15 +317,7 @@ class JetStreamLedger(OpenLedger):
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        return await self._last_of(self._filter(buffer))
-
-    def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, by the name under which they are stored."""
-        return buffer_filter(self._stream, self.sharing.stored(buffer))
-
-    async def _last_of(self, subject: str) -> int:
-        """Sequence of the last message that matches; 0 if there is none."""
-        message = await self._get({"last_by_subj": subject})
+        message = await self._get({"last_by_subj": self._filter(buffer)})
         return 0 if message is None else int(message["seq"])
 
     async def _land(self, commit: Commit, apart: FramesApart) -> int:

@@ -243,56 +243,43 @@ class JetStreamOtStore(RevisionedOtStore):
         return decode_update(self._bucket, subject.removeprefix(self._prefix), data)
 
 
-class JetStreamOtStores(RevisionedOtStores[JetStreamOtStore]):
-    """`OtStores` over one connection."""
-
-    def __init__(
-        self, connection: BrokerConnection, pipeline: str, tasks: asyncio.TaskGroup, replicas: int, interval_s: float
-    ) -> None:
-        super().__init__()
-        self._connection = connection
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._replicas = replicas
-        self._interval_s = interval_s
-
-    async def _opened(self, vertex: str) -> JetStreamOtStore:
-        store = JetStreamOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
-        try:
-            await store.create(self._pipeline, self._replicas)
-        except JetStreamOtStore.failures as error:
-            raise RetryLaterError(
-                codes.BROKER_AWAY,
-                f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be created: "
-                f"{_reason(error)}. Is the broker running, with JetStream enabled?",
-            ) from error
-        return store
-
-    async def delete(self, vertex: str | None = None) -> None:
-        """Delete the OT buckets of a pipeline, or of one of its vertices."""
-        try:
-            for name in await owned_streams(self._connection.api, self._pipeline, vertex):
-                if name.startswith("KV_"):
-                    with step("watermark.delete"):
-                        await self._connection.api(f"STREAM.DELETE.{name}")
-        except JetStreamOtStore.failures as error:
-            raise RetryLaterError(
-                codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {_reason(error)}"
-            ) from error
-
-
 def open_jetstream_ot_stores(
     connection: BrokerConnection,
     pipeline: str,
     *,
     replicas: int = 1,
     publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
-) -> AbstractAsyncContextManager[JetStreamOtStores]:
+) -> AbstractAsyncContextManager[RevisionedOtStores[JetStreamOtStore]]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
     Entries that are not flushed at the end are not published.
     """
-    return open_stores(lambda tasks: JetStreamOtStores(connection, pipeline, tasks, replicas, publish_interval_s))
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> JetStreamOtStore:
+        store = JetStreamOtStore(connection, pipeline, vertex, tasks, publish_interval_s)
+        try:
+            await store.create(pipeline, replicas)
+        except JetStreamOtStore.failures as error:
+            raise RetryLaterError(
+                codes.BROKER_AWAY,
+                f"the OT store of vertex {vertex} of pipeline {pipeline} cannot be created: {_reason(error)}. Is the "
+                "broker running, with JetStream enabled?",
+            ) from error
+        return store
+
+    async def delete(vertex: str | None) -> None:
+        """Delete the OT buckets of a pipeline, or of one of its vertices."""
+        try:
+            for name in await owned_streams(connection.api, pipeline, vertex):
+                if name.startswith("KV_"):
+                    with step("watermark.delete"):
+                        await connection.api(f"STREAM.DELETE.{name}")
+        except JetStreamOtStore.failures as error:
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"the OT stores of pipeline {pipeline} cannot be removed: {_reason(error)}"
+            ) from error
+
+    return open_stores(open_store, delete)
 
 
 def bucket_name(pipeline: str, vertex: str) -> str:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
@@ -51,17 +51,15 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.witness import REPAIR, ReadCheck, name_of
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -92,12 +90,11 @@ class RedisLedger(OpenLedger):
         layout: int,
     ) -> None:
         self._connection = connection
-        self._name = f"{pipeline}-{vertex}"
         self._key = ledger_key(pipeline, vertex)
         self._id = ledger_id
         # A script stores several frames as fast as one.
         holds = Holds(packs=False, compressed=layout >= 3, arrow=layout >= 4)
-        super().__init__(vertex, f"{self._name} {ledger_id}", durability_found, sharing, holds)
+        super().__init__(vertex, f"{pipeline}-{vertex}", ledger_id, durability_found, sharing, holds)
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         sequence, data = await until_answered(self._connection, "HMGET", mark_key(self._key, lane), "sequence", "mark")
@@ -238,26 +235,16 @@ class RedisLedger(OpenLedger):
                 f"Records with these ids would be accepted again. {REPAIR}",
             ) from error
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        buffer = self.sharing.stored(buffer)
-        name = f"{self._name}.{buffer_name(buffer)}"
-        check = ReadCheck(self._name, name, after, witnesses, given_up)
-        async with opened(
-            RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
-        ) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return f"{self._name}.{buffer_name(stored)}"
 
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(passing(self._connection, self._frames_key(buffer), after)) as frames:
-            yield frames
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        if isinstance(check, ObserverCheck):
+            return aclosing(passing(self._connection, frames_key(self._key, stored), after))
+        name = self._subject(stored)
+        return opened(RedisReader(self._connection, self._key, self._id, name, stored, after, self._statistics, check))
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         """Remove the frames that every reader has passed."""
@@ -285,7 +272,7 @@ class RedisLedger(OpenLedger):
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         found: list[StoredFrame] = []
-        key = self._frames_key(buffer)
+        key = frames_key(self._key, self.sharing.stored(buffer))
         while len(found) < frames:
             count = min(_PEEK_FRAMES, frames - len(found))
             page = await until_answered(self._connection, "XRANGE", key, after + 1, "+", "COUNT", count)
@@ -299,10 +286,6 @@ class RedisLedger(OpenLedger):
         key = index_key(self._key, self.sharing.stored(buffer))
         last = await until_answered(self._connection, "XREVRANGE", key, "+", "-", "COUNT", 1)
         return int(last[0][0].partition(b"-")[0]) if last else 0
-
-    def _frames_key(self, buffer: BufferId) -> str:
-        """Key of the frames of a buffer, by the name under which they are stored."""
-        return frames_key(self._key, self.sharing.stored(buffer))
 
 
 class RedisBroker:

@@ -125,31 +125,21 @@ class RedisOtStore(RevisionedOtStore):
         ]
 
 
-class RedisOtStores(RevisionedOtStores[RedisOtStore]):
-    """`OtStores` over one connection."""
-
-    def __init__(self, connection: RedisConnection, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        super().__init__()
-        self._connection = connection
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._interval_s = interval_s
-
-    async def _opened(self, vertex: str) -> RedisOtStore:
-        # There is nothing to create: the first field creates the hash.
-        return RedisOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
-
-    async def delete(self, vertex: str | None = None) -> None:
-        """Delete the OT entries of a pipeline, or of one of its vertices."""
-        with step("redis.delete_watermarks"):
-            await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex or '*')}*")
-
-
 def open_redis_ot_stores(
     connection: RedisConnection, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
-) -> AbstractAsyncContextManager[RedisOtStores]:
+) -> AbstractAsyncContextManager[RevisionedOtStores[RedisOtStore]]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
     Entries that are not flushed at the end are not published.
     """
-    return open_stores(lambda tasks: RedisOtStores(connection, pipeline, tasks, publish_interval_s))
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> RedisOtStore:
+        # There is nothing to create: the first field creates the hash.
+        return RedisOtStore(connection, pipeline, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        """Delete the OT entries of a pipeline, or of one of its vertices."""
+        with step("redis.delete_watermarks"):
+            await remove_matching(connection, f"{entries_key(pipeline, vertex or '*')}*")
+
+    return open_stores(open_store, delete)

@@ -1,15 +1,16 @@
 """The valkey-server or redis-server that a run starts for itself.
 
-Above it: the supervisor of the broker. Below it: the server's program and its files.
+Above it: the supervisor of the broker. Below it: the server's program and its files, and the protocol of
+Redis, of which it uses two commands to see whether the server answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 
 from millstream.buffers.redis.access import SCHEME, RedisAccess
-from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, server_config
 from millstream.buffers.servers import LocalServer, log_entry
 from millstream.buffers.technology import BrokerAnswer
@@ -17,6 +18,7 @@ from millstream.buffers.technology import BrokerAnswer
 _LINE = re.compile(rb"\d+:[A-Z] (\d{2} \w{3} \d{4} \d\d:\d\d:\d\d\.\d{3}) ([.\-*#]) (.*)")
 _LEVELS = {".": "debug", "-": "info", "*": "info", "#": "warning"}
 _CONFIG_FILE = "redis.conf"
+_PONG = b"+PONG\r\n"
 
 
 class RedisServerOfRun(LocalServer):
@@ -53,3 +55,26 @@ class RedisServerOfRun(LocalServer):
     def says_full(self, line: bytes) -> bool:
         """Never: a server that cannot write ends by itself, so it is restarted anyway."""
         return False
+
+
+async def answers_ping(port: int, access: RedisAccess) -> bool:
+    """True when the server has answered, however long that took; False if there is no server, if it closes the
+    connection, or if it is still loading its data."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        who = [access.password or ""] if access.user is None else [access.user, access.password or ""]
+        writer.write(_command("AUTH", *who) + _command("PING"))
+        await reader.readline()
+        return await reader.readline() == _PONG
+    except (OSError, ValueError):
+        return False
+    finally:
+        writer.close()
+
+
+def _command(*words: str) -> bytes:
+    parts = [f"*{len(words)}\r\n", *(f"${len(word.encode())}\r\n{word}\r\n" for word in words)]
+    return "".join(parts).encode()

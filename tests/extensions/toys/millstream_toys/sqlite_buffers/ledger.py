@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -33,14 +33,12 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of, witness_named
@@ -77,9 +75,8 @@ class SqliteLedger(OpenLedger):
 
     def __init__(self, database: Database, name: str, vertex: str, ledger_id: str, sharing: Sharing) -> None:
         """`name`: for messages."""
-        super().__init__(vertex, f"{name} {ledger_id}", _DURABILITY, sharing, Holds(packs=False))
+        super().__init__(vertex, name, ledger_id, _DURABILITY, sharing, Holds(packs=False))
         self._database = database
-        self._name = name
         self._id = ledger_id
 
     def is_still(self, stored_id: str) -> bool:
@@ -203,24 +200,15 @@ class SqliteLedger(OpenLedger):
                     raise DamageError(codes.IDS_UNREADABLE, what) from error
                 yield StoredIds(digests, max(0.0, now_s - stored_s))
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        check = ReadCheck(self._name, f"{self._name}.{self._stored_as(buffer)}", after, witnesses, given_up)
-        async with aclosing(self._frames(buffer, after, check)) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return f"{self._name}.{_name_of(stored)}"
 
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(self._frames(buffer, after, ObserverCheck())) as frames:
-            yield frames
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return aclosing(self._arriving(stored, after, check))
 
-    async def _frames(
+    async def _arriving(
         self, buffer: BufferId, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         news, begun = asyncio.Event(), False

@@ -72,25 +72,19 @@ class SqliteOtStore(RevisionedOtStore):
         return self._database.on_change(listener)
 
 
-class SqliteOtStores(RevisionedOtStores[SqliteOtStore]):
-    """`OtStores` over one file."""
-
-    def __init__(self, database: Database, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        super().__init__()
-        self._database = database
-        self._tasks = tasks
-        self._interval_s = interval_s
-
-    async def _opened(self, vertex: str) -> SqliteOtStore:
-        return SqliteOtStore(self._database, vertex, self._tasks, self._interval_s)
-
-    async def delete(self, vertex: str | None = None) -> None:
-        statement = "DELETE FROM entries WHERE vertex = coalesce(?, vertex)"
-        await self._database.changed(lambda database: database.execute(statement, (vertex,)))
+SqliteOtStores = RevisionedOtStores[SqliteOtStore]
 
 
 def open_ot_stores(
     database: Database, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
 ) -> AbstractAsyncContextManager[SqliteOtStores]:
     """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
-    return open_stores(lambda tasks: SqliteOtStores(database, tasks, publish_interval_s))
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> SqliteOtStore:
+        return SqliteOtStore(database, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        statement = "DELETE FROM entries WHERE vertex = coalesce(?, vertex)"
+        await database.changed(lambda connection: connection.execute(statement, (vertex,)))
+
+    return open_stores(open_store, delete)
