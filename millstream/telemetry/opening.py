@@ -141,9 +141,13 @@ async def open_telemetry(
     async with AsyncExitStack() as stack:
         spans = None
         if _exports("TRACES", environment):
-            spans = await stack.enter_async_context(_open_spans(environment))
+            spans = await importing(_span_processor, environment)
+            stack.push_async_callback(run_bounded, spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
         if _exports("LOGS", environment):
-            await stack.enter_async_context(_open_logs(identities, environment))
+            export = await importing(_log_export, identities, environment)
+            stack.push_async_callback(run_bounded, export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+            logging.getLogger().addHandler(export)
+            stack.callback(logging.getLogger().removeHandler, export)
         metrics = None
         if metrics_port or _exports("METRICS", environment):
             endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
@@ -160,6 +164,7 @@ def _log_export(identities: Sequence[Identity], environment: Mapping[str, str]) 
 
 
 def _span_processor(environment: Mapping[str, str]) -> BatchSpanProcessor:
+    """The processor that sends the spans of all replicas."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -201,28 +206,6 @@ def _metering(
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
     return _Metering(provider, metrics, prometheus, otlp, open_endpoint)
-
-
-@asynccontextmanager
-async def _open_logs(identities: Sequence[Identity], environment: Mapping[str, str]) -> AsyncIterator[None]:
-    export = await importing(_log_export, identities, environment)
-    root = logging.getLogger()
-    root.addHandler(export)
-    try:
-        yield
-    finally:
-        root.removeHandler(export)
-        await run_bounded(export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
-    """The processor that sends the spans of all replicas."""
-    spans = await importing(_span_processor, environment)
-    try:
-        yield spans
-    finally:
-        await run_bounded(spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
 
 @asynccontextmanager

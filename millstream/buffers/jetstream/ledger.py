@@ -62,7 +62,7 @@ from millstream.buffers.jetstream.stream_config import (
     sharing_of,
     stream_config,
 )
-from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
+from millstream.buffers.jetstream.torn import ServerStart, TornEnds
 from millstream.buffers.jetstream.trims import ReadFrames, purges
 from millstream.durable import step
 from millstream.errors import (
@@ -286,15 +286,11 @@ class JetStreamLedger(OpenLedger):
             if connection.losses != losses:
                 return False
             try:
-                await self._purge(subject, first)
+                with step("ledger.trim", self.vertex):
+                    await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
             except AnswerLostError:
                 return False
         return True
-
-    async def _purge(self, subject: str, first: int) -> None:
-        """Remove everything before sequence `first`, in one attempt. Raises `AnswerLostError`."""
-        with step("ledger.trim", self.vertex):
-            await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def leave(self, edges: Collection[str]) -> None:
         config = (await self._info())["config"]
@@ -590,7 +586,7 @@ class JetStreamBroker:
 
     async def _server_start(self) -> datetime | None:
         server, _ = await self._server_settings()
-        return time_of(server["start"]) if server is not None and "start" in server else None
+        return datetime.fromisoformat(server["start"]) if server is not None and "start" in server else None
 
     async def _server_settings(self) -> tuple[dict[str, Any] | None, str]:
         if self._monitor_url is None:

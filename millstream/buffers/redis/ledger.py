@@ -44,7 +44,7 @@ from millstream.buffers.redis.reading import RedisReader, frames_of, opened, pas
 from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
-from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
+from millstream.ledger.batch import check_commit, encode_ids, frame_numbers, frame_sequences, remembered
 from millstream.ledger.marks import superseded, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
@@ -222,18 +222,9 @@ class RedisLedger(OpenLedger):
             for entry_id, fields in page:
                 stored_ms, expires_ms, data = int(fields[1]), int(fields[3]), fields[5]
                 if expires_ms > now_ms:
-                    yield StoredIds(self._digests(key, entry_id, data), max(0.0, (now_ms - stored_ms) / 1000))
+                    digests = remembered(data, key, entry_id.decode())
+                    yield StoredIds(digests, max(0.0, (now_ms - stored_ms) / 1000))
             after = f"({page[-1][0].decode()}"
-
-    def _digests(self, key: str, entry: bytes, data: bytes) -> bytes:
-        try:
-            return decode_ids(data)
-        except ValueError as error:
-            raise DamageError(
-                codes.IDS_UNREADABLE,
-                f"remembered record ids in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
-                f"Records with these ids would be accepted again. {REPAIR}",
-            ) from error
 
     def _subject(self, stored: BufferId) -> str:
         return f"{self._name}.{buffer_name(stored)}"
