@@ -63,30 +63,33 @@ async def ask_durability(connection: RedisConnection) -> Durability:
 
 def judge(settings: Mapping[str, str]) -> Durability:
     """The durability, from the server's settings. Pure."""
-
-    def found(level: DurabilityLevel, why: str) -> Durability:
-        return Durability(level, True, f"by CONFIG GET: {why}")
-
-    if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
-        policy = settings.get("maxmemory-policy")
-        return found(DurabilityLevel.MEMORY, f"maxmemory-policy is {policy}: it removes keys when memory is full")
-    if settings.get("appendonly") != "yes":
-        return found(
-            DurabilityLevel.MEMORY, "appendonly is not yes: writes are acknowledged before they reach the disk"
-        )
-    fsync = settings.get("appendfsync")
-    if fsync == "everysec":
-        return found(
+    policy, fsync = settings.get("maxmemory-policy"), settings.get("appendfsync")
+    judgements = (
+        (
+            settings.get("maxmemory", "0") != "0" and policy != "noeviction",
+            DurabilityLevel.MEMORY,
+            f"maxmemory-policy is {policy}: it removes keys when memory is full",
+        ),
+        (
+            settings.get("appendonly") != "yes",
+            DurabilityLevel.MEMORY,
+            "appendonly is not yes: writes are acknowledged before they reach the disk",
+        ),
+        (
+            fsync == "everysec",
             DurabilityLevel.MEMORY,
             "appendfsync is everysec: a write may reach the disk up to two seconds after it was acknowledged",
-        )
-    if fsync != "always":
-        return found(DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later")
-    if settings.get("no-appendfsync-on-rewrite") != "no":
-        return found(
-            DurabilityLevel.PROCESS, "no-appendfsync-on-rewrite is yes: it does not fsync while it rewrites its log"
-        )
-    return found(DurabilityLevel.FSYNC, "appendfsync is always")
+        ),
+        (fsync != "always", DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later"),
+        (
+            settings.get("no-appendfsync-on-rewrite") != "no",
+            DurabilityLevel.PROCESS,
+            "no-appendfsync-on-rewrite is yes: it does not fsync while it rewrites its log",
+        ),
+        (True, DurabilityLevel.FSYNC, "appendfsync is always"),
+    )
+    level, why = next((level, why) for applies, level, why in judgements if applies)
+    return Durability(level, True, f"by CONFIG GET: {why}")
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
