@@ -8,7 +8,7 @@ clock and no broker. It sets `news` whenever an answer may have changed, for a t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from millstream.record import BufferId, LaneId
@@ -97,9 +97,9 @@ class BufferFill:
         self._consumed = Totals()
         self.news = asyncio.Event()
         """Set when the fill has changed; cleared by the only writer that waits for space."""
-        self.upstream = _Upstream(self)
+        self.upstream = _Side(self._on_writer)
         """Listens to the OT store of the vertex that writes the buffer."""
-        self.downstream = _Downstream(self)
+        self.downstream = _Side(self._on_reader)
         """Listens to the OT store of the vertex that reads the buffer."""
 
     @property
@@ -132,22 +132,17 @@ class BufferFill:
             self._consumed = Totals(max(records, known.records), max(bytes_, known.bytes))
             self.news.set()
 
+    def _on_writer(self, update: OtUpdate) -> None:
+        if (state := update.outputs.get(self.buffer)) is not None:
+            self.wrote(update.key, state.records, state.bytes)
 
-class _Upstream:
-    def __init__(self, fill: BufferFill) -> None:
-        self._fill = fill
-
-    def observe(self, update: OtUpdate) -> None:
-        state = update.outputs.get(self._fill.buffer)
-        if state is not None:
-            self._fill.wrote(update.key, state.records, state.bytes)
+    def _on_reader(self, update: OtUpdate) -> None:
+        if (state := update.inputs.get(self.buffer)) is not None:
+            self.consumed(state.records, state.bytes)
 
 
-class _Downstream:
-    def __init__(self, fill: BufferFill) -> None:
-        self._fill = fill
+class _Side:
+    """One side of a buffer, as a listener to an OT store."""
 
-    def observe(self, update: OtUpdate) -> None:
-        state = update.inputs.get(self._fill.buffer)
-        if state is not None:
-            self._fill.consumed(state.records, state.bytes)
+    def __init__(self, observe: Callable[[OtUpdate], None]) -> None:
+        self.observe = observe

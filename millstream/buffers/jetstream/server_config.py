@@ -31,15 +31,14 @@ def server_config(
     *,
     store_dir: Path,
     port: int,
-    host: str = "127.0.0.1",
-    name: str = "millstream",
+    ports_dir: Path,
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
-    ports_dir: Path | None = None,
     tls: tuple[Path, Path] | None = None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
-    environment. The server listens only on the client port, and reports its settings and its health over NATS.
+    environment. The server listens only on the client port of the loopback interface, and reports its settings and its
+    health over NATS.
 
     When the server accepts connections, it writes a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives a crash of any process, but not of the operating system. `file_store_bytes_max`: None stands for the
@@ -52,13 +51,13 @@ def server_config(
         "max_file_store": None if file_store_bytes_max is None else str(file_store_bytes_max),
     }
     server = {
-        "server_name": json.dumps(name),
-        "listen": json.dumps(f"{host}:{port}"),
+        "server_name": json.dumps("millstream"),
+        "listen": json.dumps(f"127.0.0.1:{port}"),
         "max_payload": str(limits.MESSAGE_BYTES_MAX),
         "max_pending": str(PENDING_BYTES_MAX),
         # A process that was stopped for a while keeps its connection.
         "write_deadline": '"30s"',
-        "ports_file_dir": None if ports_dir is None else _quoted(ports_dir),
+        "ports_file_dir": _quoted(ports_dir),
         "tls": None if tls is None else f"{{ cert_file: {_quoted(tls[0])}, key_file: {_quoted(tls[1])} }}",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])

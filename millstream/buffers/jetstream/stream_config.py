@@ -45,7 +45,12 @@ def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits)
         "allow_rollup_hdrs": True,
         "allow_direct": True,
         "allow_msg_ttl": True,
-        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex, **_layout(limits.sharing)},
+        "metadata": {
+            OWNER_PIPELINE: pipeline,
+            OWNER_VERTEX: vertex,
+            LAYOUT: LAYOUT_NOW,
+            **({_SHARED: limits.sharing.encode()} if limits.sharing else {}),
+        },
     }
 
 
@@ -63,7 +68,3 @@ def holds_of(metadata: Mapping[str, str]) -> Holds:
 def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:
     """The metadata of a ledger's stream after these edges have left their shared copies."""
     return {**metadata, _SHARED: sharing_of(metadata).without(edges).encode()}
-
-
-def _layout(sharing: Sharing) -> dict[str, str]:
-    return {LAYOUT: LAYOUT_NOW, **({_SHARED: sharing.encode()} if sharing else {})}
