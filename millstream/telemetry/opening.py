@@ -142,10 +142,10 @@ async def open_telemetry(
         spans = None
         if _exports("TRACES", environment):
             spans = await importing(_span_processor, environment)
-            stack.push_async_callback(run_bounded, spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+            stack.push_async_callback(run_bounded, spans.shutdown)
         if _exports("LOGS", environment):
             export = await importing(_log_export, identities, environment)
-            stack.push_async_callback(run_bounded, export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+            stack.push_async_callback(run_bounded, export.shut_down)
             logging.getLogger().addHandler(export)
             stack.callback(logging.getLogger().removeHandler, export)
         metrics = None
@@ -212,7 +212,7 @@ def _metering(
 async def _open_metrics(
     identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
 ) -> AsyncIterator[Metrics]:
-    metering = await importing(partial(_metering, serves=bool(endpoint.port)), identities, environment, clock)
+    metering = await importing(_metering, identities, environment, clock, serves=bool(endpoint.port))
     metrics = metering.metrics
     metrics.register()
     async with AsyncExitStack() as stack:
@@ -238,7 +238,7 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
         # The statistics belong to the event loop; only sending, which may block, runs in a thread.
         data = otlp.take(metrics)
         if data is not None:
-            await run_bounded(partial(otlp.send, data), limits.TELEMETRY_FLUSH_TIMEOUT_S)
+            await run_bounded(partial(otlp.send, data))
 
     async def export_for_ever() -> None:
         while True:
@@ -252,8 +252,8 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
         await export()
 
 
-async def run_bounded(call: Callable[[], object], seconds: float) -> None:
-    """Runs a call that may block in a thread of its own, and waits for it for at most `seconds`."""
+async def run_bounded(call: Callable[[], object]) -> None:
+    """Runs a call that may block in a thread of its own, and waits for it until the limit for telemetry."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -268,10 +268,10 @@ async def run_bounded(call: Callable[[], object], seconds: float) -> None:
     # A daemon thread: a collector that does not accept data must not prevent the process from ending.
     threading.Thread(target=run, name="telemetry", daemon=True).start()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(limits.TELEMETRY_FLUSH_TIMEOUT_S):
             await done.wait()
     except TimeoutError:
-        _log.warning("the collector of telemetry did not take it within %g s", seconds)
+        _log.warning("the collector of telemetry did not take it within %g s", limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
 
 def _exports(signal: str, environment: Mapping[str, str]) -> bool:
