@@ -192,13 +192,22 @@ class MemoryLedger(OpenLedger):
     """`Ledger` over one stream in memory."""
 
     def __init__(self, vertex: str, stream_id: str, stream: _Stream, faults: Faults, clock: Clock) -> None:
+        self._stream = stream
         durability = Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
         super().__init__(vertex, stream_id, str(stream.number), durability, stream.sharing, Holds())
         self._id = stream_id
-        self._stream = stream
         self._faults = faults
         self._clock = clock
         self._takeovers = 0
+
+    @property
+    def sharing(self) -> Sharing:
+        """That of the stream, because another ledger object may have changed it."""
+        return self._stream.sharing
+
+    @sharing.setter
+    def sharing(self, sharing: Sharing) -> None:
+        self._stream.sharing = sharing
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         return self._mark(lane)
@@ -263,7 +272,7 @@ class MemoryLedger(OpenLedger):
         self._statistics.trims += 1
 
     async def leave(self, edges: Collection[str]) -> None:
-        self.sharing = self._stream.sharing = self.sharing.without(edges)
+        self.sharing = self.sharing.without(edges)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         return [
