@@ -113,15 +113,6 @@ class ProcessTelemetry:
             yield Telemetry(tracing, metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """The address of metrics and probes. Port 0: no endpoint."""
-
-    host: str
-    port: int
-    not_ready: Callable[[], str | None]
-
-
 @asynccontextmanager
 async def open_telemetry(
     identities: Sequence[Identity],
@@ -138,6 +129,7 @@ async def open_telemetry(
     not supported and `InfrastructureError` for a port that is in use.
     """
     environment = os.environ
+    clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         spans = None
         if _exports("TRACES", environment):
@@ -150,10 +142,20 @@ async def open_telemetry(
             stack.callback(logging.getLogger().removeHandler, export)
         metrics = None
         if metrics_port or _exports("METRICS", environment):
-            endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
-            metrics = await stack.enter_async_context(
-                _open_metrics(identities, environment, endpoint, clock or SystemClock())
+            metering = await importing(_metering, identities, environment, clock, serves=bool(metrics_port))
+            metrics = metering.metrics
+            metrics.register()
+            stack.callback(metering.provider.shutdown)
+            await stack.enter_async_context(
+                beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
             )
+            if metering.otlp is not None:
+                await stack.enter_async_context(_open_export(metering.otlp, metrics, _interval_s(environment)))
+            if metering.prometheus is not None:
+                text = partial(metering.prometheus.text, metrics)
+                await stack.enter_async_context(
+                    metering.open_endpoint(metrics_host, metrics_port, text, not_ready, clock)
+                )
         yield ProcessTelemetry(spans, metrics)
 
 
@@ -206,28 +208,6 @@ def _metering(
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
     return _Metering(provider, metrics, prometheus, otlp, open_endpoint)
-
-
-@asynccontextmanager
-async def _open_metrics(
-    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
-) -> AsyncIterator[Metrics]:
-    metering = await importing(_metering, identities, environment, clock, serves=bool(endpoint.port))
-    metrics = metering.metrics
-    metrics.register()
-    async with AsyncExitStack() as stack:
-        stack.callback(metering.provider.shutdown)
-        await stack.enter_async_context(
-            beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
-        )
-        if metering.otlp is not None:
-            await stack.enter_async_context(_open_export(metering.otlp, metrics, _interval_s(environment)))
-        if metering.prometheus is not None:
-            text = partial(metering.prometheus.text, metrics)
-            await stack.enter_async_context(
-                metering.open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
-            )
-        yield metrics
 
 
 @asynccontextmanager
