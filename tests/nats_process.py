@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.buffers.jetstream.nats_server import find_nats_server
+from millstream.buffers.jetstream.server import find_nats_server
 from millstream.die_with_parent import dying_with_parent
 from tests.support.children import started
 

@@ -9,44 +9,26 @@ Above it: whatever opens a pipeline's buffers. Below it: the technologies.
 
 from __future__ import annotations
 
-from millstream.buffers.technology import InterStepBuffer, LostMessages, Repairs, TornCommit
+from dataclasses import dataclass
+
+from millstream.buffers.technology import InterStepBuffer, LostMessages, OpenBuffer, Repairs, TornCommit
 from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId
-from millstream.watermark.store import OtStores
 
 
 def placed(buffer: InterStepBuffer, plan: Plan) -> InterStepBuffer:
     """The same buffers; a ledger or a repair is that of `plan.ledger_of(vertex)`."""
-    return _Placed(buffer, plan) if plan.ledgers else buffer
+    if not plan.ledgers:
+        return buffer
+    broker, repairs = _PlacedBroker(buffer.broker, plan), _PlacedRepairs(buffer.repairs, plan)
+    return OpenBuffer(broker, buffer.stores, repairs, buffer.trouble)
 
 
-class _Placed:
-    def __init__(self, buffer: InterStepBuffer, plan: Plan) -> None:
-        self._buffer = buffer
-        self._broker = _PlacedBroker(buffer.broker, plan)
-        self._repairs = _PlacedRepairs(buffer.repairs, plan)
-
-    @property
-    def broker(self) -> Broker:
-        return self._broker
-
-    @property
-    def stores(self) -> OtStores:
-        return self._buffer.stores
-
-    @property
-    def repairs(self) -> Repairs:
-        return self._repairs
-
-    def trouble(self) -> str | None:
-        return self._buffer.trouble()
-
-
+@dataclass(frozen=True, slots=True)
 class _PlacedBroker:
-    def __init__(self, broker: Broker, plan: Plan) -> None:
-        self._broker = broker
-        self._plan = plan
+    _broker: Broker
+    _plan: Plan
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         return await self._broker.ledger(self._plan.ledger_of(vertex), limits)
@@ -59,10 +41,10 @@ class _PlacedBroker:
         await self._broker.delete(vertex)
 
 
+@dataclass(frozen=True, slots=True)
 class _PlacedRepairs:
-    def __init__(self, repairs: Repairs, plan: Plan) -> None:
-        self._repairs = repairs
-        self._plan = plan
+    _repairs: Repairs
+    _plan: Plan
 
     async def last_sequence(self, vertex: str) -> int:
         return await self._repairs.last_sequence(self._plan.ledger_of(vertex))

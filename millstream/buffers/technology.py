@@ -10,8 +10,8 @@ OT stores. A technology is a folder beside this file, or a package that is regis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -94,10 +94,21 @@ class InterStepBuffer(Protocol):
         """The OT stores of the pipeline."""
 
     @property
-    def repairs(self) -> Repairs: ...
+    def repairs(self) -> Repairs:
+        """Operations for a repair of the pipeline's data."""
 
     def trouble(self) -> str | None:
         """Why nothing can be read or stored now; None if there is no problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBuffer:
+    """`InterStepBuffer`, from its parts."""
+
+    broker: Broker
+    stores: OtStores
+    repairs: Repairs
+    trouble: Callable[[], str | None]
 
 
 class Link(Protocol):
@@ -150,7 +161,8 @@ class Server(Protocol):
         """
 
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the broker's process in addition to those of this one."""
 
     async def is_ready(self, pid: int) -> bool:
         """Whether the process accepts connections."""
@@ -172,7 +184,7 @@ class Server(Protocol):
 
 @runtime_checkable
 class Technology(Protocol):
-    """One way to keep records between steps."""
+    """One way to keep records between steps. A class that is derived from this one has its `open`."""
 
     @property
     def key(self) -> str:
@@ -191,7 +203,8 @@ class Technology(Protocol):
         """A connection. `access`: an access of this technology. `name`: the name of the client, for the broker. Raises
         `InfrastructureError` if the broker cannot be reached or cannot keep ledgers."""
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         access: Any,
         pipeline: str,
@@ -199,8 +212,13 @@ class Technology(Protocol):
         name: str,
         require: DurabilityLevel = DurabilityLevel.FSYNC,
         tolerate_lost: bool = False,
-    ) -> AbstractAsyncContextManager[InterStepBuffer]:
+    ) -> AsyncIterator[InterStepBuffer]:
         """`connect` and `Link.open` in one call, for a caller that opens one pipeline once."""
+        async with (
+            self.connect(access, name=f"{pipeline} {name}") as link,
+            link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
+        ):
+            yield buffer
 
     def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int) -> Server:
         """A server over the files in `directory`. It uses `port` if that is free. `buffers`: how many it will hold."""

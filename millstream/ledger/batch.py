@@ -20,7 +20,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from millstream import codes, limits
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.json_parser import parse_json
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
@@ -56,14 +56,13 @@ class BatchMessage(NamedTuple):
 
 def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[BatchMessage]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` if they do not fit into one batch."""
-    numbers = frame_numbers(commit)
     messages = [
         BatchMessage(
             frame_subject(stream, commit.lane, sharing.stored(buffer)),
             data,
             {witness.NAME: witness.name_of(commit.lane.key, number, commit.mark.commit_id)} if number else {},
         )
-        for (buffer, data), number in zip(commit.frames, numbers, strict=True)
+        for (buffer, data), number in zip(commit.frames, frame_numbers(commit), strict=True)
     ]
     if commit.ids:
         subject = ids_subject(stream, commit.lane, commit.after)
@@ -159,6 +158,18 @@ def decode_ids(data: bytes) -> bytes:
     if not isinstance(record_ids, list) or not all(isinstance(record_id, str) for record_id in record_ids):
         raise ValueError("it is not a list of ids")
     return b"".join(id_digest(record_id.encode()) for record_id in record_ids)
+
+
+def remembered(data: bytes, ledger: str, where: str) -> bytes:
+    """As `decode_ids`, for what is stored in a ledger. Raises `DamageError`. `where`: its place there."""
+    try:
+        return decode_ids(data)
+    except ValueError as error:
+        raise DamageError(
+            codes.IDS_UNREADABLE,
+            f"remembered record ids in {ledger} ({where}, {len(data)} bytes) cannot be read: {error}. Records with "
+            f"these ids would be accepted again. {witness.REPAIR}",
+        ) from error
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:

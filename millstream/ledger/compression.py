@@ -47,13 +47,11 @@ class _Codec(NamedTuple):
 
 
 def _lz4_compressed(data: Data) -> bytes:
-    compressed: bytes = lz4.block.compress(data, mode="fast", acceleration=_LZ4_ACCELERATION, store_size=False)
-    return compressed
+    return bytes(lz4.block.compress(data, mode="fast", acceleration=_LZ4_ACCELERATION, store_size=False))
 
 
 def _lz4_decompressed(data: Data, size: int) -> bytes:
-    found: bytes = lz4.block.decompress(data, uncompressed_size=size)
-    return found
+    return bytes(lz4.block.decompress(data, uncompressed_size=size))
 
 
 def _zstandard() -> ModuleType:
@@ -69,16 +67,14 @@ def _zstandard() -> ModuleType:
 
 
 def _zstd_compressed(data: Data) -> bytes:
-    compressed: bytes = _zstandard().ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
-    return compressed
+    return bytes(_zstandard().ZstdCompressor(level=_ZSTD_LEVEL).compress(data))
 
 
 def _zstd_decompressed(data: Data, size: int) -> bytes:
     zstandard = _zstandard()
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            found: bytes = reader.read(size + 1)
-            return found
+            return bytes(reader.read(size + 1))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
 

@@ -49,8 +49,28 @@ def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageErro
     )
 
 
-def is_replaced(commit: Commit, stored: StoredMark | None) -> bool:
+def settled(commit: Commit, stored: StoredMark | None) -> int | None:
+    """What became of a commit, by the mark that its lane has now: the sequence of the commit's own mark; None if the
+    commit is not stored and may be. Raises `FencedError`, or `DamageError` for an older mark.
+
+    1. It is the mark of the commit: an earlier attempt was stored.
+    2. It is the mark that the commit follows: nothing was stored, and the same commit may be sent again.
+    3. It is another one.
+    """
+    if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
+        return stored.sequence
+    if (stored.sequence if stored is not None else 0) == commit.after and not _is_replaced(commit, stored):
+        return None
+    raise superseded(commit, stored)
+
+
+def superseded(commit: Commit, stored: StoredMark | None) -> FencedError | DamageError:
+    """The error for a commit whose lane has another mark than the one that the commit follows."""
+    if stored is None or stored.sequence <= commit.after:
+        return lost_mark(commit.lane, commit.after, stored)
+    return fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+
+
+def _is_replaced(commit: Commit, stored: StoredMark | None) -> bool:
     """Whether the mark at the sequence that a commit expects is not the mark that the commit follows."""
-    if stored is None or stored.sequence != commit.after:
-        return False
-    return bool(commit.replaces) and stored.mark.commit_id != commit.replaces
+    return stored is not None and bool(commit.replaces) and stored.mark.commit_id != commit.replaces

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID, uuid5
@@ -18,16 +18,15 @@ from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import BatchMessage, commit_messages, decode_ids, frame_sequences, stored_mark
-from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import settled, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
@@ -39,8 +38,6 @@ from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, l
 from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-
-_CommitId = bytes
 
 _NAMESPACE = UUID("5c0b2f3e-6a1d-4a52-9d0e-3f9f1d3c7b61")
 
@@ -120,8 +117,6 @@ class _Stored:
     """Its subject, and the filters that match it."""
     stored_s: float
     expires_s: float | None
-    commit: _CommitId
-    """Id of the commit that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -161,17 +156,10 @@ class _Stream:
         stored = self.messages.get(sequence)
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
-    def store(
-        self,
-        message: BatchMessage,
-        filters: Sequence[str],
-        commit: _CommitId,
-        now_s: float,
-        expires_s: float | None = None,
-    ) -> int:
+    def store(self, message: BatchMessage, filters: Sequence[str], now_s: float, expires_s: float | None = None) -> int:
         self.last_sequence += 1
         keys = (message.subject, *filters)
-        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s, commit)
+        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s)
         for key in keys:
             self.found_by.setdefault(key, {})[self.last_sequence] = None
         self.bytes += len(message.data)
@@ -200,50 +188,31 @@ class _Stream:
         return mark
 
 
-class MemoryLedger:
+class MemoryLedger(OpenLedger):
     """`Ledger` over one stream in memory."""
 
     def __init__(self, vertex: str, stream_id: str, stream: _Stream, faults: Faults, clock: Clock) -> None:
-        self._vertex = vertex
-        self._id = stream_id
         self._stream = stream
+        durability = Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
+        super().__init__(vertex, stream_id, str(stream.number), durability, stream.sharing, Holds())
+        self._id = stream_id
         self._faults = faults
         self._clock = clock
-        self._statistics = LedgerStatistics()
         self._takeovers = 0
 
     @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._id} {self._stream.number}"
-
-    @property
-    def durability(self) -> Durability:
-        return Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
-
-    @property
     def sharing(self) -> Sharing:
+        """That of the stream, because another ledger object may have changed it."""
         return self._stream.sharing
 
-    @property
-    def packs(self) -> bool:
-        return True
-
-    @property
-    def compresses(self) -> bool:
-        return True
-
-    @property
-    def holds_arrow(self) -> bool:
-        return True
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
+    @sharing.setter
+    def sharing(self, sharing: Sharing) -> None:
+        self._stream.sharing = sharing
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
+        return self._mark(lane)
+
+    def _mark(self, lane: LaneId) -> StoredMark | None:
         subject = lane_filter(self._id, lane)
         sequence = self._stream.last_of(subject)
         return StoredMark(self._stream.mark(subject), sequence) if sequence else None
@@ -263,16 +232,14 @@ class MemoryLedger:
         started_s = self._clock.monotonic_s()
         while True:
             await self._faults.pass_gate()
-            fault = self._faults.next(self._vertex)
+            fault = self._faults.next(self.vertex)
             if fault is _Fault.FENCED:
                 self._fence(commit.lane)
             sequence = self._attempt(commit, messages, fault)
             if sequence is not None:
                 break
-        self._statistics.commit_seconds += self._clock.monotonic_s() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += len(messages)
-        self._statistics.commit_bytes += sum(len(message.data) for message in messages)
+        seconds = self._clock.monotonic_s() - started_s
+        self._statistics.committed(seconds, len(messages), sum(len(message.data) for message in messages))
         return Receipt(sequence, frame_sequences(sequence, len(messages), len(commit.frames)))
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -282,33 +249,17 @@ class MemoryLedger:
             if stored is not None:
                 yield StoredIds(decode_ids(stored.message.data), self._clock.monotonic_s() - stored.stored_s)
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = self._filter(buffer)
-        async with self._opened(subject, after, ReadCheck(self._id, subject, after, witnesses, given_up)) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return buffer_filter(self._id, stored)
 
     @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._opened(self._filter(buffer), after, ObserverCheck()) as frames:
-            yield frames
-
-    @asynccontextmanager
-    async def _opened(
-        self, subject: str, after: int, check: ReadCheck | ObserverCheck
+    async def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        subject = self._subject(stored)
         self._look(subject, after, check)
-        frames = self._frames(subject, after, check)
-        try:
+        async with aclosing(self._arriving(subject, after, check)) as frames:
             yield frames
-        finally:
-            await frames.aclose()
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         for buffer, last in through.items():
@@ -321,21 +272,16 @@ class MemoryLedger:
         self._statistics.trims += 1
 
     async def leave(self, edges: Collection[str]) -> None:
-        self._stream.sharing = self.sharing.without(edges)
+        self.sharing = self.sharing.without(edges)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        found = self._stream.after(self._filter(buffer), after)[:frames]
         return [
             StoredFrame(sequence, self._stream.messages[sequence].message.data, self._stream.witness(sequence))
-            for sequence in found
+            for sequence in self._stream.after(self._filter(buffer), after)[:frames]
         ]
 
     async def last_sequence(self, buffer: BufferId) -> int:
         return self._stream.last_of(self._filter(buffer))
-
-    def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, by the name under which they are stored."""
-        return buffer_filter(self._id, self.sharing.stored(buffer))
 
     def _look(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> None:
         """Raise `DamageError` if the stream no longer holds what was read."""
@@ -348,7 +294,7 @@ class MemoryLedger:
         if check.last is not None:
             check.stored(self._stream.witness(check.last.sequence))
 
-    async def _frames(
+    async def _arriving(
         self, subject: str, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         looked = self._stream.set_back
@@ -365,9 +311,9 @@ class MemoryLedger:
                 witness = self._stream.witness(sequence)
                 check.next(witness, sequence)
                 after = sequence
-                self._statistics.frames_read += 1
-                self._statistics.bytes_read += len(stored.message.data)
-                yield StoredFrame(sequence, stored.message.data, witness)
+                frame = StoredFrame(sequence, stored.message.data, witness)
+                self._statistics.read(frame)
+                yield frame
             if looked != self._stream.set_back:
                 looked = self._stream.set_back
                 self._look(subject, after, check)
@@ -376,18 +322,10 @@ class MemoryLedger:
 
     def _attempt(self, commit: Commit, messages: Sequence[BatchMessage], fault: _Fault | None) -> int | None:
         """One attempt; None if the commit has to be sent again. Raises the error with which it is refused."""
-        lane = lane_filter(self._id, commit.lane)
-        stored = self._stream.last_of(lane)
-        if stored != commit.after:
-            mark = self._stream.mark(lane) if stored else mark_pb2.Mark()
-            if mark.commit_id == commit.mark.commit_id:
-                self._statistics.answers_settled += 1
-                return stored
-            if stored < commit.after:
-                raise lost_mark(commit.lane, commit.after, StoredMark(mark, stored) if stored else None)
-            raise fenced(commit.lane, mark.epoch, commit.mark.epoch, mark.owner)
-        if stored and commit.replaces and self._stream.messages[stored].commit != commit.replaces:
-            raise lost_mark(commit.lane, commit.after, StoredMark(self._stream.mark(lane), stored))
+        landed = settled(commit, self._mark(commit.lane))
+        if landed is not None:
+            self._statistics.answers_settled += 1
+            return landed
         if fault is _Fault.LOST_BEFORE:
             return None
         self._check_room(commit, messages, fault)
@@ -424,26 +362,21 @@ class MemoryLedger:
         now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):
-            self._stream.store(message, (lane, self._filter(buffer)), commit.mark.commit_id, now_s)
+            self._stream.store(message, (lane, self._filter(buffer)), now_s)
         for message in messages[len(commit.frames) :]:
             if message.subject == mark_subject(self._id, commit.lane):
                 for replaced in self._stream.after(message.subject, 0):
                     self._stream.remove(replaced)
-                self._stream.store(message, (lane,), commit.mark.commit_id, now_s)
+                self._stream.store(message, (lane,), now_s)
             else:
                 filters = (lane, ids_filter(self._id, commit.lane))
-                self._stream.store(message, filters, commit.mark.commit_id, now_s, now_s + commit.ids_ttl_s)
+                self._stream.store(message, filters, now_s, now_s + commit.ids_ttl_s)
         self._stream.grown.set()
         return self._stream.last_sequence
 
     def _fence(self, lane: LaneId) -> None:
-        subject = lane_filter(self._id, lane)
-        stored = self._stream.last_of(subject)
-        mark = self._stream.mark(subject) if stored else mark_pb2.Mark()
-        mark.epoch += 1
-        mark.owner = "fault"
-        mark.commit_id = self._commit_id(lane)
-        commit = Commit(lane, (), mark, after=stored)
+        stored = self._mark(lane)
+        commit = takeover(lane, taken_over(stored, "fault", self._commit_id(lane)), stored)
         self._apply(commit, commit_messages(self._id, commit, self.sharing))
 
     def _commit_id(self, lane: LaneId) -> bytes:

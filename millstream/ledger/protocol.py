@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from millstream import limits
+from millstream import codes, limits
+from millstream.errors import DurabilityError
 from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -33,6 +34,9 @@ class DurabilityLevel(Enum):
     them."""
 
 
+_STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
+
+
 @dataclass(frozen=True, slots=True)
 class Durability:
     """The durability of the broker, as determined at the start."""
@@ -42,6 +46,23 @@ class Durability:
     """False if the server's settings could not be read."""
     evidence: str
     """Where the settings were read, or why they could not be read."""
+
+    def check(self, require: DurabilityLevel, where: str, *, to_know: str, to_have: str) -> None:
+        """Raise `DurabilityError` if the durability is below `require`, or may be because it is not known. `where`: the
+        broker, for the message. `to_know`, `to_have`: what its user can do to show, or to get, a sufficient one."""
+        if require is DurabilityLevel.UNVERIFIED or _STRENGTH[self.level] >= _STRENGTH[require]:
+            return
+        if not self.verified:
+            raise DurabilityError(
+                codes.DURABILITY_UNKNOWN,
+                f"it is not known whether {where} keeps what it acknowledges, but durability {require.value!r} is "
+                f"required: {self.evidence}. {to_know}, start with `--durability unverified`",
+            )
+        raise DurabilityError(
+            codes.NOT_DURABLE,
+            f"{where} may lose acknowledged data: its durability is {self.level.value!r}, but {require.value!r} is "
+            f"required ({self.evidence}). Set {to_have}, or ask for a weaker durability by name",
+        )
 
 
 class StoredMark(NamedTuple):
@@ -154,6 +175,18 @@ class LedgerStatistics:
     """How often a reader had to recreate its consumer."""
     trims: int = 0
 
+    def committed(self, seconds: float, messages: int, size: int) -> None:
+        """Count a commit. `seconds`: from sending to answer. `size`: its bytes."""
+        self.commits += 1
+        self.commit_messages += messages
+        self.commit_bytes += size
+        self.commit_seconds += seconds
+
+    def read(self, frame: StoredFrame) -> None:
+        """Count a frame that a reader returns."""
+        self.frames_read += 1
+        self.bytes_read += len(frame.data)
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerLimits:
@@ -182,14 +215,16 @@ class Ledger(Protocol):
     """
 
     @property
-    def vertex(self) -> str: ...
+    def vertex(self) -> str:
+        """The vertex that commits here."""
 
     @property
     def ledger_id(self) -> str:
         """Stays the same while the ledger exists. A rebuilt ledger has a new id, and its positions start over."""
 
     @property
-    def durability(self) -> Durability: ...
+    def durability(self) -> Durability:
+        """As determined when the ledger was opened."""
 
     @property
     def sharing(self) -> Sharing:
@@ -208,7 +243,8 @@ class Ledger(Protocol):
     def holds_arrow(self) -> bool:
         """Whether stored frames may have Arrow columns in place of values (`millstream_udf.arrow_values`)."""
 
-    def statistics(self) -> LedgerStatistics: ...
+    def statistics(self) -> LedgerStatistics:
+        """Totals since the ledger was opened."""
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         """The lane's mark, read from the leader; None before the first one."""

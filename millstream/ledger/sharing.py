@@ -47,8 +47,9 @@ class Sharing:
 
     def readers(self, stored: BufferId) -> tuple[BufferId, ...]:
         """The buffers whose frames are stored in this one: the reverse of `stored`."""
-        shared = tuple(BufferId(edge, stored.partition) for edge, name in self.stores.items() if name == stored.edge)
-        return shared or (stored,)
+        return tuple(BufferId(edge, stored.partition) for edge, name in self.stores.items() if name == stored.edge) or (
+            stored,
+        )
 
     def without(self, edges: Collection[str]) -> Sharing:
         """What remains after these edges have left."""
@@ -59,7 +60,7 @@ class Sharing:
         return json.dumps(self.stores, separators=(",", ":"))
 
     @classmethod
-    def decode(cls, text: str | None) -> Sharing:
+    def decode(cls, text: str | bytes | None) -> Sharing:
         """The inverse of `encode`. An empty text or None means that no edges share a copy."""
         return cls(parse_json(text) if text else {})
 

@@ -60,15 +60,14 @@ class BrokerAccess:
     @property
     def identity(self) -> str:
         """The user, for messages."""
-        if self.user is not None:
-            return f"user {self.user}"
-        if self.credentials_file is not None:
-            return f"the user of {self.credentials_file}"
-        if self.credentials is not None:
-            return "the user of the credentials"
-        if self.nkey_seed is not None:
-            return "the user of the NKey"
-        return "the user of the token" if self.token is not None else "a client without credentials"
+        named = (
+            (self.user, f"user {self.user}"),
+            (self.credentials_file, f"the user of {self.credentials_file}"),
+            (self.credentials, "the user of the credentials"),
+            (self.nkey_seed, "the user of the NKey"),
+            (self.token, "the user of the token"),
+        )
+        return next((text for given, text in named if given is not None), "a client without credentials")
 
     def client_options(self) -> Mapping[str, Any]:
         """Arguments for `nats-py` to connect, without the servers."""

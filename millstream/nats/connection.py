@@ -25,7 +25,7 @@ from millstream.cancellation import Cancellations
 from millstream.errors import InfrastructureError
 from millstream.json_parser import parse_json
 from millstream.nats.access import BrokerAccess
-from millstream.nats.client import Client, Msg, Subscription, TcpTransport, nats_errors
+from millstream.nats.client import Msg, Subscription, TcpTransport, nats_errors
 from millstream.nats.direct import DirectClient, Listener
 from millstream.nats.incoming import AtOnce, PieceReader, nothing_at_once
 
@@ -104,15 +104,17 @@ class BrokerConnection:
         self._name = name
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
         self._transport = _AbortingTransport(encrypted=access.tls is not None)
-        self._client = DirectClient(self._transport)
-        self._transport.at_once = self._client.take
+        self.client = DirectClient(self._transport)
+        """The underlying client, for callers that need more than requests."""
+        self._transport.at_once = self.client.take
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
         self._opening: asyncio.Timeout | None = None
         self._hopeless: str | None = None
         """Why another attempt to open the connection would fail like the last one."""
-        self._losses = 0
+        self.losses = 0
+        """How often the connection was lost since it was opened."""
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: dict[str, str] = {}
         """The subject of each unanswered request."""
@@ -123,36 +125,30 @@ class BrokerConnection:
         self._loss_listeners: set[Callable[[], None]] = set()
 
     @property
-    def client(self) -> Client:
-        """The underlying client, for callers that need more than requests."""
-        return self._client
-
-    @property
     def server(self) -> Mapping[str, Any]:
         """What the server reported about itself at the last connection: `server_id`, `cluster` and more."""
         # The library keeps this in a private attribute; a contract test checks that it still exists.
-        return self._client._server_info
+        return self.client._server_info
 
     @property
     def is_up(self) -> bool:
         """Whether there is a connection now."""
-        return self._up.is_set() and self._client.is_connected
-
-    @property
-    def losses(self) -> int:
-        """How often the connection was lost since it was opened."""
-        return self._losses
+        return self._up.is_set() and self.client.is_connected
 
     @property
     def place(self) -> str:
         """The server's place, without user or password."""
         return self._access.place
 
+    def trouble(self) -> str | None:
+        """Why nothing can be sent now; None if there is a connection."""
+        return None if self.is_up else f"the connection to the NATS server at {self.place} is lost"
+
     async def open(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s) as self._opening:
                 cancellations = self._transport.opening = Cancellations()
-                await self._client.connect(
+                await self.client.connect(
                     self._access.servers,
                     name=self._name,
                     error_cb=self._on_error,
@@ -170,7 +166,7 @@ class BrokerConnection:
         except (TimeoutError, nats_errors.Error, OSError) as error:
             if self._hopeless is not None:
                 raise InfrastructureError(codes.BROKER_REFUSES, self._hopeless) from error
-            reason = self._client.last_error or error
+            reason = self.client.last_error or error
             raise InfrastructureError(
                 codes.BROKER_UNREACHABLE,
                 f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}). Check that "
@@ -178,8 +174,8 @@ class BrokerConnection:
             ) from error
         finally:
             self._opening = self._transport.opening = None
-        self._inbox = self._client.new_inbox()
-        await self._client.listen(f"{self._inbox}.*", self._on_answer)
+        self._inbox = self.client.new_inbox()
+        await self.client.listen(f"{self._inbox}.*", self._on_answer)
         self._up.set()
 
     async def close(self) -> None:
@@ -188,11 +184,11 @@ class BrokerConnection:
         self._fail_answers()
         # `asyncio.wait_for` loses a cancellation that arrives just as an attempt fails, and the client continues.
         self._transport.forbid()
-        reconnecting = self._client._reconnection_task
+        reconnecting = self.client._reconnection_task
         try:
             # Unsent data of a lost connection does not matter; uvloop raises an exception of its own for it.
             with suppress(OSError, RuntimeError):
-                await self._client.close()
+                await self.client.close()
         finally:
             # Also if the close was cancelled.
             self._transport.abort()
@@ -203,14 +199,15 @@ class BrokerConnection:
 
     async def connected(self) -> None:
         """Wait until there is a connection, without a limit."""
-        self._check_denied()
-        while not self._client.is_connected or not self._up.is_set():
+        if self._denied is not None:
+            raise NotPermittedError(self._denied)
+        while not self.client.is_connected or not self._up.is_set():
             if self._refusal is not None:
                 raise InfrastructureError(
                     codes.BROKER_REFUSES, f"the NATS server at {self.place} closed the connection: {self._refusal}"
                 )
             await self._up.wait()
-            if not self._client.is_connected and self._refusal is None:
+            if not self.client.is_connected and self._refusal is None:
                 # The connection is lost, but the client has not noticed it yet.
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
@@ -221,7 +218,7 @@ class BrokerConnection:
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe `listener` to `subject`; it is called for each message as soon as it is read."""
-        return await self._client.listen(subject, listener)
+        return await self.client.listen(subject, listener)
 
     def expect_answer(self) -> tuple[str, asyncio.Future[Msg]]:
         """A subject for the answer, and a future for it, which fails with `AnswerLostError` when the connection is
@@ -251,10 +248,10 @@ class BrokerConnection:
         """Send one message. Returns before it is on the network."""
         if reply.startswith(self._inbox):
             self._asked[reply.rpartition(".")[2]] = subject
-        if self._client.send(subject, payload, headers, reply):
+        if self.client.send(subject, payload, headers, reply):
             return
         try:
-            await self._client.publish(subject, payload, reply=reply, headers=headers)
+            await self.client.publish(subject, payload, reply=reply, headers=headers)
         except (nats_errors.OutboundBufferLimitError, nats_errors.ConnectionClosedError) as error:
             raise AnswerLostError(repr(error)) from error
 
@@ -263,40 +260,48 @@ class BrokerConnection:
         `NotPermittedError`."""
         async with asyncio.timeout(timeout_s):
             cancellations = Cancellations()
-            await self._client.flush(max(1, round(timeout_s)))
+            await self.client.flush(max(1, round(timeout_s)))
             cancellations.check()
         await self.connected()
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:
-        """Send a request, once there is a connection. Raises `AnswerLostError`."""
-        await self.connected()
+    async def send_request(
+        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None
+    ) -> asyncio.Future[Msg]:
+        """Send a request now. The future is for `answer_of`. Raises `AnswerLostError`."""
         reply, answer = self.expect_answer()
         try:
-            await self.publish(subject, payload, reply=reply)
+            await self.publish(subject, payload, headers, reply)
         except BaseException:
             answer.cancel()
             raise
-        return await self.answer_of(answer, timeout_s)
+        return answer
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> Msg:
+        """Send a request, once there is a connection. Raises `AnswerLostError`."""
+        await self.connected()
+        return await self.answer_of(await self.send_request(subject, payload, headers), timeout_s)
 
     async def api(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One JetStream request, `$JS.API.<subject>`. Raises `ApiError` and `AnswerLostError`."""
         payload = b"" if body is None else json.dumps(body).encode()
-        message = await self.request(f"$JS.API.{subject}", payload)
-        return answered(message.data)
+        return answered((await self.request(f"$JS.API.{subject}", payload)).data)
 
     def _forget(self, token: str) -> None:
         self._answers.pop(token, None)
         self._asked.pop(token, None)
 
-    def _check_denied(self) -> None:
-        if self._denied is not None:
-            raise NotPermittedError(self._denied)
-
     def _on_violation(self, kind: str, subject: str) -> None:
         """The server has refused something because this user lacks the permission."""
         verb = "publish" if kind == "publish" else "subscribe"
         waiting = [token for token, asked in self._asked.items() if asked.lower() == subject and verb == "publish"]
-        listening = [one.subject for one in self._client._subs.values()]
+        listening = [one.subject for one in self.client._subs.values()]
         # The client library converts the message to lower case.
         for known in (*(self._asked[token] for token in waiting), *listening):
             subject = known if known.lower() == subject else subject
@@ -325,11 +330,11 @@ class BrokerConnection:
 
     async def _on_lost(self) -> None:
         self._up.clear()
-        self._losses += 1
+        self.losses += 1
         if not self._closing:
             _log.warning("connection to the NATS server at %s lost; reconnecting", self.place)
         # Those who wait for answers ask again; what is still unsent would be sent before they have looked.
-        self._client.forget_unsent()
+        self.client.forget_unsent()
         self._fail_answers()
         for listener in list(self._loss_listeners):
             listener()
@@ -341,7 +346,7 @@ class BrokerConnection:
     async def _on_closed(self) -> None:
         # Not ours: the server has refused the connection permanently (credentials withdrawn, for example).
         if not self._closing:
-            self._refusal = repr(self._client.last_error)
+            self._refusal = repr(self.client.last_error)
             self._fail_answers()
         self._up.set()
 

@@ -206,10 +206,8 @@ def _fault(
         return ""
     if new is None:
         return ""
-    other = "rename it; it then starts empty"
-    if old["kind"] != new["kind"] or old.get("windows") != new.get("windows"):
-        return other
-    return other if new["partitions"] < old["partitions"] else ""
+    other_kind = old["kind"] != new["kind"] or old.get("windows") != new.get("windows")
+    return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""
 
 
 def _delivers(before: Mapping[str, Any], vertex: str) -> bool:

@@ -13,8 +13,7 @@ def lanes_of(network: Network, vertex: str) -> tuple[LaneId, ...]:
     step = network.vertex(vertex)
     one = step.definition.lane_input
     inputs = [one] if one is not None else [edge.name for edge in network.edges_in[vertex]]
-    partitions = range(step.partitions)
-    return tuple(LaneId(vertex, name, partition) for name in inputs for partition in partitions)
+    return tuple(LaneId(vertex, name, partition) for name in inputs for partition in range(step.partitions))
 
 
 def all_lanes(network: Network) -> tuple[LaneId, ...]:

@@ -6,18 +6,20 @@ Above it: every process, once, at its start. Below it: the standard library. It 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.printable import printable
 from millstream.record import ReplicaId
+
+_T = TypeVar("_T")
 
 _replica: ContextVar[ReplicaId | None] = ContextVar("millstream_replica", default=None)
 _lane: ContextVar[str] = ContextVar("millstream_lane", default="")
@@ -55,34 +57,28 @@ def configure_logging(
     root.setLevel(level.upper())
 
 
-@contextlib.contextmanager
-def log_replica(replica: ReplicaId) -> Iterator[None]:
+def log_replica(replica: ReplicaId) -> AbstractContextManager[None]:
     """Adds the vertex and the replica to log lines of this task and of the tasks that it starts."""
-    token = _replica.set(replica)
-    try:
-        yield
-    finally:
-        _replica.reset(token)
+    return _added(_replica, replica)
 
 
-@contextlib.contextmanager
-def log_lane(key: str) -> Iterator[None]:
+def log_lane(key: str) -> AbstractContextManager[None]:
     """Adds the lane to log lines of this task and of the tasks that it starts."""
-    token = _lane.set(key)
-    try:
-        yield
-    finally:
-        _lane.reset(token)
+    return _added(_lane, key)
 
 
-@contextlib.contextmanager
-def log_trace(trace_id: str) -> Iterator[None]:
+def log_trace(trace_id: str) -> AbstractContextManager[None]:
     """Adds the trace id to log lines of this task."""
-    token = _trace_id.set(trace_id)
+    return _added(_trace_id, trace_id)
+
+
+@contextmanager
+def _added(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _trace_id.reset(token)
+        variable.reset(token)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

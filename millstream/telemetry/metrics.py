@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -34,6 +35,8 @@ class MetricKind(Enum):
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
+
+_T = TypeVar("_T")
 
 Labels = Mapping[str, str]
 Reading = Iterator[tuple[float, Labels]]
@@ -59,55 +62,53 @@ COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
 _LANE = "partition_name"
 
 
-def _lanes(read: Callable[[LaneStatistics], float | None], report: LaneReport | None = None) -> Callable[..., Reading]:
-    """One value for each lane that has one; for all kinds of vertex, or only for those whose lanes have that report."""
+def _each(
+    rows: Callable[[VertexStatistics], Iterable[tuple[_T, Labels]]], read: Callable[[_T], float | None]
+) -> Callable[[VertexStatistics, int], Reading]:
+    """One value for each row that has one, with the labels of the row."""
 
     def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        if report is not None and report not in statistics.reports:
-            return
-        for lane in statistics.lanes:
-            value = read(lane)
+        for row, labels in rows(statistics):
+            value = read(row)
             if value is not None:
-                yield value, {_LANE: lane.lane.key}
+                yield value, labels
 
     return reading
 
 
-def _windows(read: Callable[[ReduceStatistics], float | None]) -> Callable[..., Reading]:
+def _lanes(
+    read: Callable[[LaneStatistics], float | None], report: LaneReport | None = None, role: str | None = None
+) -> Callable[[VertexStatistics, int], Reading]:
+    """Of lanes; for all kinds of vertex, or only for those whose lanes have that report, or that have that sidecar."""
+
+    def rows(statistics: VertexStatistics) -> Iterator[tuple[LaneStatistics, Labels]]:
+        if report in (None, *statistics.reports) and role in (None, *statistics.sidecars):
+            for lane in statistics.lanes:
+                yield lane, {_LANE: lane.lane.key}
+
+    return _each(rows, read)
+
+
+def _windows(read: Callable[[ReduceStatistics], float | None]) -> Callable[[VertexStatistics, int], Reading]:
     return _lanes(lambda lane: read(lane.reduce) if lane.reduce is not None else None)
 
 
-def _buffers(read: Callable[[BufferStatistics], float], label: str = _LANE) -> Callable[..., Reading]:
-    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        for buffer in statistics.buffers:
-            yield read(buffer), {label: buffer.buffer.key}
-
-    return reading
+def _buffers(
+    read: Callable[[BufferStatistics], float], label: str = _LANE
+) -> Callable[[VertexStatistics, int], Reading]:
+    return _each(lambda statistics: [(one, {label: one.buffer.key}) for one in statistics.buffers], read)
 
 
-def _sidecars(read: Callable[[SidecarStatistics], float]) -> Callable[..., Reading]:
-    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        for role, sidecar in statistics.sidecars.items():
-            yield read(sidecar), {"role": role}
-
-    return reading
+def _sidecars(read: Callable[[SidecarStatistics], float]) -> Callable[[VertexStatistics, int], Reading]:
+    return _each(lambda statistics: [(one, {"role": role}) for role, one in statistics.sidecars.items()], read)
 
 
-def _vertex(read: Callable[[VertexStatistics], float]) -> Callable[..., Reading]:
-    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        yield read(statistics), {}
-
-    return reading
+def _vertex(read: Callable[[VertexStatistics], float]) -> Callable[[VertexStatistics, int], Reading]:
+    return _each(lambda statistics: [(statistics, {})], read)
 
 
-def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[..., Reading]:
-    lanes = _lanes(read, LaneReport.INTAKE)
-
-    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        if "transformer" in statistics.sidecars:
-            yield from lanes(statistics, now_us)
-
-    return reading
+def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[[VertexStatistics, int], Reading]:
+    return _lanes(read, LaneReport.INTAKE, "transformer")
 
 
 def _written_records(statistics: VertexStatistics, now_us: int) -> Reading:

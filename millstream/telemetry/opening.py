@@ -14,19 +14,20 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from millstream import codes, limits
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.clock import Clock, SystemClock
 from millstream.endpoints import names_a_user
 from millstream.errors import UserError
 from millstream.importing import importing
 from millstream.statistics import LaneReport, VertexStatistics
+from millstream.telemetry.loop_lag import measure_loop_lag
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -112,15 +113,6 @@ class ProcessTelemetry:
             yield Telemetry(tracing, metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """The address of metrics and probes. Port 0: no endpoint."""
-
-    host: str
-    port: int
-    not_ready: Callable[[], str | None]
-
-
 @asynccontextmanager
 async def open_telemetry(
     identities: Sequence[Identity],
@@ -137,17 +129,33 @@ async def open_telemetry(
     not supported and `InfrastructureError` for a port that is in use.
     """
     environment = os.environ
+    clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         spans = None
         if _exports("TRACES", environment):
-            spans = await stack.enter_async_context(_open_spans(environment))
+            spans = await importing(_span_processor, environment)
+            stack.push_async_callback(run_bounded, spans.shutdown)
         if _exports("LOGS", environment):
-            await stack.enter_async_context(_open_logs(identities, environment))
+            export = await importing(_log_export, identities, environment)
+            stack.push_async_callback(run_bounded, export.shut_down)
+            logging.getLogger().addHandler(export)
+            stack.callback(logging.getLogger().removeHandler, export)
         metrics = None
         if metrics_port or _exports("METRICS", environment):
-            endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
-            opening = _open_metrics(identities, environment, endpoint, clock or SystemClock())
-            metrics = await stack.enter_async_context(opening)
+            metering = await importing(_metering, identities, environment, clock, serves=bool(metrics_port))
+            metrics = metering.metrics
+            metrics.register()
+            stack.callback(metering.provider.shutdown)
+            await stack.enter_async_context(
+                beside(measure_loop_lag(metrics.observe_loop_lag, clock), "lag of the event loop")
+            )
+            if metering.otlp is not None:
+                await stack.enter_async_context(_open_export(metering.otlp, metrics, _interval_s(environment)))
+            if metering.prometheus is not None:
+                text = partial(metering.prometheus.text, metrics)
+                await stack.enter_async_context(
+                    metering.open_endpoint(metrics_host, metrics_port, text, not_ready, clock)
+                )
         yield ProcessTelemetry(spans, metrics)
 
 
@@ -158,6 +166,7 @@ def _log_export(identities: Sequence[Identity], environment: Mapping[str, str]) 
 
 
 def _span_processor(environment: Mapping[str, str]) -> BatchSpanProcessor:
+    """The processor that sends the spans of all replicas."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -171,22 +180,20 @@ class _Metering(NamedTuple):
     metrics: Metrics
     prometheus: PrometheusText | None
     otlp: OtlpReader | None
-    open_endpoint: Callable[[PrometheusText], AbstractAsyncContextManager[None]]
-    loop_lag: Callable[[], Coroutine[Any, Any, None]]
+    open_endpoint: Callable[..., AbstractAsyncContextManager[None]]
 
 
 def _metering(
-    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
+    identities: Sequence[Identity], environment: Mapping[str, str], clock: Clock, *, serves: bool
 ) -> _Metering:
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.endpoint import open_endpoint
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
     from millstream.telemetry.histograms import SCOPE
-    from millstream.telemetry.loop_lag import measure_loop_lag
     from millstream.telemetry.metrics import Metrics
 
-    prometheus = PrometheusText() if endpoint.port else None
+    prometheus = PrometheusText() if serves else None
     otlp: OtlpReader | None = None
     readers: list[PrometheusReader | OtlpReader] = [] if prometheus is None else [prometheus.reader]
     if _exports("METRICS", environment):
@@ -200,63 +207,7 @@ def _metering(
         shutdown_on_exit=False,
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
-
-    def serve(text: PrometheusText) -> AbstractAsyncContextManager[None]:
-        return open_endpoint(endpoint.host, endpoint.port, partial(text.text, metrics), endpoint.not_ready, clock)
-
-    return _Metering(
-        provider, metrics, prometheus, otlp, serve, partial(measure_loop_lag, metrics.observe_loop_lag, clock)
-    )
-
-
-@asynccontextmanager
-async def _open_logs(identities: Sequence[Identity], environment: Mapping[str, str]) -> AsyncIterator[None]:
-    export = await importing(_log_export, identities, environment)
-    root = logging.getLogger()
-    root.addHandler(export)
-    try:
-        yield
-    finally:
-        root.removeHandler(export)
-        await run_bounded(export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
-    """The processor that sends the spans of all replicas."""
-    spans = await importing(_span_processor, environment)
-    try:
-        yield spans
-    finally:
-        await run_bounded(spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _open_metrics(
-    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
-) -> AsyncIterator[Metrics]:
-    metering = await importing(_metering, identities, environment, endpoint, clock)
-    metering.metrics.register()
-    async with AsyncExitStack() as stack:
-        stack.callback(metering.provider.shutdown)
-        await stack.enter_async_context(_open_loop_lag(metering))
-        if metering.otlp is not None:
-            exporting = _open_export(metering.otlp, metering.metrics, _interval_s(environment))
-            await stack.enter_async_context(exporting)
-        if metering.prometheus is not None:
-            await stack.enter_async_context(metering.open_endpoint(metering.prometheus))
-        yield metering.metrics
-
-
-@asynccontextmanager
-async def _open_loop_lag(metering: _Metering) -> AsyncIterator[None]:
-    """Measures how late this event loop is."""
-    async with open_tasks() as tasks:
-        measuring = tasks.create_task(metering.loop_lag(), name="lag of the event loop")
-        try:
-            yield
-        finally:
-            measuring.cancel()
+    return _Metering(provider, metrics, prometheus, otlp, open_endpoint)
 
 
 @asynccontextmanager
@@ -267,7 +218,7 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
         # The statistics belong to the event loop; only sending, which may block, runs in a thread.
         data = otlp.take(metrics)
         if data is not None:
-            await run_bounded(partial(otlp.send, data), limits.TELEMETRY_FLUSH_TIMEOUT_S)
+            await run_bounded(partial(otlp.send, data))
 
     async def export_for_ever() -> None:
         while True:
@@ -275,18 +226,14 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
             await export()
 
     try:
-        async with open_tasks() as tasks:
-            exporting = tasks.create_task(export_for_ever(), name="export of metrics")
-            try:
-                yield
-            finally:
-                exporting.cancel()
+        async with beside(export_for_ever(), "export of metrics"):
+            yield
     finally:
         await export()
 
 
-async def run_bounded(call: Callable[[], object], seconds: float) -> None:
-    """Runs a call that may block in a thread of its own, and waits for it for at most `seconds`."""
+async def run_bounded(call: Callable[[], object]) -> None:
+    """Runs a call that may block in a thread of its own, and waits for it until the limit for telemetry."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -301,10 +248,10 @@ async def run_bounded(call: Callable[[], object], seconds: float) -> None:
     # A daemon thread: a collector that does not accept data must not prevent the process from ending.
     threading.Thread(target=run, name="telemetry", daemon=True).start()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(limits.TELEMETRY_FLUSH_TIMEOUT_S):
             await done.wait()
     except TimeoutError:
-        _log.warning("the collector of telemetry did not take it within %g s", seconds)
+        _log.warning("the collector of telemetry did not take it within %g s", limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
 
 def _exports(signal: str, environment: Mapping[str, str]) -> bool:

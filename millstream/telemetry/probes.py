@@ -52,35 +52,25 @@ class Probes:
     """The connections of one endpoint."""
 
     def __init__(self, paths: Mapping[str, Callable[[], Answer]], limits: ConnectionLimits, refusals: Refusals) -> None:
-        self._paths = paths
-        self._limits = limits
-        self._refusals = refusals
-        self._open: set[_Connection] = set()
+        self.paths = paths
+        self.limits = limits
+        self.refusals = refusals
+        self.connections: set[_Connection] = set()
 
     def connection(self, lease: Lease) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return _Connection(self._paths, self._limits, self._refusals, lease, self._open)
+        return _Connection(self, lease)
 
     def close(self) -> None:
         """Close all connections, after what is written to them."""
-        for connection in list(self._open):
+        for connection in list(self.connections):
             connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(
-        self,
-        paths: Mapping[str, Callable[[], Answer]],
-        limits: ConnectionLimits,
-        refusals: Refusals,
-        lease: Lease,
-        opened: set[_Connection],
-    ) -> None:
-        self._paths = paths
-        self._limits = limits
-        self._refusals = refusals
+    def __init__(self, probes: Probes, lease: Lease) -> None:
+        self._probes = probes
         self._lease = lease
-        self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._read = bytearray()
         self._answered = False
@@ -94,7 +84,7 @@ class _Connection(asyncio.Protocol):
 
     def _give_way(self, reason: str) -> None:
         """End the connection: a newer one needs its slot. Probes are short, so an old one is silent or idle."""
-        self._refusals.note(reason, self._lease.client)
+        self._probes.refusals.note(reason, self._lease.client)
         if self._transport is not None:
             self._transport.abort()
 
@@ -103,14 +93,14 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have their own class.
         self._transport = cast("asyncio.Transport", transport)
-        self._opened.add(self)
+        self._probes.connections.add(self)
         self._lease.give_way = self._give_way
-        self._wait(self._limits.head_timeout_s)
+        self._wait(self._probes.limits.head_timeout_s)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._opened.discard(self)
+        self._probes.connections.discard(self)
         self._lease.release()
 
     def data_received(self, data: bytes) -> None:
@@ -162,13 +152,13 @@ class _Connection(asyncio.Protocol):
                 self._refuse(400, "the request is not valid HTTP, or has a body", UNREADABLE)
                 return
             self._answered = True
-            self._wait(self._limits.idle_timeout_s)
+            self._wait(self._probes.limits.idle_timeout_s)
             self._transport.write(self._answer(request))
             if not request.keeps:
                 self._transport.close()
 
     def _answer(self, request: _Request) -> bytes:
-        make = self._paths.get(request.path)
+        make = self._probes.paths.get(request.path)
         allow = ""
         if make is None:
             answer = Answer(b"404: Not Found\n", status=404)
@@ -189,7 +179,7 @@ class _Connection(asyncio.Protocol):
         return head if request.method == b"HEAD" else head + answer.body
 
     def _refuse(self, status: int, reason: str, counted_as: str) -> None:
-        self._refusals.note(counted_as, self._lease.client)
+        self._probes.refusals.note(counted_as, self._lease.client)
         assert self._transport is not None
         self._read.clear()
         self._transport.write(refusal(status, reason))

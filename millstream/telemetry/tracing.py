@@ -71,8 +71,7 @@ class Tracing:
     ) -> AbstractContextManager[Span]:
         """The first span of a frame's trace, linked to the contexts of its records. If one of them is sampled, the span
         is, too."""
-        links = [Link(context) for context in contexts_of(frame)]
-        return self._start(name, Context(), attributes, links, SpanKind.CONSUMER)
+        return self._start(name, Context(), attributes, list(map(Link, contexts_of(frame))), SpanKind.CONSUMER)
 
     def _start(
         self,

@@ -8,7 +8,7 @@ clock and no broker. It sets `news` whenever an answer may have changed, for a t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from millstream.record import BufferId, LaneId
@@ -26,21 +26,17 @@ class WatermarkFetcher:
         """
         if not lanes:
             raise ValueError(f"buffer {buffer}: a watermark needs at least one upstream lane")
-        self._buffer = buffer
+        self.buffer = buffer
         self._timelines = {lane.key: Timeline() for lane in lanes}
         self.news = asyncio.Event()
         """Set by every update that changes something; cleared by the only lane that waits for it."""
-
-    @property
-    def buffer(self) -> BufferId:
-        return self._buffer
 
     def observe(self, update: OtUpdate) -> None:
         """Process an update of the upstream vertex's OT store; updates of other lanes are ignored."""
         timeline = self._timelines.get(update.key)
         if timeline is None:
             return
-        entry, state = update.entry, update.outputs.get(self._buffer)
+        entry, state = update.entry, update.outputs.get(self.buffer)
         sequence = state.sequence if state is not None else 0
         if timeline.add(entry.epoch, sequence, entry.watermark_us, idle=entry.idle, ended=entry.ended):
             self.news.set()
@@ -94,45 +90,37 @@ class BufferFill:
     """
 
     def __init__(self, buffer: BufferId) -> None:
-        self._buffer = buffer
-        self._written: dict[str, Totals] = {}
-        self._all_written = Totals()
+        self.buffer = buffer
+        self._written_by: dict[str, Totals] = {}
+        self.written = Totals()
+        """Totals of everything that was ever written."""
         self._consumed = Totals()
         self.news = asyncio.Event()
         """Set when the fill has changed; cleared by the only writer that waits for space."""
-        self.upstream = _Upstream(self)
+        self.upstream = _Side(self._on_writer)
         """Listens to the OT store of the vertex that writes the buffer."""
-        self.downstream = _Downstream(self)
+        self.downstream = _Side(self._on_reader)
         """Listens to the OT store of the vertex that reads the buffer."""
-
-    @property
-    def buffer(self) -> BufferId:
-        return self._buffer
 
     @property
     def records(self) -> int:
         """Records that were written and not yet consumed."""
-        return max(0, self._all_written.records - self._consumed.records)
+        return max(0, self.written.records - self._consumed.records)
 
     @property
     def bytes(self) -> int:
         """Stored bytes of the records that were written and not yet consumed."""
-        return max(0, self._all_written.bytes - self._consumed.bytes)
-
-    @property
-    def written(self) -> Totals:
-        """Totals of everything that was ever written."""
-        return self._all_written
+        return max(0, self.written.bytes - self._consumed.bytes)
 
     def wrote(self, lane_key: str, records: int, bytes_: int) -> None:
         """Update the totals of a lane that writes the buffer. Lanes of this process call it directly, at every
         commit."""
-        known = self._written.get(lane_key, Totals())
+        known = self._written_by.get(lane_key, Totals())
         if records > known.records or bytes_ > known.bytes:
             newest = Totals(max(records, known.records), max(bytes_, known.bytes))
-            self._written[lane_key] = newest
-            every = self._all_written
-            self._all_written = Totals(
+            self._written_by[lane_key] = newest
+            every = self.written
+            self.written = Totals(
                 every.records + newest.records - known.records, every.bytes + newest.bytes - known.bytes
             )
             self.news.set()
@@ -144,22 +132,17 @@ class BufferFill:
             self._consumed = Totals(max(records, known.records), max(bytes_, known.bytes))
             self.news.set()
 
+    def _on_writer(self, update: OtUpdate) -> None:
+        if (state := update.outputs.get(self.buffer)) is not None:
+            self.wrote(update.key, state.records, state.bytes)
 
-class _Upstream:
-    def __init__(self, fill: BufferFill) -> None:
-        self._fill = fill
-
-    def observe(self, update: OtUpdate) -> None:
-        state = update.outputs.get(self._fill.buffer)
-        if state is not None:
-            self._fill.wrote(update.key, state.records, state.bytes)
+    def _on_reader(self, update: OtUpdate) -> None:
+        if (state := update.inputs.get(self.buffer)) is not None:
+            self.consumed(state.records, state.bytes)
 
 
-class _Downstream:
-    def __init__(self, fill: BufferFill) -> None:
-        self._fill = fill
+class _Side:
+    """One side of a buffer, as a listener to an OT store."""
 
-    def observe(self, update: OtUpdate) -> None:
-        state = update.inputs.get(self._fill.buffer)
-        if state is not None:
-            self._fill.consumed(state.records, state.bytes)
+    def __init__(self, observe: Callable[[OtUpdate], None]) -> None:
+        self.observe = observe

@@ -7,16 +7,15 @@ do. Its methods are the faults that a broker can have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from millstream import codes, limits
-from millstream.background import open_tasks
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.publish import PublishingStore
-from millstream.watermark.store import OtUpdate, check_own, decode_update, raise_epoch
+from millstream.watermark.revisions import RevisionedOtStore, RevisionedOtStores, open_stores
+from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -37,6 +36,8 @@ class OtMemory:
         self._answers_to_lose = 0
         self._held: list[tuple[_Bucket, OtUpdate]] | None = None
         self._away = False
+        self._listeners: list[Callable[[], None]] = []
+        """Called when watchers have to read everything again."""
 
     def lose_answers(self, count: int) -> None:
         """Lose the answers to the next puts, which are stored."""
@@ -59,9 +60,8 @@ class OtMemory:
     def start(self) -> None:
         """Make the broker available again, with everything it had stored. Watchers read everything again."""
         self._away = False
-        for name, bucket in self._buckets.items():
-            for watcher in bucket.watchers:
-                _read_into(watcher, str(name), bucket)
+        for listener in list(self._listeners):
+            listener()
 
     def _bucket(self, pipeline: str, vertex: str) -> _Bucket:
         if self._away:
@@ -72,13 +72,11 @@ class OtMemory:
         for name in [name for name in self._buckets if name[0] == pipeline and vertex in (None, name[1])]:
             del self._buckets[name]
 
-    def _put(self, bucket: _Bucket, key: str, entry: OtEntry, put_before: int | None) -> None:
-        if self._away:
-            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
-        stored = bucket.entries.get(key)
-        check_own(entry, OtEntry.FromString(stored) if stored is not None else None, put_before)
+    def _put(self, bucket: _Bucket, revision: int, key: str, entry: OtEntry) -> int:
+        if bucket.revisions.get(key, 0) != revision:
+            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by another process")
         bucket.entries[key] = entry.SerializeToString()
-        bucket.revisions[key] = bucket.revisions.get(key, 0) + 1
+        bucket.revisions[key] = revision + 1
         update = decode_update("in memory", key, bucket.entries[key])
         if self._held is not None:
             self._held.append((bucket, update))
@@ -87,115 +85,79 @@ class OtMemory:
         if self._answers_to_lose:
             self._answers_to_lose -= 1
             raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
+        return revision + 1
 
 
-class MemoryOtStore(PublishingStore):
+class MemoryOtStore(RevisionedOtStore):
     """`OtStore` over an `OtMemory`."""
+
+    failures = (RetryLaterError,)
 
     def __init__(
         self, memory: OtMemory, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
     ) -> None:
-        super().__init__(vertex, tasks, interval_s)
+        super().__init__(vertex, f"the OT store of {pipeline}/{vertex}", tasks, interval_s)
         self._memory = memory
         self._pipeline = pipeline
 
-    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
-        return await raise_epoch(
-            lambda: self._read(lane.key), lambda guard, entry: self._put_after(lane.key, guard, entry), epoch
-        )
-
-    async def get_all(self) -> Mapping[str, OtUpdate]:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
-        return {key: decode_update(self._vertex, key, data) for key, data in bucket.entries.items()}
-
-    async def stored(self, lane: LaneId) -> OtUpdate | None:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
-        data = bucket.entries.get(lane.key)
-        return decode_update(self._vertex, lane.key, data) if data is not None else None
-
     async def forget(self, lane: LaneId) -> None:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        self._revisions.pop(lane.key, None)
+        bucket = self._bucket()
         bucket.entries.pop(lane.key, None)
         bucket.revisions.pop(lane.key, None)
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
-        queue = UpdateQueue(self._statistics)
-        _read_into(queue, self._vertex, bucket)
-        bucket.watchers.append(queue)
-        try:
-            yield queue
-        finally:
-            bucket.watchers.remove(queue)
+    def _bucket(self) -> _Bucket:
+        return self._memory._bucket(self._pipeline, self.vertex)
 
-    def close(self) -> None:
-        """End publishing."""
-        self._publisher.cancel()
+    def _answering(self, key: str) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
-    async def _put(self, key: str, entry: OtEntry) -> None:
-        self._put_to(self._memory._bucket(self._pipeline, self._vertex), key, entry)
-
-    def _put_to(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
-        before = self._put_epochs.get(key)
-        self._put_epochs[key] = entry.epoch
-        self._memory._put(bucket, key, entry, before)
-
-    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
+    async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
+        bucket = self._bucket()
         data = bucket.entries.get(key)
         return bucket.revisions.get(key, 0), OtEntry.FromString(data) if data is not None else None
 
-    async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
-        if bucket.revisions.get(key, 0) != guard:
-            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by another process")
-        self._put_to(bucket, key, entry)
+    async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        return self._memory._put(self._bucket(), revision, key, entry)
 
+    _take_over_after = _publish_after
 
-class MemoryOtStores:
-    """`OtStores` over an `OtMemory`."""
+    async def _read_all(self) -> list[OtUpdate]:
+        return [decode_update(self.vertex, key, data) for key, data in self._bucket().entries.items()]
 
-    def __init__(self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        self._memory = memory
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._interval_s = interval_s
-        self._stores: dict[str, MemoryOtStore] = {}
-
-    async def store(self, vertex: str) -> MemoryOtStore:
-        if vertex not in self._stores:
-            self._memory._bucket(self._pipeline, vertex)
-            self._stores[vertex] = MemoryOtStore(self._memory, self._pipeline, vertex, self._tasks, self._interval_s)
-        return self._stores[vertex]
-
-    async def delete(self, vertex: str | None = None) -> None:
-        self._memory._delete(self._pipeline, vertex)
-
-    def close(self) -> None:
-        """End publishing."""
-        for store in self._stores.values():
-            store.close()
-
-
-@asynccontextmanager
-async def open_memory_ot_stores(
-    memory: OtMemory, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
-) -> AsyncIterator[MemoryOtStores]:
-    """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
-    async with open_tasks() as tasks:
-        stores = MemoryOtStores(memory, pipeline, tasks, publish_interval_s)
+    @asynccontextmanager
+    async def _hearing(self, queue: UpdateQueue) -> AsyncIterator[None]:
+        bucket = self._bucket()
+        bucket.watchers.append(queue)
         try:
-            yield stores
+            yield
         finally:
-            stores.close()
+            bucket.watchers.remove(queue)
+
+    def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._memory._listeners.append(listener)
+        return lambda: self._memory._listeners.remove(listener)
+
+
+MemoryOtStores = RevisionedOtStores[MemoryOtStore]
+"""`OtStores` over an `OtMemory`."""
+
+
+def open_memory_ot_stores(
+    memory: OtMemory, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
+) -> AbstractAsyncContextManager[MemoryOtStores]:
+    """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> MemoryOtStore:
+        memory._bucket(pipeline, vertex)
+        return MemoryOtStore(memory, pipeline, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        memory._delete(pipeline, vertex)
+
+    return open_stores(open_store, delete)
 
 
 def _tell(bucket: _Bucket, update: OtUpdate) -> None:
     for watcher in bucket.watchers:
         watcher.on_update(update)
-
-
-def _read_into(queue: UpdateQueue, name: str, bucket: _Bucket) -> None:
-    queue.begin_reading()
-    queue.finish_reading([decode_update(name, key, data) for key, data in bucket.entries.items()])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from millstream import limits
 from millstream.errors import FencedError, RetryLaterError
 from millstream.pauses import RepeatedFailure
-from millstream.record import LaneId
 from millstream.watermark.store import NewEntry, OtStatistics
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -160,32 +158,3 @@ async def _wait_for(event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await event.wait()
-
-
-class PublishingStore(ABC):
-    """What every OT store does alike: it publishes the newest entry of each lane, and counts."""
-
-    def __init__(self, vertex: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        """`interval_s`: the interval between two puts of a lane."""
-        self._vertex = vertex
-        self._put_epochs: dict[str, int] = {}
-        """Epoch of this process's last put, answered or not, by lane key."""
-        self._statistics = OtStatistics()
-        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    def statistics(self) -> OtStatistics:
-        return self._statistics
-
-    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
-        self._publisher.publish(lane.key, entry, soon=soon)
-
-    async def flush(self) -> None:
-        await self._publisher.flush()
-
-    @abstractmethod
-    async def _put(self, key: str, entry: OtEntry) -> None:
-        """See `Put`."""

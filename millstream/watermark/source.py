@@ -51,7 +51,7 @@ class SourceWatermark:
         """`restored_us`: the watermark in the lane's mark, or in its last entry in the OT store if that is later."""
         self._max_delay_us = max_delay_us
         self._policy = idle
-        self._watermark_us = restored_us
+        self.watermark_us = restored_us
         self._silence_s = 0.0
         self._step_due_s = 0.0
         self._ticked_s: float | None = None
@@ -65,15 +65,11 @@ class SourceWatermark:
         """Whether `tick` may move the watermark. If not, only records do."""
         return self._policy is not None
 
-    @property
-    def watermark_us(self) -> int:
-        return self._watermark_us
-
     def observe(self, frame: Frame) -> int:
         """Process a frame. Returns how many of its records are late: older than the watermark before the frame."""
         late = 0
-        if frame.event_time_min_us < self._watermark_us:
-            late = sum(time_us < self._watermark_us for time_us in frame.event_times_us())
+        if frame.event_time_min_us < self.watermark_us:
+            late = sum(time_us < self.watermark_us for time_us in frame.event_times_us())
         # A record whose event time is the end of time must not end the lane.
         self._raise_to(min(frame.event_time_max_us, END_OF_TIME_US - 1) - self._max_delay_us)
         self._hear()
@@ -98,28 +94,28 @@ class SourceWatermark:
         gap_s = monotonic_s - self._ticked_s if self._ticked_s is not None else 0.0
         self._ticked_s = monotonic_s
         if self._policy is None or self.ended:
-            return self._watermark_us
+            return self.watermark_us
         if not waiting:
             self._hear()
-            return self._watermark_us
+            return self.watermark_us
         if held_up:
             self._interrupt()
-            return self._watermark_us
+            return self.watermark_us
         self._silence_s += min(gap_s, _TICK_GAP_MAX_S)
         present_us = now_us - self._max_delay_us
-        if self._watermark_us == START_OF_TIME_US:
+        if self.watermark_us == START_OF_TIME_US:
             delay_s = self._policy.init_source_delay_s
             if delay_s is not None and self._silence_s >= delay_s:
                 self._step(present_us, present_us)
         elif self._silence_s >= max(self._policy.threshold_s, self._step_due_s):
-            self._step(self._watermark_us + round(self._policy.increment_by_s * MICROSECONDS), present_us)
-        return self._watermark_us
+            self._step(self.watermark_us + round(self._policy.increment_by_s * MICROSECONDS), present_us)
+        return self.watermark_us
 
     def end(self) -> int:
         """Move the watermark to the end of time: no further record will follow."""
-        self._watermark_us = END_OF_TIME_US
+        self.watermark_us = END_OF_TIME_US
         self.idle, self.ended = False, True
-        return self._watermark_us
+        return self.watermark_us
 
     def _step(self, to_us: int, present_us: int) -> None:
         assert self._policy is not None
@@ -136,7 +132,7 @@ class SourceWatermark:
         """Continue the silence later. A source that loses its connection often must still become idle."""
         assert self._policy is not None
         limit_s = self._policy.threshold_s
-        if self._watermark_us == START_OF_TIME_US:
+        if self.watermark_us == START_OF_TIME_US:
             limit_s = self._policy.init_source_delay_s or limit_s
         cut_s = max(0.0, self._silence_s - max(0.0, limit_s - _READ_AGAIN_S))
         self._silence_s -= cut_s
@@ -144,4 +140,4 @@ class SourceWatermark:
         self.idle = False
 
     def _raise_to(self, watermark_us: int) -> None:
-        self._watermark_us = max(self._watermark_us, watermark_us)
+        self.watermark_us = max(self.watermark_us, watermark_us)

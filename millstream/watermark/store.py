@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol, TypeAlias
+from functools import cached_property, partial
+from typing import Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from millstream import codes
-from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
-from millstream.pauses import RepeatedFailure
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,11 @@ class OtStore(Protocol):
     """The OT store of one vertex."""
 
     @property
-    def vertex(self) -> str: ...
+    def vertex(self) -> str:
+        """The vertex whose lanes publish here."""
 
-    def statistics(self) -> OtStatistics: ...
+    def statistics(self) -> OtStatistics:
+        """Totals since the store was opened."""
 
     def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
         """Pass in the newest entry of a lane of this process (do not change it afterwards). It is stored in the
@@ -162,73 +164,35 @@ class OtStores(Protocol):
 class OtListener(Protocol):
     """A receiver of updates: a `WatermarkFetcher`, or one side of a `BufferFill`."""
 
-    def observe(self, update: OtUpdate) -> None: ...
-
-
-Read = Callable[[], Awaitable[tuple[int, OtEntry | None]]]
-"""Returns the stored entry of a lane, and the guard for a put that replaces exactly that entry. Raises
-`RetryLaterError`."""
-PutAfter = Callable[[int, OtEntry], Awaitable[None]]
-"""Stores an entry if the stored one still has that guard. Raises `RetryLaterError` if it may not be stored."""
-
-
-async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | None:
-    """`OtStore.take_over` for any store: put the stored entry again, under the new epoch.
-
-    1. No entry is stored: put an entry that promises nothing.
-    2. The entry has this epoch or a newer one: it is left from a ledger that was rebuilt since. Leave it unchanged.
-    3. The entry is the one that an earlier attempt put without an answer: done.
-    """
-    raised: OtEntry | None = None
-    before: OtEntry | None = None
-    failure = RepeatedFailure()
-    while True:
-        try:
-            guard, stored = await read()
-            if raised is not None and stored == raised:
-                return before
-            if stored is not None and stored.epoch >= epoch:
-                return None
-            before, raised = stored, OtEntry(watermark_us=START_OF_TIME_US)
-            if stored is not None:
-                raised.CopyFrom(stored)
-            raised.epoch = epoch
-            await put_after(guard, raised)
-        except RetryLaterError as error:
-            if line := failure.line(f"a lane's watermark cannot be taken over now: {error}"):
-                _log.log(logging.WARNING if failure.lasts else logging.DEBUG, "%s", line)
-            await asyncio.sleep(OT_RETRY_INTERVAL_S)
-        else:
-            return before
+    def observe(self, update: OtUpdate) -> None:
+        """Called for each update, which may concern any lane of the store."""
 
 
 async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
     """The newest stored entry of every lane, by lane key. Repeats the request until the broker answers."""
-    while True:
-        try:
-            return await store.get_all()
-        except RetryLaterError as error:
-            _log.warning("cannot read the watermarks of %s now: %s", store.vertex, error)
-        await asyncio.sleep(OT_RETRY_INTERVAL_S)
+    return await _until_available(store.get_all, f"read the watermarks of {store.vertex}")
 
 
 async def forget(store: OtStore, lane: LaneId) -> None:
     """Remove the entry of a lane without an owner. Repeats the request until the broker answers."""
+    await _until_available(partial(store.forget, lane), f"remove the watermark of {lane}")
+
+
+async def _until_available(request: Callable[[], Awaitable[_T]], what: str) -> _T:
     while True:
         try:
-            return await store.forget(lane)
+            return await request()
         except RetryLaterError as error:
-            _log.warning("cannot remove the watermark of %s now: %s", lane, error)
+            _log.warning("cannot %s now: %s", what, error)
         await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 
-async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
+async def follow(store: OtStore, listeners: Collection[OtListener]) -> None:
     """Pass every update of a store to all listeners, until cancelled: one watch serves all lanes of a process."""
-    targets = list(listeners)
     async with store.watch() as updates:
         async for update in updates:
-            for target in targets:
-                target.observe(update)
+            for listener in listeners:
+                listener.observe(update)
 
 
 def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) -> None:
@@ -236,7 +200,7 @@ def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) ->
 
     Raises `FencedError` if another owner publishes. Two owners can have the same epoch if a ledger was set back while
     an owner was still running. The one that is behind would then withdraw a promise. An entry that an owner finds
-    before its first put is from a ledger that was rebuilt since (`raise_epoch`).
+    before its first put is from a ledger that was rebuilt since (`OtStore.take_over`).
     """
     if stored is None or stored.epoch < entry.epoch:
         return

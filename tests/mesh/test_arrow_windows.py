@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.buffers.jetstream.ledger import JetStreamLedger
+from millstream.buffers.jetstream import stream_config
 from millstream_reduce.log.entries import whole_entries
 from tests.mesh.reducing import (
     CONTENTS,
@@ -164,7 +164,7 @@ async def test_a_ledger_of_an_earlier_version_holds_values(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that version can still continue."""
-    monkeypatch.setattr(JetStreamLedger, "holds_arrow", False)
+    monkeypatch.setattr(stream_config, "LAYOUT_NOW", "7")
     events = steady(200, keys=2, per_s=10)
     write_events(tmp_path / "in.jsonl", events)
     vertices = source(more=", follow: true") + TYPED_MAP + reduce("{fixed: {length: 60s}}") + files.file_sink("out")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.nats_server import PROGRAM_VARIABLE
+from millstream.buffers.jetstream.server import PROGRAM_VARIABLE
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
 

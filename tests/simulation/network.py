@@ -325,9 +325,9 @@ class SimOtStore(MemoryOtStore):
     async def _read(self, key: str) -> tuple[int, OtEntry | None]:
         return await self._link.ask(lambda: at_once(super(SimOtStore, self)._read(key)))
 
-    async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
+    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
         def do() -> None:
-            at_once(super(SimOtStore, self)._put_after(key, guard, entry))
+            at_once(super(SimOtStore, self)._replace(key, revision, entry))
             self._history.published(self.vertex, key, entry)
 
         await self._link.ask(do, timeout_s=OT_PUT_TIMEOUT_S, again=False)
@@ -335,12 +335,12 @@ class SimOtStore(MemoryOtStore):
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         queue = _Hearing(self._statistics, self._link)
-        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        bucket = self._memory._bucket(self._pipeline, self.vertex)
         bucket.watchers.append(queue)
 
         def reread() -> None:
             queue.begin_reading()
-            queue.finish_reading([decode_update(self._vertex, key, data) for key, data in bucket.entries.items()])
+            queue.finish_reading([decode_update(self.vertex, key, data) for key, data in bucket.entries.items()])
 
         async def reread_always() -> None:
             while True:

@@ -13,7 +13,8 @@ from typing import Any
 
 from redis import Redis, RedisError
 
-from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
+from millstream.buffers.redis.server_config import find_redis_server, server_config
+from millstream.buffers.servers import new_password
 from millstream.ports import free_ports
 from tests.support.server_process import ServerProcess, started_server
 

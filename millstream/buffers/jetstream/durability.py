@@ -11,9 +11,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from millstream import codes, limits
+from millstream import limits
 from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT
-from millstream.errors import DurabilityError
 from millstream.json_parser import parse_json
 from millstream.ledger.protocol import Durability, DurabilityLevel
 from millstream.nats.connection import (
@@ -24,7 +23,6 @@ from millstream.nats.connection import (
 )
 
 _TIMEOUT_S = 5.0
-_STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
 
 
 async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, Any] | None, str]:
@@ -88,23 +86,14 @@ def judge(server: Mapping[str, Any] | None, stream: Mapping[str, Any], where: st
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` if the broker's durability is below `require`, or may be because it is not known."""
-    if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
-        return
-    if not durability.verified:
-        raise DurabilityError(
-            codes.DURABILITY_UNKNOWN,
-            f"it is not known whether the broker at {place} keeps what it acknowledges, but durability "
-            f"{require.value!r} is required: {durability.evidence}. Let the broker report its settings to the "
-            "account (see deploy/README.md), or name its monitoring endpoint in the access file (`monitor: "
-            "http://HOST:8222`). If neither is possible and you know that the broker has 'sync_interval: always', "
-            "start with `--durability unverified`",
-        )
-    raise DurabilityError(
-        codes.NOT_DURABLE,
-        f"the broker at {place} may lose acknowledged data: its durability is {durability.level.value!r}, but "
-        f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream block "
-        "of its configuration, or ask for a weaker durability by name",
+    """Raise `DurabilityError` if the durability of the broker is below `require`, or may be."""
+    durability.check(
+        require,
+        f"the broker at {place}",
+        to_know="Let the broker report its settings to the account (see deploy/README.md), or name its monitoring "
+        "endpoint in the access file (`monitor: http://HOST:8222`). If neither is possible and you know that the "
+        "broker has 'sync_interval: always'",
+        to_have="'sync_interval: always' in the jetstream block of its configuration",
     )
 
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -42,11 +43,13 @@ from millstream.buffers.jetstream.requests import (
     WRONG_LAST_SEQUENCE,
     message_data,
     message_headers,
+    owned_streams,
     tries,
+    unless_missing,
     until_answered,
     until_created,
 )
-from millstream.buffers.jetstream.sending import new_batch_id, send_commit
+from millstream.buffers.jetstream.sending import send_commit
 from millstream.buffers.jetstream.stored_ids import stored_ids
 from millstream.buffers.jetstream.stream_config import (
     LAYOUT,
@@ -54,13 +57,12 @@ from millstream.buffers.jetstream.stream_config import (
     LAYOUTS,
     OWNER_PIPELINE,
     OWNER_VERTEX,
-    Holds,
     after_leaving,
     holds_of,
     sharing_of,
     stream_config,
 )
-from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
+from millstream.buffers.jetstream.torn import ServerStart, TornEnds
 from millstream.buffers.jetstream.trims import ReadFrames, purges
 from millstream.durable import step
 from millstream.errors import (
@@ -73,21 +75,19 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch
-from millstream.ledger.marks import fenced, is_replaced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import settled, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Broker,
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import apart_filter, buffer_filter, ids_filter, lane_filter, stream_name
@@ -105,7 +105,7 @@ _INCOMPLETE_MAX = 4
 full."""
 
 
-class JetStreamLedger:
+class JetStreamLedger(OpenLedger):
     """`Ledger` over one stream."""
 
     def __init__(
@@ -120,13 +120,10 @@ class JetStreamLedger:
         holds: Holds,
         seen: ReadFrames,
     ) -> None:
+        super().__init__(vertex, stream, created, durability_found, sharing, holds)
         self._connection = connection
         self._stream = stream
-        self._vertex = vertex
         self._created = created
-        self._durability = durability_found
-        self._statistics = LedgerStatistics()
-        self._sharing = sharing
         self._holds = holds
         self._seen = seen
         self._left: set[LaneId] = set()
@@ -135,40 +132,8 @@ class JetStreamLedger:
         """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._stream} {self._created}"
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._sharing
-
-    @property
-    def packs(self) -> bool:
-        return self._holds.packs
-
-    @property
-    def compresses(self) -> bool:
-        return self._holds.compressed
-
-    @property
-    def holds_arrow(self) -> bool:
-        return self._holds.arrow
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
-
     async def mark(self, lane: LaneId) -> StoredMark | None:
-        subject = lane_filter(self._stream, lane)
-        message = await self._get({"last_by_subj": subject})
+        message = await self._get({"last_by_subj": lane_filter(self._stream, lane)})
         if message is None:
             return None
         try:
@@ -195,7 +160,7 @@ class JetStreamLedger:
             self._checked_after_losses[lane] = losses
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
-                with step("ledger.take_over", self._vertex):
+                with step("ledger.take_over", self.vertex):
                     receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
@@ -245,11 +210,11 @@ class JetStreamLedger:
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them."""
-        with step("ledger.commit", self._vertex):
+        with step("ledger.commit", self.vertex):
             return await self._commit(commit)
 
     async def _commit(self, commit: Commit) -> Receipt:
-        messages = batch.commit_messages(self._stream, commit, self._sharing)
+        messages = batch.commit_messages(self._stream, commit, self.sharing)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         large = len(commit.frames) if self._holds.references and len(messages) > 1 else 0
@@ -265,49 +230,36 @@ class JetStreamLedger:
         if commit.lane in self._left:
             self._left.discard(commit.lane)
             await self._remove_unreferenced(commit, sequence, len(messages))
-        self._statistics.commit_seconds += loop.time() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += len(messages)
-        self._statistics.commit_bytes += sum(len(message.data) for message in messages)
+        self._statistics.committed(loop.time() - started_s, len(messages), sum(len(one.data) for one in messages))
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
     def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
-        subjects = lane_filter(self._stream, lane), ids_filter(self._stream, lane)
-        return stored_ids(self._connection, self._stream, *subjects, self._get)
+        return stored_ids(
+            self._connection, self._stream, lane_filter(self._stream, lane), ids_filter(self._stream, lane), self._get
+        )
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = self._filter(buffer)
-        check = ReadCheck(self._stream, subject, after, witnesses, given_up)
-        async with opened(self._reader(subject, after, check)) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return buffer_filter(self._stream, stored)
 
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with opened(self._reader(self._filter(buffer), after, ObserverCheck())) as frames:
-            yield frames
-
-    def _reader(self, subject: str, after: int, check: ReadCheck | ObserverCheck) -> PullReader:
-        return PullReader(
-            self._connection,
-            self._stream,
-            subject,
-            after,
-            self._created,
-            self._statistics,
-            check,
-            self._seen,
-            self._get,
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return opened(
+            PullReader(
+                self._connection,
+                self._stream,
+                self._subject(stored),
+                after,
+                self._created,
+                self._statistics,
+                check,
+                self._seen,
+                self._get,
+            )
         )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
-        through = {self._sharing.stored(buffer): sequence for buffer, sequence in through.items()}
+        through = {self.sharing.stored(buffer): sequence for buffer, sequence in through.items()}
         pauses = tries()
         while not await self._trimmed(through):
             await pauses.wait()
@@ -334,22 +286,18 @@ class JetStreamLedger:
             if connection.losses != losses:
                 return False
             try:
-                await self._purge(subject, first)
+                with step("ledger.trim", self.vertex):
+                    await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
             except AnswerLostError:
                 return False
         return True
 
-    async def _purge(self, subject: str, first: int) -> None:
-        """Remove everything before sequence `first`, in one attempt. Raises `AnswerLostError`."""
-        with step("ledger.trim", self._vertex):
-            await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
-
     async def leave(self, edges: Collection[str]) -> None:
         config = (await self._info())["config"]
         metadata = after_leaving(config["metadata"], edges)
-        with step("ledger.leave", self._vertex):
+        with step("ledger.leave", self.vertex):
             await self._ask("STREAM.UPDATE", {**config, "metadata": metadata})
-        self._sharing = sharing_of(metadata)
+        self.sharing = sharing_of(metadata)
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         subject = self._filter(buffer)
@@ -365,15 +313,7 @@ class JetStreamLedger:
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        return await self._last_of(self._filter(buffer))
-
-    def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, by the name under which they are stored."""
-        return buffer_filter(self._stream, self._sharing.stored(buffer))
-
-    async def _last_of(self, subject: str) -> int:
-        """Sequence of the last message that matches; 0 if there is none."""
-        message = await self._get({"last_by_subj": subject})
+        message = await self._get({"last_by_subj": self._filter(buffer)})
         return 0 if message is None else int(message["seq"])
 
     async def _land(self, commit: Commit, apart: FramesApart) -> int:
@@ -433,10 +373,8 @@ class JetStreamLedger:
     async def _send(self, apart: FramesApart) -> int:
         """Make one attempt. Returns the sequence of the last message, or raises as `send_commit` does."""
         messages = await apart.store(limits.COMMIT_TIMEOUT_S)
-        # Only a batch needs an id.
-        batch_id = new_batch_id() if len(messages) > 1 else ""
         try:
-            return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
+            return await send_commit(self._connection, messages, limits.COMMIT_TIMEOUT_S)
         except ApiError:
             raise
         except BaseException:
@@ -446,14 +384,7 @@ class JetStreamLedger:
     async def _settle(self, commit: Commit) -> int | None:
         """The sequence of the commit's mark; None if the commit is not stored. Raises `FencedError` if the ledger has
         another mark."""
-        stored = await self._surely_mark(commit.lane)
-        if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
-            return stored.sequence
-        if (stored.sequence if stored is not None else 0) == commit.after and not is_replaced(commit, stored):
-            return None
-        if stored is None or stored.sequence <= commit.after:
-            raise lost_mark(commit.lane, commit.after, stored)
-        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+        return settled(commit, await self._surely_mark(commit.lane))
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
         pauses = tries()
@@ -504,12 +435,8 @@ class JetStreamLedger:
     async def _ask(self, what: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Repeat a request about the stream until it is answered. The answer is empty if there is no such message."""
         with self._refusals(what):
-            try:
-                return await until_answered(self._connection, f"{what}.{self._stream}", request)
-            except ApiError as error:
-                if error.code != NO_MESSAGE:
-                    raise
-                return {}
+            asking = until_answered(self._connection, f"{what}.{self._stream}", request)
+            return await unless_missing(asking, NO_MESSAGE) or {}
 
     async def _ask_once(self, what: str, request: Mapping[str, object]) -> None:
         """Make one attempt at a request about the stream. Raises `AnswerLostError`."""
@@ -573,36 +500,17 @@ class JetStreamBroker:
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the streams of a pipeline, or of one of its vertices."""
-        names: list[str] = []
-        offset = 0
-        while True:
-            answer = await until_answered(self._connection, "STREAM.LIST", {"offset": offset})
-            page = answer.get("streams") or []
-            for stream in page:
-                owner = stream["config"].get("metadata") or {}
-                if owner.get(OWNER_PIPELINE) == self._pipeline and vertex in (None, owner.get(OWNER_VERTEX)):
-                    names.append(stream["config"]["name"])
-            offset += len(page)
-            if not page or offset >= answer["total"]:
-                break
-        for name in names:
-            try:
-                with step("ledger.delete"):
-                    await until_answered(self._connection, f"STREAM.DELETE.{name}")
-            except ApiError as error:
-                # The stream was already deleted, perhaps by our own request whose answer was lost.
-                if error.code != NO_STREAM:
-                    raise
+        for name in await owned_streams(partial(until_answered, self._connection), self._pipeline, vertex):
+            with step("ledger.delete"):
+                # It may be deleted already, perhaps by our own request whose answer was lost.
+                await unless_missing(until_answered(self._connection, f"STREAM.DELETE.{name}"), NO_STREAM)
             self._seen.forget(name)
         self._ledgers.clear()
 
     async def _find(self, stream: str, vertex: str) -> dict[str, Any] | None:
-        try:
-            info = await until_answered(self._connection, f"STREAM.INFO.{stream}")
-        except ApiError as error:
-            if error.code == NO_STREAM:
-                return None
-            raise
+        info = await unless_missing(until_answered(self._connection, f"STREAM.INFO.{stream}"), NO_STREAM)
+        if info is None:
+            return None
         found = info["config"].get("metadata") or {}
         if found.get(OWNER_PIPELINE) != self._pipeline or found.get(OWNER_VERTEX) != vertex:
             raise InfrastructureError(
@@ -678,7 +586,7 @@ class JetStreamBroker:
 
     async def _server_start(self) -> datetime | None:
         server, _ = await self._server_settings()
-        return time_of(server["start"]) if server is not None and "start" in server else None
+        return datetime.fromisoformat(server["start"]) if server is not None and "start" in server else None
 
     async def _server_settings(self) -> tuple[dict[str, Any] | None, str]:
         if self._monitor_url is None:

@@ -14,29 +14,31 @@ its old entry over the newest one.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from millstream import codes, limits
-from millstream.background import open_tasks
 from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE, until_created
+from millstream.buffers.jetstream.requests import (
+    NO_MESSAGE,
+    NO_STREAM,
+    WRONG_LAST_SEQUENCE,
+    message_data,
+    owned_streams,
+    unless_missing,
+    until_created,
+)
+from millstream.buffers.jetstream.stream_config import OWNER_PIPELINE, OWNER_VERTEX
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
-from millstream.json_parser import parse_json
 from millstream.nats.client import Msg
-from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, answered
 from millstream.record import LaneId
-from millstream.watermark.revisions import RevisionedOtStore
+from millstream.watermark.revisions import RevisionedOtStore, RevisionedOtStores, open_stores
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
-
-_OWNER_PIPELINE = "millstream.pipeline"
-_OWNER_VERTEX = "millstream.vertex"
 
 
 @dataclass(slots=True)
@@ -74,32 +76,19 @@ class JetStreamOtStore(RevisionedOtStore):
                 codes.BROKER_AWAY, f"bucket {self._bucket} cannot be read: {_reason(error)}"
             ) from error
 
-    async def stored(self, lane: LaneId) -> OtUpdate | None:
-        subject = f"{self._prefix}{lane.key}"
-        async with self._answering(lane.key):
-            try:
-                found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
-            except ApiError as error:
-                if error.code in (NO_MESSAGE, NO_STREAM):
-                    return None
-                raise
-        return self._decode(subject, base64.b64decode(found["message"].get("data", "")))
-
     async def forget(self, lane: LaneId) -> None:
         """Delete the OT entry of a lane."""
         self._revisions.pop(lane.key, None)
         try:
             async with self._answering(lane.key):
-                with step("watermark.forget", self._vertex):
+                with step("watermark.forget", self.vertex):
                     await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
         finally:
             # A concurrent read may have found the entry. And if there was no answer, the entry may still be deleted.
             self._contents = _Contents()
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
-        queue = UpdateQueue(self._statistics)
-
+    async def _hearing(self, queue: UpdateQueue) -> AsyncIterator[None]:
         def on_update(message: Msg) -> None:
             try:
                 queue.on_update(self._decode(message.subject, message.data))
@@ -109,39 +98,29 @@ class JetStreamOtStore(RevisionedOtStore):
         client = self._connection.client
         subscription = await self._connection.listen(f"{self._prefix}>", on_update)
         try:
-            async with open_tasks() as tasks:
-                rereading = tasks.create_task(self._reread(queue), name=f"read of {self._bucket}")
-                try:
-                    yield queue
-                finally:
-                    queue.close()
-                    rereading.cancel()
+            yield
         finally:
             if not client.is_closed:
                 await subscription.unsubscribe()
 
     async def create(self, pipeline: str, replicas: int) -> None:
         """Create the bucket, or check that it belongs to this vertex."""
-        owner = {_OWNER_PIPELINE: pipeline, _OWNER_VERTEX: self._vertex}
-        try:
-            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.code != NO_STREAM:
-                raise
-            config = self._config(replicas, owner)
-            with step("watermark.make", self._vertex):
-                info = await until_created(self._connection, self._stream, config)
+        owner = {OWNER_PIPELINE: pipeline, OWNER_VERTEX: self.vertex}
+        info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
+        if info is None:
+            with step("watermark.make", self.vertex):
+                info = await until_created(self._connection, self._stream, self._config(replicas, owner))
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(
                 codes.LEDGER_NAME_TAKEN,
-                f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
-                f"{found.get(_OWNER_PIPELINE)}, but vertex {self._vertex} of pipeline {pipeline} needs that name. "
+                f"bucket {self._bucket} belongs to vertex {found.get(OWNER_VERTEX)} of pipeline "
+                f"{found.get(OWNER_PIPELINE)}, but vertex {self.vertex} of pipeline {pipeline} needs that name. "
                 "Rename one of the two",
             )
         if info["config"]["num_replicas"] != replicas:
             changed = {**info["config"], "num_replicas": replicas}
-            with step("watermark.replicate", self._vertex):
+            with step("watermark.replicate", self.vertex):
                 await self._connection.api(f"STREAM.UPDATE.{self._stream}", changed)
 
     def _config(self, replicas: int, owner: Mapping[str, str]) -> dict[str, object]:
@@ -160,12 +139,12 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Replace an OT entry, if it still has this revision."""
-        with step("watermark.publish", self._vertex):
+        with step("watermark.publish", self.vertex):
             return await self._put_after(revision, key, entry)
 
     async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Take a lane's OT entry over from its previous owner."""
-        with step("watermark.take_over", self._vertex):
+        with step("watermark.take_over", self.vertex):
             return await self._put_after(revision, key, entry)
 
     @asynccontextmanager
@@ -189,32 +168,25 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Put the entry if the key still has that revision; returns the new revision."""
-        await self._connection.connected()
-        reply, answer = self._connection.expect_answer()
-        try:
-            guard = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-            await self._connection.publish(f"{self._prefix}{key}", entry.SerializeToString(), guard, reply)
-            message = await self._connection.answer_of(answer, limits.OT_PUT_TIMEOUT_S)
-        finally:
-            answer.cancel()
-        receipt: dict[str, Any] = parse_json(message.data)
-        if (error := receipt.get("error")) is not None:
-            raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
-        return int(receipt["seq"])
+        message = await self._connection.request(
+            f"{self._prefix}{key}",
+            entry.SerializeToString(),
+            {"Nats-Expected-Last-Subject-Sequence": str(revision)},
+            timeout_s=limits.OT_PUT_TIMEOUT_S,
+        )
+        return int(answered(message.data)["seq"])
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
         """The revision of a key, which guards its next put, and its entry, read from the leader; 0 and None if there is
         none."""
         subject = f"{self._prefix}{key}"
-        try:
-            found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
-        except ApiError as error:
-            if error.code != NO_MESSAGE:
-                raise
+        found = await unless_missing(
+            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}), NO_MESSAGE
+        )
+        if found is None:
             return 0, None
         stored = found["message"]
-        update = self._decode(subject, base64.b64decode(stored.get("data", "")))
-        return int(stored["seq"]), update.entry
+        return int(stored["seq"]), self._decode(subject, message_data(stored)).entry
 
     async def _reachable(self) -> None:
         await self._connection.connected()
@@ -271,88 +243,48 @@ class JetStreamOtStore(RevisionedOtStore):
         return decode_update(self._bucket, subject.removeprefix(self._prefix), data)
 
 
-class JetStreamOtStores:
-    """`OtStores` over one connection."""
-
-    def __init__(
-        self, connection: BrokerConnection, pipeline: str, tasks: asyncio.TaskGroup, replicas: int, interval_s: float
-    ) -> None:
-        self._connection = connection
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._replicas = replicas
-        self._interval_s = interval_s
-        self._stores: dict[str, JetStreamOtStore] = {}
-        self._opening = asyncio.Lock()
-
-    async def store(self, vertex: str) -> JetStreamOtStore:
-        async with self._opening:
-            if vertex not in self._stores:
-                store = JetStreamOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
-                try:
-                    await store.create(self._pipeline, self._replicas)
-                except JetStreamOtStore.failures as error:
-                    raise RetryLaterError(
-                        codes.BROKER_AWAY,
-                        f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be created: "
-                        f"{_reason(error)}. Is the broker running, with JetStream enabled?",
-                    ) from error
-                self._stores[vertex] = store
-            return self._stores[vertex]
-
-    async def delete(self, vertex: str | None = None) -> None:
-        """Delete the OT buckets of a pipeline, or of one of its vertices."""
-        names: list[str] = []
-        seen = 0
-        try:
-            while page := (await self._connection.api("STREAM.LIST", {"offset": seen}))["streams"]:
-                seen += len(page)
-                names += [
-                    info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, vertex, info["config"])
-                ]
-            for name in names:
-                with step("watermark.delete"):
-                    await self._connection.api(f"STREAM.DELETE.{name}")
-        except JetStreamOtStore.failures as error:
-            raise RetryLaterError(
-                codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {_reason(error)}"
-            ) from error
-
-    def close(self) -> None:
-        """End publishing."""
-        for store in self._stores.values():
-            store.close()
-
-
-@asynccontextmanager
-async def open_jetstream_ot_stores(
+def open_jetstream_ot_stores(
     connection: BrokerConnection,
     pipeline: str,
     *,
     replicas: int = 1,
     publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
-) -> AsyncIterator[JetStreamOtStores]:
+) -> AbstractAsyncContextManager[RevisionedOtStores[JetStreamOtStore]]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
     Entries that are not flushed at the end are not published.
     """
-    async with open_tasks() as tasks:
-        stores = JetStreamOtStores(connection, pipeline, tasks, replicas, publish_interval_s)
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> JetStreamOtStore:
+        store = JetStreamOtStore(connection, pipeline, vertex, tasks, publish_interval_s)
         try:
-            yield stores
-        finally:
-            stores.close()
+            await store.create(pipeline, replicas)
+        except JetStreamOtStore.failures as error:
+            raise RetryLaterError(
+                codes.BROKER_AWAY,
+                f"the OT store of vertex {vertex} of pipeline {pipeline} cannot be created: {_reason(error)}. Is the "
+                "broker running, with JetStream enabled?",
+            ) from error
+        return store
+
+    async def delete(vertex: str | None) -> None:
+        """Delete the OT buckets of a pipeline, or of one of its vertices."""
+        try:
+            for name in await owned_streams(connection.api, pipeline, vertex):
+                if name.startswith("KV_"):
+                    with step("watermark.delete"):
+                        await connection.api(f"STREAM.DELETE.{name}")
+        except JetStreamOtStore.failures as error:
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"the OT stores of pipeline {pipeline} cannot be removed: {_reason(error)}"
+            ) from error
+
+    return open_stores(open_store, delete)
 
 
 def bucket_name(pipeline: str, vertex: str) -> str:
     """The key-value bucket of a vertex."""
     return f"{pipeline}-{vertex}-OT"
-
-
-def _is_bucket_of(pipeline: str, vertex: str | None, config: Mapping[str, Any]) -> bool:
-    owner = config.get("metadata", {})
-    mine = owner.get(_OWNER_PIPELINE) == pipeline and vertex in (None, owner.get(_OWNER_VERTEX))
-    return str(config["name"]).startswith("KV_") and mine
 
 
 def _reason(error: Exception) -> str:

@@ -89,8 +89,7 @@ async def read_next(
     """
     request = {"seq": after + 1, "batch": 1, "next_by_subj": subject}
     # The end of the page arrives as a second answer, for which this does not wait.
-    payload = json.dumps(request).encode()
-    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", payload, timeout_s=timeout_s)
+    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), timeout_s=timeout_s)
     headers = answer.headers or {}
     if "Status" in headers:
         _left(headers)

@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from millstream import codes, limits
 from millstream.buffers.jetstream.prefetch import Arrival, Prefetch
 from millstream.buffers.jetstream.references import read_apart, reference_in, request_apart
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers, unless_missing
 from millstream.buffers.jetstream.trims import ReadFrames
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
@@ -133,9 +133,9 @@ class PullReader:
         first = self._prefetch.pop()
         self._check.next(first.witness, first.sequence)
         self._last = first.sequence
-        self._statistics.frames_read += 1
-        self._statistics.bytes_read += len(first.data)
-        return StoredFrame(first.sequence, first.data, first.witness)
+        frame = StoredFrame(first.sequence, first.data, first.witness)
+        self._statistics.read(frame)
+        return frame
 
     async def _has_come(self, first: Arrival) -> bool:
         """Wait for a frame that is stored apart. False if a new consumer is needed."""
@@ -200,8 +200,9 @@ class PullReader:
         # Larger frames count at once: the next pulls may bring as many of them as they ask for.
         self._frame_bytes = max(size, self._frame_bytes + (size - self._frame_bytes) / PULL_FRAMES)
         self._seen.note(message.subject, origin.sequence, headers, self._consumer.losses)
-        witness = witness_of(origin.sequence, headers)
-        self._prefetch.add(Arrival(origin.sequence, witness, size, message.data, reference))
+        self._prefetch.add(
+            Arrival(origin.sequence, witness_of(origin.sequence, headers), size, message.data, reference)
+        )
 
     def _on_expired(self) -> None:
         self._busy = False
@@ -233,16 +234,13 @@ class PullReader:
                 await pauses.wait()
 
     async def _check_stream(self) -> None:
-        try:
-            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.code != NO_STREAM:
-                raise
+        info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
+        if info is None:
             raise DamageError(
                 codes.LEDGER_GONE,
                 f"{self._subject}: the stream {self._stream} no longer exists; it was read up to sequence "
                 f"{self._last}. {REPAIR}",
-            ) from error
+            )
         state = info["state"]
         if info["created"] != self._created or state["last_seq"] < self._last:
             raise DamageError(
@@ -258,11 +256,10 @@ class PullReader:
         last = self._check.last
         if last is None:
             return
-        try:
-            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence})
-        except ApiError as error:
-            if error.code != NO_MESSAGE:
-                raise
+        answer = await unless_missing(
+            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence}), NO_MESSAGE
+        )
+        if answer is None:
             self._check.stored(None)
         else:
             self._check.stored(witness_of(last.sequence, message_headers(answer["message"])))

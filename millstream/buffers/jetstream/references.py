@@ -153,14 +153,8 @@ class FramesApart:
     async def _publish(self, message: BatchMessage) -> Answer:
         subject, data, headers = message
         named = {NAME: headers[NAME]} if NAME in headers else None
-        reply, answer = self._connection.expect_answer()
-        try:
-            with message_size_checked(self._connection), step("ledger.apart"):
-                await self._connection.publish(apart_subject(subject), data, named, reply)
-        except BaseException:
-            answer.cancel()
-            raise
-        return answer
+        with message_size_checked(self._connection), step("ledger.apart"):
+            return await self._connection.send_request(apart_subject(subject), data, named)
 
 
 async def removed(connection: BrokerConnection, stream: str, sequence: int, losses: int) -> bool:
@@ -179,13 +173,7 @@ async def removed(connection: BrokerConnection, stream: str, sequence: int, loss
 
 async def request_apart(connection: BrokerConnection, stream: str, reference: FrameReference) -> Answer:
     """Request the frame that a reference leads to. The answer is for `read_apart`. Raises `AnswerLostError`."""
-    reply, answer = connection.expect_answer()
-    try:
-        await connection.publish(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % reference.sequence, reply=reply)
-    except BaseException:
-        answer.cancel()
-        raise
-    return answer
+    return await connection.send_request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % reference.sequence)
 
 
 async def read_apart(answer: Answer, reference: FrameReference, get: Get) -> bytes:

@@ -15,6 +15,7 @@ from millstream.buffers.jetstream.requests import (
     NO_STREAM,
     message_data,
     message_headers,
+    unless_missing,
     until_answered,
 )
 from millstream.buffers.jetstream.stream_config import sharing_of
@@ -59,8 +60,8 @@ class JetStreamRepairs:
         except ValueError as error:
             why = f"its mark cannot be read ({error})"
         batch = torn_batch(message)
-        config = (await until_answered(self._connection, f"STREAM.INFO.{stream}"))["config"]
-        sharing = sharing_of(config["metadata"])
+        info = await until_answered(self._connection, f"STREAM.INFO.{stream}")
+        sharing = sharing_of(info["config"]["metadata"])
         frames = []
         for sequence in range(batch.first, batch.last + 1):
             one = await self._get(stream, {"seq": sequence})
@@ -99,22 +100,13 @@ class JetStreamRepairs:
 
     async def _get(self, stream: str, request: Mapping[str, object]) -> dict[str, Any] | None:
         """One message; None if the message or the stream does not exist."""
-        try:
-            answer = await until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request)
-        except ApiError as error:
-            if error.code in (NO_MESSAGE, NO_STREAM):
-                return None
-            raise
-        message: dict[str, Any] = answer["message"]
-        return message
+        answer = await unless_missing(
+            until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request), NO_MESSAGE, NO_STREAM
+        )
+        return None if answer is None else answer["message"]
 
     async def _state(self, vertex: str) -> dict[str, Any] | None:
         """The state of a stream as the server reports it; None if there is no such stream."""
-        try:
-            answer = await until_answered(self._connection, f"STREAM.INFO.{stream_name(self._pipeline, vertex)}")
-        except ApiError as error:
-            if error.code == NO_STREAM:
-                return None
-            raise
-        state: dict[str, Any] = answer["state"]
-        return state
+        stream = stream_name(self._pipeline, vertex)
+        answer = await unless_missing(until_answered(self._connection, f"STREAM.INFO.{stream}"), NO_STREAM)
+        return None if answer is None else answer["state"]

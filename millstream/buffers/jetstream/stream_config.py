@@ -6,9 +6,9 @@ Above it: `ledger.py`. Below it: the limits of a ledger.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from millstream.ledger.opened import Holds
 from millstream.ledger.protocol import LedgerLimits
 from millstream.ledger.sharing import Sharing
 
@@ -45,27 +45,18 @@ def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits)
         "allow_rollup_hdrs": True,
         "allow_direct": True,
         "allow_msg_ttl": True,
-        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex, **_layout(limits.sharing)},
+        "metadata": {
+            OWNER_PIPELINE: pipeline,
+            OWNER_VERTEX: vertex,
+            LAYOUT: LAYOUT_NOW,
+            **({_SHARED: limits.sharing.encode()} if limits.sharing else {}),
+        },
     }
 
 
 def sharing_of(metadata: Mapping[str, str]) -> Sharing:
     """The sharing in the metadata of a ledger's stream."""
     return Sharing.decode(metadata.get(_SHARED))
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """What the ledger of a stream may hold, by its layout."""
-
-    packs: bool
-    """Stored frames that are a pack of several."""
-    compressed: bool
-    """Compressed frames."""
-    references: bool
-    """Batches that refer to frames which are stored apart from them."""
-    arrow: bool
-    """Frames with Arrow columns in place of values."""
 
 
 def holds_of(metadata: Mapping[str, str]) -> Holds:
@@ -77,7 +68,3 @@ def holds_of(metadata: Mapping[str, str]) -> Holds:
 def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:
     """The metadata of a ledger's stream after these edges have left their shared copies."""
     return {**metadata, _SHARED: sharing_of(metadata).without(edges).encode()}
-
-
-def _layout(sharing: Sharing) -> dict[str, str]:
-    return {LAYOUT: LAYOUT_NOW, **({_SHARED: sharing.encode()} if sharing else {})}

@@ -13,30 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.buffers.jetstream.ledger import jetstream_broker
-from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.buffers.jetstream.repairs import JetStreamRepairs
 from millstream.buffers.jetstream.trims import ReadFrames
-from millstream.ledger.protocol import Broker, DurabilityLevel
+from millstream.buffers.technology import OpenBuffer, Technology
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import BrokerConnection, open_connection
 
 if TYPE_CHECKING:
     from millstream.buffers.jetstream.server import JetStreamServer
-
-
-@dataclass(frozen=True, slots=True)
-class JetStreamBuffer:
-    """`InterStepBuffer` over one connection."""
-
-    broker: Broker
-    stores: JetStreamOtStores
-    repairs: JetStreamRepairs
-    connection: BrokerConnection
-
-    def trouble(self) -> str | None:
-        if self.connection.is_up:
-            return None
-        return f"the connection to the NATS server at {self.connection.place} is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +36,15 @@ class JetStreamLink:
     @asynccontextmanager
     async def open(
         self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
-    ) -> AsyncIterator[JetStreamBuffer]:
+    ) -> AsyncIterator[OpenBuffer]:
         broker = jetstream_broker(
             self.connection, self.access, pipeline, self.seen, require=require, tolerate_lost=tolerate_lost
         )
         async with open_jetstream_ot_stores(self.connection, pipeline) as stores:
-            yield JetStreamBuffer(broker, stores, JetStreamRepairs(self.connection, pipeline), self.connection)
+            yield OpenBuffer(broker, stores, JetStreamRepairs(self.connection, pipeline), self.connection.trouble)
 
 
-class JetStream:
+class JetStream(Technology):
     """`Technology` for NATS JetStream."""
 
     key = "jetstream"
@@ -73,22 +59,6 @@ class JetStream:
     async def connect(self, access: BrokerAccess, *, name: str) -> AsyncIterator[JetStreamLink]:
         async with open_connection(access, name=name) as connection:
             yield JetStreamLink(connection, access)
-
-    @asynccontextmanager
-    async def open(
-        self,
-        access: BrokerAccess,
-        pipeline: str,
-        *,
-        name: str,
-        require: DurabilityLevel = DurabilityLevel.FSYNC,
-        tolerate_lost: bool = False,
-    ) -> AsyncIterator[JetStreamBuffer]:
-        async with (
-            self.connect(access, name=f"{pipeline} {name}") as link,
-            link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
-        ):
-            yield buffer
 
     def server(
         self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int

@@ -126,10 +126,4 @@ def torn_batch(message: Mapping[str, Any]) -> TornBatch:
     last, headers = int(message["seq"]), message_headers(message)
     number = int(headers.get(BATCH_SEQUENCE, "1"))
     _, lane_input, partition, *_ = message["subject"].split(".")
-    return TornBatch(f"{lane_input}.{partition}", last - number + 1, last, time_of(message["time"]))
-
-
-def time_of(text: str) -> datetime:
-    """Parses a time in the server's format, which has nanoseconds."""
-    whole, _, fraction = text.removesuffix("Z").partition(".")
-    return datetime.fromisoformat(f"{whole}.{fraction[:6]:<06}+00:00")
+    return TornBatch(f"{lane_input}.{partition}", last - number + 1, last, datetime.fromisoformat(message["time"]))

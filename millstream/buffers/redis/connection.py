@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import Redis
 
 from millstream import codes
 from millstream.buffers.redis.access import RedisAccess
@@ -47,7 +46,7 @@ class RedisConnection:
 
     def __init__(self, access: RedisAccess, name: str) -> None:
         self._access = access
-        self._client = make_client(
+        self.client = make_client(
             access.host,
             access.port,
             user=access.user,
@@ -56,8 +55,8 @@ class RedisConnection:
             name=name,
             connect_timeout_s=ANSWER_TIMEOUT_S,
         )
+        """The underlying client, for callers that need more than commands."""
         self._up = False
-        self._losses = 0
         self._loss_listeners: set[Callable[[], None]] = set()
 
     @property
@@ -65,15 +64,9 @@ class RedisConnection:
         """Host and port of the server, for messages."""
         return self._access.place
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the last command was answered."""
-        return self._up
-
-    @property
-    def client(self) -> Redis:
-        """The underlying client, for callers that need more than commands."""
-        return self._client
+    def trouble(self) -> str | None:
+        """Why nothing can be asked now; None if the last command was answered."""
+        return None if self._up else f"the Redis server at {self.place} does not answer"
 
     async def open(self, timeout_s: float) -> None:
         """Raises `InfrastructureError` if the server does not answer in time, and immediately if it rejects the
@@ -96,7 +89,7 @@ class RedisConnection:
 
     async def close(self) -> None:
         self._loss_listeners.clear()
-        await self._client.aclose(close_connection_pool=True)
+        await self.client.aclose(close_connection_pool=True)
 
     def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever a connection is lost, until the returned function is called."""
@@ -126,7 +119,7 @@ class RedisConnection:
     async def _answer(self, command: Sequence[str | int | bytes], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+                answer = await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
         except _NOT_ADMITTED as error:
             raise InfrastructureError(
                 codes.BROKER_REFUSES,
@@ -139,8 +132,9 @@ class RedisConnection:
             raise self._refusal(command[0], error) from error
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             self._lost(error)
-            waited = f"no answer in {timeout_s:g} s"
-            raise AnswerLostError(waited if isinstance(error, TimeoutError) else repr(error)) from error
+            raise AnswerLostError(
+                f"no answer in {timeout_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            ) from error
         if not self._up:
             _log.info("the Redis server at %s answers", self.place)
         self._up = True
@@ -171,7 +165,6 @@ class RedisConnection:
         if self._up:
             _log.warning("the Redis server at %s does not answer (%r); retrying", self.place, error)
         self._up = False
-        self._losses += 1
         for listener in list(self._loss_listeners):
             listener()
 
@@ -206,14 +199,8 @@ def tries() -> Pauses:
 
 
 def pairs(answer: Any) -> Mapping[str, Any]:
-    """The fields of a hash, from an answer with alternating names and values, or from a mapping."""
-    if isinstance(answer, dict):
-        return {_text(name): value for name, value in answer.items()}
-    return {_text(answer[i]): answer[i + 1] for i in range(0, len(answer), 2)}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    """The fields of a hash, from an answer with alternating names and values."""
+    return {answer[i].decode(): answer[i + 1] for i in range(0, len(answer), 2)}
 
 
 @asynccontextmanager

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 
 from millstream import codes
 from millstream.buffers.redis.connection import RedisConnection, pairs, until_answered
-from millstream.errors import DurabilityError, InfrastructureError
+from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import Durability, DurabilityLevel
 
 VERSION_MIN = (7, 0)
 """From this version on, scripts log their effects, and the append-only log consists of several files."""
 _SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
-_STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
 
 
 async def check_server(connection: RedisConnection) -> None:
@@ -64,49 +63,43 @@ async def ask_durability(connection: RedisConnection) -> Durability:
 
 def judge(settings: Mapping[str, str]) -> Durability:
     """The durability, from the server's settings. Pure."""
-
-    def found(level: DurabilityLevel, why: str) -> Durability:
-        return Durability(level, True, f"by CONFIG GET: {why}")
-
-    if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
-        policy = settings.get("maxmemory-policy")
-        return found(DurabilityLevel.MEMORY, f"maxmemory-policy is {policy}: it removes keys when memory is full")
-    if settings.get("appendonly") != "yes":
-        return found(
-            DurabilityLevel.MEMORY, "appendonly is not yes: writes are acknowledged before they reach the disk"
-        )
-    fsync = settings.get("appendfsync")
-    if fsync == "everysec":
-        return found(
+    policy, fsync = settings.get("maxmemory-policy"), settings.get("appendfsync")
+    judgements = (
+        (
+            settings.get("maxmemory", "0") != "0" and policy != "noeviction",
+            DurabilityLevel.MEMORY,
+            f"maxmemory-policy is {policy}: it removes keys when memory is full",
+        ),
+        (
+            settings.get("appendonly") != "yes",
+            DurabilityLevel.MEMORY,
+            "appendonly is not yes: writes are acknowledged before they reach the disk",
+        ),
+        (
+            fsync == "everysec",
             DurabilityLevel.MEMORY,
             "appendfsync is everysec: a write may reach the disk up to two seconds after it was acknowledged",
-        )
-    if fsync != "always":
-        return found(DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later")
-    if settings.get("no-appendfsync-on-rewrite") != "no":
-        return found(
-            DurabilityLevel.PROCESS, "no-appendfsync-on-rewrite is yes: it does not fsync while it rewrites its log"
-        )
-    return found(DurabilityLevel.FSYNC, "appendfsync is always")
+        ),
+        (fsync != "always", DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later"),
+        (
+            settings.get("no-appendfsync-on-rewrite") != "no",
+            DurabilityLevel.PROCESS,
+            "no-appendfsync-on-rewrite is yes: it does not fsync while it rewrites its log",
+        ),
+        (True, DurabilityLevel.FSYNC, "appendfsync is always"),
+    )
+    level, why = next((level, why) for applies, level, why in judgements if applies)
+    return Durability(level, True, f"by CONFIG GET: {why}")
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` if the server's durability is below `require`, or may be because it is not known."""
-    if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
-        return
+    """Raise `DurabilityError` if the durability of the server is below `require`, or may be."""
     wanted = "appendonly yes, appendfsync always, no-appendfsync-on-rewrite no and maxmemory-policy noeviction"
-    if not durability.verified:
-        raise DurabilityError(
-            codes.DURABILITY_UNKNOWN,
-            f"it is not known whether the server at {place} keeps what it acknowledges, but durability "
-            f"{require.value!r} is required: {durability.evidence}. Let its user run CONFIG GET. If that is not "
-            f"possible and you know that it has {wanted}, start with `--durability unverified`",
-        )
-    raise DurabilityError(
-        codes.NOT_DURABLE,
-        f"the server at {place} may lose acknowledged data: its durability is {durability.level.value!r}, but "
-        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by "
-        "name",
+    durability.check(
+        require,
+        f"the server at {place}",
+        to_know=f"Let its user run CONFIG GET. If that is not possible and you know that it has {wanted}",
+        to_have=wanted,
     )
 
 

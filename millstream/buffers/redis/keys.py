@@ -18,12 +18,9 @@ _ROOT = "millstream"
 
 
 def vertex_prefix(pipeline: str, vertex: str) -> str:
+    """The beginning of all keys of a vertex. With `*` as the vertex it is a pattern: names contain no characters with a
+    meaning in patterns."""
     return f"{_ROOT}:{pipeline}:{vertex}:"
-
-
-def vertices_pattern(pipeline: str) -> str:
-    """Matches the prefix of the keys of every vertex. Names contain no characters with a meaning in patterns."""
-    return f"{_ROOT}:{pipeline}:*"
 
 
 def ledger_key(pipeline: str, vertex: str) -> str:

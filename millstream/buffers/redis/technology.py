@@ -15,24 +15,12 @@ from millstream.buffers.redis.access_file import files_of, load_access
 from millstream.buffers.redis.connection import RedisConnection, open_connection
 from millstream.buffers.redis.durability import check_server
 from millstream.buffers.redis.ledger import RedisBroker
-from millstream.buffers.redis.ot_store import RedisOtStores, open_redis_ot_stores
+from millstream.buffers.redis.ot_store import open_redis_ot_stores
 from millstream.buffers.redis.raw_limit import measure_raw_limit
 from millstream.buffers.redis.repairs import RedisRepairs
 from millstream.buffers.redis.server import RedisServerOfRun
+from millstream.buffers.technology import OpenBuffer, Technology
 from millstream.ledger.protocol import DurabilityLevel
-
-
-@dataclass(frozen=True, slots=True)
-class RedisBuffer:
-    """`InterStepBuffer` over one pool of connections."""
-
-    broker: RedisBroker
-    stores: RedisOtStores
-    repairs: RedisRepairs
-    connection: RedisConnection
-
-    def trouble(self) -> str | None:
-        return None if self.connection.is_up else f"the Redis server at {self.connection.place} does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +32,13 @@ class RedisLink:
     @asynccontextmanager
     async def open(
         self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
-    ) -> AsyncIterator[RedisBuffer]:
+    ) -> AsyncIterator[OpenBuffer]:
         async with open_redis_ot_stores(self.connection, pipeline) as stores:
             broker = RedisBroker(self.connection, pipeline, require)
-            yield RedisBuffer(broker, stores, RedisRepairs(self.connection, pipeline), self.connection)
+            yield OpenBuffer(broker, stores, RedisRepairs(self.connection, pipeline), self.connection.trouble)
 
 
-class Redis:
+class Redis(Technology):
     """`Technology` for Redis and Valkey."""
 
     key = "redis"
@@ -66,22 +54,6 @@ class Redis:
         async with open_connection(access, name=name) as connection:
             await check_server(connection)
             yield RedisLink(connection)
-
-    @asynccontextmanager
-    async def open(
-        self,
-        access: RedisAccess,
-        pipeline: str,
-        *,
-        name: str,
-        require: DurabilityLevel = DurabilityLevel.FSYNC,
-        tolerate_lost: bool = False,
-    ) -> AsyncIterator[RedisBuffer]:
-        async with (
-            self.connect(access, name=f"millstream {pipeline} {name}") as link,
-            link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
-        ):
-            yield buffer
 
     def server(
         self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from millstream import codes
-from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
+from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT
 from millstream.buffers.jetstream.users import VIEWER, BrokerUser, accounts_text, users_of
 from millstream.buffers.registry import technology_of
+from millstream.buffers.servers import new_password
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -27,20 +27,18 @@ from millstream import codes, limits
 from millstream.buffers.technology import LostMessages, TornCommit
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
-from millstream.ledger.marks import fenced, is_replaced, lost_mark, taken_over, takeover
+from millstream.ledger.marks import settled, taken_over, takeover
+from millstream.ledger.opened import Holds, OpenLedger
 from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
-    GivenUp,
     Ledger,
     LedgerLimits,
-    LedgerStatistics,
     Receipt,
     StoredFrame,
     StoredIds,
     StoredMark,
-    Witness,
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of, witness_named
@@ -72,33 +70,18 @@ class _Page(NamedTuple):
     frames: list[StoredFrame]
 
 
-class SqliteLedger:
+class SqliteLedger(OpenLedger):
     """`Ledger` over the rows of one vertex."""
-
-    packs = False
-    compresses = True
-    holds_arrow = True
-    durability = _DURABILITY
 
     def __init__(self, database: Database, name: str, vertex: str, ledger_id: str, sharing: Sharing) -> None:
         """`name`: for messages."""
-        self.vertex = vertex
-        self.sharing = sharing
+        super().__init__(vertex, name, ledger_id, _DURABILITY, sharing, Holds(packs=False))
         self._database = database
-        self._name = name
         self._id = ledger_id
-        self._statistics = LedgerStatistics()
-
-    @property
-    def ledger_id(self) -> str:
-        return f"{self._name} {self._id}"
 
     def is_still(self, stored_id: str) -> bool:
         """Whether the stored ledger is this one."""
         return stored_id == self._id
-
-    def statistics(self) -> LedgerStatistics:
-        return self._statistics
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
         return await self._database.answered(partial(self._mark, lane=lane))
@@ -120,11 +103,8 @@ class SqliteLedger:
         check_commit(commit, sizes)
         begun_s = time.monotonic()
         sequence = await self._land(commit, ids)
-        statistics = self._statistics
-        statistics.commit_seconds += time.monotonic() - begun_s
-        statistics.commits += 1
-        statistics.commit_messages += len(sizes) + _has_own_mark(commit)
-        statistics.commit_bytes += sum(sizes) + commit.mark.ByteSize()
+        size = sum(sizes) + commit.mark.ByteSize()
+        self._statistics.committed(time.monotonic() - begun_s, len(sizes) + _has_own_mark(commit), size)
         frames = len(commit.frames)
         return Receipt(sequence, frame_sequences(sequence, frames + _has_own_mark(commit), frames))
 
@@ -146,14 +126,9 @@ class SqliteLedger:
         """The sequence of the mark, and whether an earlier attempt had stored it."""
         where = f"a commit of lane {commit.lane} to {self._name}"
         sequence, size, frames_max, bytes_max = self._row(database, "sequence, bytes, frames_max, bytes_max")
-        stored = self._mark(database, commit.lane)
-        at = stored.sequence if stored is not None else 0
-        if at != commit.after or is_replaced(commit, stored):
-            if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
-                return at, True
-            if stored is None or at <= commit.after:
-                raise lost_mark(commit.lane, commit.after, stored)
-            raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+        landed = settled(commit, self._mark(database, commit.lane))
+        if landed is not None:
+            return landed, True
         key, now_s = (self.vertex, commit.lane.key), time.time()
         expired = "DELETE FROM ids WHERE vertex = ? AND lane = ? AND expires_s <= ? RETURNING length(data)"
         size -= _sizes(database.execute(expired, (*key, now_s)))
@@ -225,24 +200,15 @@ class SqliteLedger:
                     raise DamageError(codes.IDS_UNREADABLE, what) from error
                 yield StoredIds(digests, max(0.0, now_s - stored_s))
 
-    @asynccontextmanager
-    async def read(
-        self,
-        buffer: BufferId,
-        after: int,
-        witnesses: Iterable[Witness] | None = None,
-        given_up: Iterable[GivenUp] = (),
-    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        check = ReadCheck(self._name, f"{self._name}.{self._stored_as(buffer)}", after, witnesses, given_up)
-        async with aclosing(self._frames(buffer, after, check)) as frames:
-            yield frames
+    def _subject(self, stored: BufferId) -> str:
+        return f"{self._name}.{_name_of(stored)}"
 
-    @asynccontextmanager
-    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(self._frames(buffer, after, ObserverCheck())) as frames:
-            yield frames
+    def _frames(
+        self, stored: BufferId, after: int, check: ReadCheck | ObserverCheck
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return aclosing(self._arriving(stored, after, check))
 
-    async def _frames(
+    async def _arriving(
         self, buffer: BufferId, after: int, check: ReadCheck | ObserverCheck
     ) -> AsyncGenerator[StoredFrame, None]:
         news, begun = asyncio.Event(), False
@@ -263,8 +229,7 @@ class SqliteLedger:
                 for frame in page.frames:
                     check.next(frame.witness, frame.sequence)
                     after = frame.sequence
-                    self._statistics.frames_read += 1
-                    self._statistics.bytes_read += len(frame.data)
+                    self._statistics.read(frame)
                     yield frame
                 if not page.frames:
                     await news.wait()

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from millstream import codes, limits
-from millstream.background import open_tasks
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.revisions import RevisionedOtStore
+from millstream.watermark.revisions import RevisionedOtStore, RevisionedOtStores, open_stores
 from millstream.watermark.store import OtUpdate, decode_update
-from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from millstream_toys.sqlite_buffers.database import Database, UnansweredError
 
@@ -32,38 +30,18 @@ class SqliteOtStore(RevisionedOtStore):
         super().__init__(vertex, f"the OT store of {vertex}", tasks, interval_s)
         self._database = database
 
-    async def get_all(self) -> Mapping[str, OtUpdate]:
-        async with self._answering("all lanes"):
-            return {update.key: update for update in await self._read_all()}
-
-    async def stored(self, lane: LaneId) -> OtUpdate | None:
-        async with self._answering(lane.key):
-            _, entry = await self._stored(lane.key)
-        return OtUpdate(lane.key, entry) if entry is not None else None
-
     async def forget(self, lane: LaneId) -> None:
         self._revisions.pop(lane.key, None)
         statement = "DELETE FROM entries WHERE vertex = ? AND lane = ?"
         async with self._answering(lane.key):
-            await self._database.change(lambda database: database.execute(statement, (self._vertex, lane.key)))
-
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
-        queue = UpdateQueue(self._statistics)
-        async with open_tasks() as tasks:
-            reading = tasks.create_task(self._reread(queue), name=f"entries of {self._vertex}")
-            try:
-                yield queue
-            finally:
-                queue.close()
-                reading.cancel()
+            await self._database.change(lambda database: database.execute(statement, (self.vertex, lane.key)))
 
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
         def put(database: sqlite3.Connection) -> bool:
-            found = database.execute(_STORED, (self._vertex, key)).fetchone()
+            found = database.execute(_STORED, (self.vertex, key)).fetchone()
             if (found[0] if found is not None else 0) != revision:
                 return False
-            row = (self._vertex, key, revision + 1, entry.SerializeToString())
+            row = (self.vertex, key, revision + 1, entry.SerializeToString())
             database.execute("REPLACE INTO entries VALUES (?, ?, ?, ?)", row)
             return True
 
@@ -74,12 +52,12 @@ class SqliteOtStore(RevisionedOtStore):
     _take_over_after = _publish_after
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
-        found = await self._database.ask(lambda database: database.execute(_STORED, (self._vertex, key)).fetchone())
+        found = await self._database.ask(lambda database: database.execute(_STORED, (self.vertex, key)).fetchone())
         return (found[0], decode_update(self._name, key, found[1]).entry) if found is not None else (0, None)
 
     async def _read_all(self) -> list[OtUpdate]:
         query = "SELECT lane, entry FROM entries WHERE vertex = ?"
-        found = await self._database.ask(lambda database: database.execute(query, (self._vertex,)).fetchall())
+        found = await self._database.ask(lambda database: database.execute(query, (self.vertex,)).fetchall())
         return [decode_update(self._name, key, data) for key, data in found]
 
     @asynccontextmanager
@@ -89,46 +67,24 @@ class SqliteOtStore(RevisionedOtStore):
         except UnansweredError as error:
             raise RetryLaterError(codes.BROKER_AWAY, f"{self._name} does not answer ({key}): {error}") from error
 
-    async def _reachable(self) -> None:
-        """Return immediately: a request shows it."""
-
     def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
         # The file tells that it has changed, and not what: every change may be a put that the watcher has missed.
         return self._database.on_change(listener)
 
 
-class SqliteOtStores:
-    """`OtStores` over one file."""
-
-    def __init__(self, database: Database, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        self._database = database
-        self._tasks = tasks
-        self._interval_s = interval_s
-        self._stores: dict[str, SqliteOtStore] = {}
-
-    async def store(self, vertex: str) -> SqliteOtStore:
-        if vertex not in self._stores:
-            self._stores[vertex] = SqliteOtStore(self._database, vertex, self._tasks, self._interval_s)
-        return self._stores[vertex]
-
-    async def delete(self, vertex: str | None = None) -> None:
-        statement = "DELETE FROM entries WHERE vertex = coalesce(?, vertex)"
-        await self._database.changed(lambda database: database.execute(statement, (vertex,)))
-
-    def close(self) -> None:
-        """End publishing."""
-        for store in self._stores.values():
-            store.close()
+SqliteOtStores = RevisionedOtStores[SqliteOtStore]
 
 
-@asynccontextmanager
-async def open_ot_stores(
+def open_ot_stores(
     database: Database, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
-) -> AsyncIterator[SqliteOtStores]:
+) -> AbstractAsyncContextManager[SqliteOtStores]:
     """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
-    async with open_tasks() as tasks:
-        stores = SqliteOtStores(database, tasks, publish_interval_s)
-        try:
-            yield stores
-        finally:
-            stores.close()
+
+    async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> SqliteOtStore:
+        return SqliteOtStore(database, vertex, tasks, publish_interval_s)
+
+    async def delete(vertex: str | None) -> None:
+        statement = "DELETE FROM entries WHERE vertex = coalesce(?, vertex)"
+        await database.changed(lambda connection: connection.execute(statement, (vertex,)))
+
+    return open_stores(open_store, delete)

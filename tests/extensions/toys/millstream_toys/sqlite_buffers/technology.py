@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from millstream import codes, limits
-from millstream.buffers.technology import BrokerAnswer
+from millstream.buffers.technology import BrokerAnswer, Technology
 from millstream.errors import InfrastructureError, UserError
 from millstream.files import make_private_directories
 from millstream.frame import build_frame
@@ -118,7 +118,7 @@ class NoServer:
         return False
 
 
-class Sqlite:
+class Sqlite(Technology):
     """`Technology` for files of SQLite."""
 
     key = "sqlite"
@@ -136,19 +136,6 @@ class Sqlite:
         if not access.directory.is_dir():
             raise InfrastructureError(codes.BROKER_UNREACHABLE, f"there is no directory {access.place}")
         yield SqliteLink(access)
-
-    @asynccontextmanager
-    async def open(
-        self,
-        access: SqliteAccess,
-        pipeline: str,
-        *,
-        name: str,
-        require: DurabilityLevel = DurabilityLevel.FSYNC,
-        tolerate_lost: bool = False,
-    ) -> AsyncIterator[SqliteBuffer]:
-        async with self.connect(access, name=name) as link, link.open(pipeline) as buffer:
-            yield buffer
 
     def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int) -> NoServer:
         return NoServer(directory)
