@@ -61,7 +61,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
         "_sync_ms",
     ): "measures how long the disk takes; the file has no name",
     ("services/reduce/millstream_reduce/log/files.py", ""): "the seam itself: its callers are looked at",
-    ("connectors/millstream_connectors/file/sink/directory.py", "_sync_file"): "its callers are looked at",
+    ("connectors/millstream_connectors/file/sink/directory.py", "_sync_directory"): "its callers are looked at",
     ("connectors/millstream_connectors/delta/sink/table.py", "_fsync"): "of what the step before it has made",
     ("services/runner/millstream_runner/local/directory.py", "_sync_directory"): "its callers are looked at",
     ("services/udf_sdk/hatch_build.py", ""): "what a build makes, before anything runs",

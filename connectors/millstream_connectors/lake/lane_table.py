@@ -46,18 +46,12 @@ class LaneTable(ABC, Generic[T]):
         self._owner = owner
         self.target = target
         self._application = f"millstream/{owner.pipeline}/{owner.name}"
-        self._name = int(owner.identity, 16) >> 2
-        """The name of this owner: Delta has signed numbers of 64 bits for it."""
+        self.name = str(int(owner.identity, 16) >> 2)
+        """A number: Delta has signed ones of 64 bits for it."""
         self._table: T | None = None
         """Position in the state that the next commit is based on; None if it has to be read again."""
         self._position = owner.start
         self._taken_over = False
-        self._was_ours = False
-
-    @property
-    def was_ours(self) -> bool:
-        """Whether an earlier opening of this owner, whose answer was lost, has taken the lane over."""
-        return self._was_ours
 
     # Opening: `look`, then `take_over`.
 
@@ -68,7 +62,6 @@ class LaneTable(ABC, Generic[T]):
             kept = self._kept(table)
             if kept is None and self._must_exist:
                 raise self._lost()
-            self._was_ours = kept is not None and kept.owner == str(self._name)
             if kept is None or kept.position <= self._owner.start:
                 return kept and kept._replace(position=self._owner.start)
             return self._with_frame(table, kept)
@@ -93,6 +86,9 @@ class LaneTable(ABC, Generic[T]):
             self._position = reached
             return reached
         raise self._busy()
+
+    def begun(self) -> None:
+        """A commit is made as a whole, so a former owner has fixed no end."""
 
     # Writing.
 
@@ -184,7 +180,7 @@ class LaneTable(ABC, Generic[T]):
             if self._must_exist:
                 raise self._lost()
             return
-        if kept.owner == str(self._name):
+        if kept.owner == self.name:
             return
         if self._taken_over or kept.epoch >= owner.epoch or kept.run != owner.ledger_id:
             raise self._fenced()

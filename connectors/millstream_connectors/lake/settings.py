@@ -7,6 +7,7 @@ from typing import Literal
 
 from millstream import codes
 from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
+from millstream_connectors.file.settings import Rolling
 from millstream_connectors.shared.columns import Column, repeated_columns
 from millstream_connectors.shared.objects.settings import ObjectStore
 
@@ -65,6 +66,12 @@ class TableCommits(SpecModel):
         """Columns that are derived from the event time."""
         named = {column.name for column in self.columns}
         return [name for name in self.partition_by if name not in named and name in EVENT_TIME_PARTS]
+
+    @property
+    def rolling(self) -> Rolling:
+        """When a commit is made."""
+        limits = {"max_bytes": self.max_bytes, "max_records": self.max_records, "max_age_s": self.commit_every_s}
+        return Rolling().model_copy(update=limits)
 
     def place_of(self, name: str) -> tuple[str | int, ...]:
         """The place of a column in the pipeline file."""

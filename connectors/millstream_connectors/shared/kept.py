@@ -91,17 +91,13 @@ async def check_kept(owner: SinkOwner, kept: TargetPosition, target: str, remedy
 def unknown(owner: SinkOwner, target: str, remedy: str) -> DamageError:
     """The error if `target` has no position of a lane that has used it before. `remedy`: how a user lets the lane
     continue after its mark there, or in another target."""
-    return not_there(owner.where, owner.name, target, owner.mark, remedy)
-
-
-def not_there(where: str, lane: str, target: str, mark: Position, remedy: str) -> DamageError:
-    """As `unknown`."""
     return DamageError(
         codes.TARGET_POSITION_LOST,
-        f"{where}: lane {lane} has written to {target}, and its mark is at sequence {mark.sequence}, but this one has "
-        "no trace of the lane: it is on another disk or machine, or it was removed or replaced. Nothing was written "
-        "now. If the former one still exists, bring it back, or run the lane where it is. Otherwise, what the former "
-        f"one has after the mark will be written again: look at it, and then let the lane continue: {remedy}",
+        f"{owner.where}: lane {owner.name} has written to {target}, and its mark is at sequence {owner.mark.sequence}, "
+        "but this one has no trace of the lane: it is on another disk or machine, or it was removed or replaced. "
+        "Nothing was written now. If the former one still exists, bring it back, or run the lane where it is. "
+        "Otherwise, what the former one has after the mark will be written again: look at it, and then let the lane "
+        f"continue: {remedy}",
     )
 
 

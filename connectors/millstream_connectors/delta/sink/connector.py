@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -12,6 +11,7 @@ from millstream.spec.problems import Finding, Path
 from millstream_connectors.delta.azurite import azurite_note
 from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.connector import TableConnector
+from millstream_connectors.shared.looking import unfit
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,
@@ -21,7 +21,8 @@ from millstream_connectors.shared.objects.settings import (
 from millstream_writer.connector import SinkOwner
 
 if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+    from millstream_connectors.lake.lane_table import LaneTable
+    from millstream_connectors.lake.rows import TableRows
 
 
 class _Delta(TableConnector[DeltaSink]):
@@ -41,11 +42,7 @@ class _Delta(TableConnector[DeltaSink]):
     def online_findings(self, settings: DeltaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.delta.sink.table import look
 
-        async def findings() -> Sequence[Finding]:
-            faults = await asyncio.to_thread(look, settings, place.base_dir)
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
 
     def notes(self, settings: DeltaSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:
@@ -57,14 +54,10 @@ class _Delta(TableConnector[DeltaSink]):
     def place(self, settings: DeltaSink) -> str:
         return settings.path
 
-    def open(self, settings: DeltaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def lane_table(self, settings: DeltaSink, rows: TableRows, owner: SinkOwner) -> LaneTable[Any]:
         from millstream_connectors.delta.sink.table import DeltaLaneTable
-        from millstream_connectors.lake.opening import open_table_sink
-        from millstream_connectors.lake.rows import TableRows
 
-        settings = self.with_envelope(settings, owner)
-        rows = TableRows(settings.columns, settings.of_time)
-        return open_table_sink(settings, rows, DeltaLaneTable(settings, rows, owner), owner)
+        return DeltaLaneTable(settings, rows, owner)
 
 
 DELTA = _Delta()

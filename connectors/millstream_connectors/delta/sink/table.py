@@ -126,7 +126,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         said = {
             "run": self._run,
             "epoch": self._owner.epoch,
-            "owner": self._name,
+            "owner": int(self.name),
             "sequence": position.sequence,
             "index": position.record_index,
         }
@@ -185,7 +185,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
 
     def _is_ours(self, table: DeltaTable) -> bool:
         """Whether the object's state names this owner."""
-        return table.transaction_version(f"{self._application}/owner") == self._name
+        return table.transaction_version(f"{self._application}/owner") == int(self.name)
 
     def _with_frame(self, table: DeltaTable, kept: TargetPosition) -> TargetPosition:
         """The position with the frame of the lane's last record, if the history goes back that far."""

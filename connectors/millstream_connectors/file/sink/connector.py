@@ -94,9 +94,7 @@ class _File(SinkConnector[FileSink]):
             return super().online_findings(settings, place)
         from millstream_connectors.file.sink.bucket import try_prefix
 
-        return no_findings(
-            asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
-        )
+        return no_findings(asyncio.to_thread(try_prefix, settings, place.base_dir))
 
     def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:
@@ -109,38 +107,23 @@ class _File(SinkConnector[FileSink]):
         return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet", "avro") else EnvelopeForm.VALUE
 
     def open(self, settings: FileSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
-        from millstream_connectors.file.sink.directory import DirectoryOwner
-        from millstream_connectors.file.sink.lane import open_file_sink
+        from millstream_connectors.file.sink.lane import format_of, open_file_sink, open_keeping_sink
         from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS
 
         if owner.envelope and settings.format in ("parquet", "avro") and not settings.columns:
             settings = settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
-        if settings.objects and owner.whole:
+        file_format = format_of(settings)
+        if not settings.objects:
+            return open_file_sink(settings, file_format, owner)
+        if owner.whole:
             what = f"{owner.where}: a file sink in an object store cannot be the end of a chain"
             raise UserError(codes.CONNECTOR_SETTINGS, f"{what}: remove `chain` from the edge to it")
-        if settings.objects:
-            from millstream_connectors.file.sink.objects import open_object_sink
+        from millstream_connectors.file.sink.bucket import LaneBucket
+        from millstream_connectors.file.sink.partitions import partitions
 
-            return open_object_sink(settings, owner)
-        directory_owner = DirectoryOwner(
-            pipeline=owner.pipeline,
-            vertex=owner.lane.vertex,
-            lane=owner.name,
-            epoch=owner.epoch,
-            ledger_id=owner.ledger_id,
-            where=owner.where,
-            known_at=owner.mark if owner.must_be_known else None,
-        )
-        return open_file_sink(
-            settings,
-            directory_owner,
-            base_dir=owner.base_dir,
-            start=owner.start,
-            clock=owner.clock,
-            trust_names=not owner.fallback,
-            held_instead=owner.held_instead,
-            claimed=owner.note_target,
-            whole=owner.whole,
+        partition_of = partitions(settings.partition_by) if settings.partition_by else None
+        return open_keeping_sink(
+            LaneBucket(settings, owner), file_format, settings.rolling, owner, partition_of=partition_of
         )
 
 

@@ -243,7 +243,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
         """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
-        said = self._written_position(TargetPosition(owner.ledger_id, owner.epoch, str(self._name), position, frame))
+        said = self._written_position(TargetPosition(owner.ledger_id, owner.epoch, self.name, position, frame))
         transaction = table.transaction()
         transaction.set_properties({self._application: said})
         shown = {"millstream-lane": self._application, "millstream-position": f"{position.sequence}/{position[1]}"}
