@@ -3,7 +3,7 @@
     files of a state ─► rows of the next file, in blocks ─► … ─► the next state, if there is one
                                                                    └─ not yet: the end, or checked again
 
-Above it: a source lane. Below it: the lane of a format, whose methods block, in one thread.
+Above it: a source lane. Below it: the lane of a format and the reader of its tables, which block, in one thread.
 """
 
 from __future__ import annotations
@@ -12,49 +12,47 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Generic
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError
 from millstream.frame import build_frame
 from millstream.limits import RECORD_BYTES_MAX
-from millstream_connectors.file.source.disk import Worker
+from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.file.source.lane import owner_of
+from millstream_connectors.lake.reader import F, StateFiles, TableReader
+from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
 _SHOWN_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
 
 
-class TableFile(Protocol):
-    """A file with rows."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def rows(self) -> int | None:
-        """None if the table does not say."""
-
-
-F = TypeVar("F", bound=TableFile)
-
-
-class TableSourceLane(ABC, Generic[F]):
+class TableSourceLane(PositionedLane, ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
-    def __init__(self, owner: SourceOwner, worker: Worker, place: str, named: str, poll_every_s: float | None) -> None:
-        """`place` and `named`: the table, for messages. `poll_every_s`: None to end at the newest state."""
+    kind: ClassVar[str]
+    """Of its positions."""
+
+    def __init__(
+        self, owner: SourceOwner, worker: Worker, table: TableReader[F], place: str, poll_every_s: float | None
+    ) -> None:
+        """`place`: the table, for messages. `poll_every_s`: None to end at the newest state."""
         self._owner = owner
         self._worker = worker
+        self._table = table
         self._place = place
-        self._named = named
         self._poll_every_s = poll_every_s
         self._reaching = Reaching(owner.clock, _log)
         # The position.
+        self._id = ""
+        self._whole = False
+        """Whether all files of the state are read, not only those that it added."""
         self._done = 0
         self._row = 0
         # What is being read.
@@ -66,20 +64,22 @@ class TableSourceLane(ABC, Generic[F]):
         self._checked = False
         self._is_at_newest = False
         """Whether there was no later state when the table was looked at last."""
-        self._draining = False
         self._ended = owner_of(place, owner.partitions) != owner.lane.partition
         """For another lane that reads from the beginning."""
 
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @abstractmethod
-    def resume(self, position: bytes) -> None:
-        """Go to a position of an earlier run. Raises `DamageError` for an invalid one."""
-
     async def open(self) -> None:
-        """Reports problems that show immediately. If the store is away, `read` waits for it."""
+        """Go to the position of an earlier run. Reports problems that show immediately; if the store is away, `read`
+        waits for it. Raises `DamageError` for an invalid position."""
+        owner = self._owner
+        body = unpack_position(owner.position, self.kind, owner.partitions, owner.lane)
+        if body is not None:
+            try:
+                self._id, self._whole = str(body["table"]), bool(body["whole"])
+                self._done, self._row = int(body["files"]), int(body["row"])
+                self._restore(body)
+            except (LookupError, TypeError, ValueError) as error:
+                described = f"{'an' if self.kind == 'iceberg' else 'a'} {self.kind} source"
+                raise unreadable_position(f"lane {owner.lane}", owner.position, described) from error
         if self._ended:
             return
         try:
@@ -104,9 +104,6 @@ class TableSourceLane(ABC, Generic[F]):
                 self._reaching.failed(error)
         return SourceBatch(None, self._position(), ended=self._ended)
 
-    async def committed(self, position: bytes) -> None:
-        """Nothing outside needs an acknowledgement."""
-
     def pending(self) -> int | None:
         """Rows of the current state and of later ones, as far as the table says."""
         later = self._later_rows()
@@ -123,8 +120,9 @@ class TableSourceLane(ABC, Generic[F]):
     def is_held_up(self) -> bool:
         return self._reaching.is_away
 
-    async def drain(self) -> None:
-        self._draining = True
+    def close(self) -> None:
+        """Called when the worker has ended."""
+        self._table.close()
 
     # Called in the thread.
 
@@ -133,8 +131,20 @@ class TableSourceLane(ABC, Generic[F]):
         """Rows that the states after the current one add; None if that is not known."""
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Reach the table, and check that it is the one in the position; sets `_checked`."""
+    def _restore(self, body: Mapping[str, Any]) -> None:
+        """Go to the state in a position. Raises `LookupError` or similar for an invalid one."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """The state, as a position has it."""
+
+    @abstractmethod
+    def _begin_at_newest(self) -> None:
+        """Go to the newest state, of which all files are read."""
+
+    @abstractmethod
+    def _check_history(self) -> None:
+        """Check that the state in the position is in the history of the table."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -144,13 +154,39 @@ class TableSourceLane(ABC, Generic[F]):
     def _advance(self) -> None:
         """Called when all files of the state are done."""
 
-    @abstractmethod
-    def _rows(self, file: F, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
+    @property
+    def _begun(self) -> bool:
+        """Whether something of the current state was read, so that it exists."""
+        return self._whole or self._done > 0 or self._row > 0
 
-    @abstractmethod
     def _position(self) -> bytes:
-        """The lane's position."""
+        if not self._id:
+            return self._owner.position
+        read = {"whole": self._whole, "files": self._done, "row": self._row}
+        return pack_position(self.kind, self._owner.partitions, {"table": self._id, **self._state(), **read})
+
+    def _begin(self) -> None:
+        """Reach the table, and check that it is the one in the position."""
+        found = self._table.open()
+        if not self._id:
+            self._begin_at_newest()
+            self._id = found
+        elif found != self._id:
+            raise self._replaced(f"its id is now {found}, and was {self._id}")
+        else:
+            self._check_history()
+        self._checked = True
+
+    def _use(self, state: str, found: StateFiles[F]) -> None:
+        """Read these files next, from the position on. `state`: its name in messages."""
+        if found.skipped:
+            _log.warning(
+                "lane %s: skips %s of %s, which changes or removes rows (%s)",
+                self._owner.lane, state, self._place, found.skipped,
+            )  # fmt: skip
+        if self._done > len(found.files):
+            raise self._replaced(f"{state} has fewer files than before")
+        self._files = found.files
 
     def _fill(self) -> None:
         """One step: a block of rows, the next file, or the next state."""
@@ -165,7 +201,7 @@ class TableSourceLane(ABC, Generic[F]):
             self._files = None
             return
         if self._blocks is None:
-            self._blocks = self._rows(self._files[self._done], self._row)
+            self._blocks = self._table.rows(self._files[self._done], self._row)
         block = next(self._blocks, None)
         self._reaching.worked()
         if block is None:
@@ -211,6 +247,21 @@ class TableSourceLane(ABC, Generic[F]):
     def _replaced(self, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._owner.lane}: {self._named} is not the one that was read before: {what}. Records that were "
-            "already read are kept. Put the table back as it was, or start over with --fresh",
+            f"lane {self._owner.lane}: {self._table.named} is not the one that was read before: {what}. Records that "
+            "were already read are kept. Put the table back as it was, or start over with --fresh",
         )
+
+
+@asynccontextmanager
+async def open_table_source(
+    make: Callable[[SourceOwner, Worker], TableSourceLane[Any]], owner: SourceOwner
+) -> AsyncIterator[SourceLane]:
+    """The lane that `make` returns, which continues at `owner.position`."""
+    async with open_worker(f"table-{owner.lane.partition}") as worker:
+        lane = make(owner, worker)
+        try:
+            await lane.open()
+            yield lane
+        finally:
+            worker.finish()
+            lane.close()

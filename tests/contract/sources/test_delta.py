@@ -207,7 +207,6 @@ async def test_a_version_that_was_looked_at_and_not_read_is_no_past(path: str, t
     owner = SourceOwner(lane_id(), 1, batches[-1].position, tmp_path, SystemClock(), Extraction())
     async with open_worker("looks") as worker:
         lane = DeltaSourceLane(settings, owner, worker)
-        lane.resume(owner.position)
         await lane.open()
         # The store goes away, or the run is drained, between the look at a version and its first row.
         await worker.run(lane._fill)

@@ -201,7 +201,6 @@ async def test_a_snapshot_that_was_looked_at_and_not_read_is_no_past(tmp_path: P
     owner = SourceOwner(lane_id(), 1, batches[-1].position, tmp_path, SystemClock(), Extraction())
     async with open_worker("looks") as worker:
         lane = IcebergSourceLane(settings, owner, worker)
-        lane.resume(owner.position)
         await lane.open()
         # The store goes away, or the run is drained, between the look at a snapshot and its first row.
         await worker.run(lane._fill)
