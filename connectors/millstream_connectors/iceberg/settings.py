@@ -60,12 +60,11 @@ class IcebergCatalog(SpecModel):
             what = "a catalog is a SQLite file or a REST server"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
         elif self.rest is None:
-            of_server = (
+            for name, value in (
                 *(("token", self.token), ("credential", self.credential)),
                 *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
                 ("aws", self.aws),
-            )
-            for name, value in of_server:
+            ):
                 if value is not None:
                     what = f"`{name}` has no effect on a SQLite file"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`rest: https://host:port`")

@@ -108,8 +108,7 @@ class LaneTable(ABC, Generic[T]):
                 if self._table is None or not self._is_certain(self._table):
                     # The outcome of the last commit is unknown.
                     self._table = None
-                    reached = self._regain()
-                    if reached >= end and not self._owner.fallback:
+                    if self._regain() >= end and not self._owner.fallback:
                         return
                 with self._errors():
                     self._commit(file, max(end, self._position), frame)

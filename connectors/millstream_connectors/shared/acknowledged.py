@@ -348,8 +348,7 @@ class AcknowledgedLane:
             headers=[message.headers for message in good],
             ids=[(message.record_id or next(self._made_up)).encode(errors="surrogateescape") for message in good],
         )
-        made_up = bytes(not message.record_id for message in good)
-        return SourceBatch(frame, position, invalid=faults, made_up=made_up)
+        return SourceBatch(frame, position, invalid=faults, made_up=bytes(not message.record_id for message in good))
 
     def _invalid(self, message: AcknowledgedMessage) -> InvalidRecord | None:
         place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"

@@ -250,8 +250,7 @@ async def open_receiving(
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)
         await lane.open()
-        tasks = await life.enter_async_context(open_tasks())
-        lane.begin(tasks)
+        lane.begin(await life.enter_async_context(open_tasks()))
         try:
             yield lane
         finally:

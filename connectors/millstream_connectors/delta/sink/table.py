@@ -308,5 +308,4 @@ def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
         return ()
     except FAILURES as error:
         raise error_of(error, settings.path, "validate") from error
-    rows = TableRows(settings.columns, settings.of_time)
-    return list(faults_of(table, rows.schema, settings))
+    return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))

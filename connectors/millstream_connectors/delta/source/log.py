@@ -136,8 +136,7 @@ class TableLog(TableReader[AddedFile]):
                 members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
                 rows = parse_json(file.get("stats") or "{}").get("numRecords")
                 added.append(AddedFile(unquote(file["path"]), self._members(members), rows))
-        crc = zlib.crc32(data)
-        return (self._changing(version, operation) if changes else StateFiles(added))._replace(crc=crc)
+        return (self._changing(version, operation) if changes else StateFiles(added))._replace(crc=zlib.crc32(data))
 
     def _stream(self, file: AddedFile) -> IO[bytes]:
         return self._opening.files.open(file.path)

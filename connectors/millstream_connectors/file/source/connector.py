@@ -78,8 +78,7 @@ class _File(SourceConnector[FileSource]):
 
         async def look() -> Sequence[Finding]:
             buckets = Buckets(settings.paths, settings.store or ObjectStore(), place.base_dir, "validate")
-            listed = await asyncio.to_thread(buckets.list)
-            if listed or settings.follow:
+            if await asyncio.to_thread(buckets.list) or settings.follow:
                 return ()
             what, expected = "no object matches `paths`", "existing objects, or `follow: true` to wait for them"
             return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
@@ -108,8 +107,7 @@ class _File(SourceConnector[FileSource]):
             from millstream_connectors.file.source.buckets import Buckets
             from millstream_connectors.file.source.objects import open_objects
 
-            store = settings.store or ObjectStore()
-            buckets = Buckets(settings.paths, store, owner.base_dir, f"lane {owner.lane}")
+            buckets = Buckets(settings.paths, settings.store or ObjectStore(), owner.base_dir, f"lane {owner.lane}")
             return open_objects(buckets, text, owner, settings.poll_every_s if settings.follow else None)
         opener = open_followed if settings.follow else open_files
         patterns = FilePatterns(settings.paths, owner.base_dir)

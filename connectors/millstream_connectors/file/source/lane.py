@@ -178,8 +178,7 @@ class FileSourceLane(PositionedLane):
 
     def _position(self) -> bytes:
         name, mark, finished = self._last
-        done = self._done
-        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done, "read": self._read}
+        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": self._done, "read": self._read}
         return pack_position(KIND, self._partitions, body)
 
     def _open(self, name: str, mark: FileMark) -> SourceFile:

@@ -35,8 +35,7 @@ class ListedObject(NamedTuple):
     @property
     def number(self) -> int:
         """A number derived from name and etag."""
-        text = f"{self.name}\0{self.etag}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+        return int.from_bytes(hashlib.blake2b(f"{self.name}\0{self.etag}".encode(), digest_size=8).digest())
 
 
 @dataclass(slots=True)

@@ -289,8 +289,7 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
 def _contents(stream: Any, page: _Page, chunk: Any) -> bytes:
     """A page, decompressed."""
     stream.seek(page.start)
-    stored = stream.read(page.stored)
-    return _unpacked(stored, page.size, chunk.compression)
+    return _unpacked(stream.read(page.stored), page.size, chunk.compression)
 
 
 def _unpacked(stored: bytes, size: int, compression: str) -> bytes:

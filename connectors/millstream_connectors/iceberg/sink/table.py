@@ -300,8 +300,7 @@ def faults_of(table: Table, schema: pa.Schema, settings: IcebergSink) -> Iterato
             what = f"column `{field.name}` of the table has the type {found.field_type}"
             yield Fault(loc, what, f"a column of the type {expected}")
         elif field.nullable and found.required:
-            what = f"column `{field.name}` of the table accepts no nulls"
-            yield Fault(loc, what, "a column that accepts nulls")
+            yield Fault(loc, f"column `{field.name}` of the table accepts no nulls", "a column that accepts nulls")
     for name, one in there.items():
         if name not in schema.names and one.required:
             yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
@@ -330,8 +329,7 @@ def look(settings: IcebergSink, base_dir: Path) -> Sequence[Fault]:
     try:
         with open_catalog(catalog, settings.store, base_dir, "validate", create=False) as opened:
             table = opened.load_table(settings.table)
-            rows = TableRows(settings.columns, settings.of_time)
-            found = [*faults_of(table, rows.schema, settings)]
+            found = [*faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings)]
             return [fault for fault in found if not isinstance(fault, _Lacking)]
     except ABSENT:
         return ()

@@ -102,8 +102,7 @@ def open_credentials(settings: AwsService, base_dir: Path, where: str) -> AwsCre
     try:
         found = get_session().get_credentials()
     except (BotoCoreError, OSError) as error:
-        what = f"{where}: the credentials of AWS cannot be used: {error}"
-        raise UserError(codes.TARGET_REFUSES, what) from error
+        raise UserError(codes.TARGET_REFUSES, f"{where}: the credentials of AWS cannot be used: {error}") from error
     if found is None:
         what = f"{where}: there are no credentials of AWS in the environment or on the machine"
         advice = "Set `accessKey` and `secretKey`, or AWS_ACCESS_KEY_ID and others"

@@ -83,7 +83,6 @@ class _Walk:
                 return 0
             self._open.add(name)
             around = certain | {name}
-            levels = (self.levels(field["type"], around) for field in schema["fields"])
-            self._known[name] = 1 + max(levels, default=0)
+            self._known[name] = 1 + max((self.levels(field["type"], around) for field in schema["fields"]), default=0)
             self._open.discard(name)
         return self._known[name]

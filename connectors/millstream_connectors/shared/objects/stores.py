@@ -116,8 +116,7 @@ def _credential(given: Mapping[str, str]) -> Any:
 def listed(store: Store, prefix: str | None) -> Iterator[obstore.ObjectMeta]:
     """The objects whose names begin with a prefix, for a caller that keeps them. Raises `FAILURES`, also if there are
     too many."""
-    objects = (meta for page in obstore.list(store, prefix) for meta in page)
-    for number, meta in enumerate(objects):
+    for number, meta in enumerate(meta for page in obstore.list(store, prefix) for meta in page):
         if number == OBJECTS_LISTED_MAX:
             raise LongListError(f"there are more than {OBJECTS_LISTED_MAX} objects, the limit. Name fewer of them")
         yield meta

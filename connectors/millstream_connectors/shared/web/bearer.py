@@ -51,6 +51,5 @@ class BearerTokens:
 async def open_bearer(settings: Oauth2, base_dir: Path, where: str, secrets: set[str]) -> AsyncIterator[BearerTokens]:
     """`secrets`: gets the token in use, for as long. Sends nothing yet. Raises `UserError` for a secret or certificate
     that cannot be read."""
-    issuer = open_issuer(settings, base_dir, where)
     async with open_thread("oauth2-token") as thread:
-        yield BearerTokens(issuer, thread, secrets, where)
+        yield BearerTokens(open_issuer(settings, base_dir, where), thread, secrets, where)
