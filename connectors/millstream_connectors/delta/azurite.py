@@ -19,9 +19,10 @@ _TRUE = ("1", "true", "on", "yes", "y")
 """As the client reads it, in any case of letters."""
 
 
-def azurite_note(path: str, settings: ObjectStore) -> str | None:
+def azurite_note(path: str, settings: ObjectStore | None) -> str | None:
     """What `validate` notes about a table to write that is probably in Azurite: Azure's own endpoints have TLS."""
     told = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE
-    if told or not path.startswith("az://") or not (settings.endpoint or "").startswith("http://"):
+    endpoint = (settings.endpoint if settings is not None else None) or ""
+    if told or not path.startswith("az://") or not endpoint.startswith("http://"):
         return None
     return f"the table can be written in Azurite only with {EMULATOR} in the environment of the pipeline"

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millstream import codes
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_connectors.lake.settings import TableCommits
-from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
-    is_url,
-    unused_problems,
-    url_problem,
-)
+from millstream_connectors.shared.objects.settings import ObjectStore, place_problems
 
 
 class DeltaSource(SpecModel):
@@ -36,11 +30,7 @@ class DeltaSource(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects a `store` that has no effect."""
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect when `path` is a directory"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
+        yield from place_problems(self.store, self.path, url="s3://bucket/table")
 
 
 class _DeltaTable(SpecModel):
@@ -61,8 +51,4 @@ class DeltaSink(TableCommits, _DeltaTable):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Also rejects a path in an unsupported store, and a `store` that has no effect."""
         yield from super().relation_problems()
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect when `path` is a directory"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
+        yield from place_problems(self.store, self.path, url="s3://bucket/table")

@@ -24,6 +24,7 @@ from millstream_connectors.shared.columns import Column, repeated_columns
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,
+    place_problems,
     unused_problems,
     url_problem,
 )
@@ -188,20 +189,16 @@ class FileSink(SpecModel):
             what = f"`columns` has no effect with `format: {self.format}`"
             expected = "`format: csv`, `parquet` or `avro`, or no `columns`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, expected)
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
+        yield from place_problems(self.store, self.path, url="s3://bucket/prefix")
         for index, name in enumerate(self.partition_by):
             if name in self.partition_by[:index]:
                 yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
-        if self.objects:
-            if self.rolling.max_bytes > _OBJECT_BYTES_MAX:
-                what = "an object is kept in memory until it is finished"
-                yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
-            return
-        for given, field_name in ((self.partition_by, "partitionBy"), (self.store, "store")):
-            if given:
-                what = f"`{field_name}` has no effect when `path` is a directory"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (field_name,), what, "`path: s3://bucket/prefix`")
+        if self.objects and self.rolling.max_bytes > _OBJECT_BYTES_MAX:
+            what = "an object is kept in memory until it is finished"
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
+        if self.partition_by and not self.objects:
+            what = "`partitionBy` has no effect when `path` is a directory"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "`path: s3://bucket/prefix`")
 
     @property
     def objects(self) -> bool:
@@ -211,7 +208,5 @@ class FileSink(SpecModel):
     def needs(self) -> Iterator[Needed]:
         if self.objects:
             yield Needed("obstore", "millstream[objects]", ("path",))
-        if self.format == "parquet":
-            yield Needed("pyarrow", "millstream[arrow]", ("format",))
-        if self.format == "avro":
-            yield Needed("fastavro", "millstream[objects]", ("format",))
+        if self.format in _TYPED:
+            yield Needed(*_TYPED[self.format], ("format",))

@@ -131,8 +131,7 @@ def table_findings(
         reason = missing(value, base_dir)
         if reason is not None:
             yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "an existing variable or file")
-    if store is not None:
-        yield from store_findings(store, (*path, "store"), base_dir)
+    yield from store_findings(store, (*path, "store"), base_dir)
 
 
 def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
@@ -145,8 +144,7 @@ def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -
     if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
         what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
         yield (*path, "catalog", "rest"), what
-    if store is not None:
-        yield from store_notes(store, (*path, "store"))
+    yield from store_notes(store, (*path, "store"))
 
 
 class IcebergSource(IcebergTable):

@@ -13,7 +13,6 @@ from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.connector import TableConnector
 from millstream_connectors.shared.looking import unfit
 from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
     is_url,
     store_findings,
     store_notes,
@@ -37,7 +36,7 @@ class _Delta(TableConnector[DeltaSink]):
 
     def local_findings(self, settings: DeltaSink, place: Place) -> Iterator[Finding]:
         if is_url(settings.path):
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
 
     def online_findings(self, settings: DeltaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.delta.sink.table import look
@@ -45,11 +44,10 @@ class _Delta(TableConnector[DeltaSink]):
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
 
     def notes(self, settings: DeltaSink, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
-            note = azurite_note(settings.path, settings.store)
-            if note is not None:
-                yield (*path, "store", "endpoint"), note
+        yield from store_notes(settings.store, (*path, "store"))
+        note = azurite_note(settings.path, settings.store)
+        if note is not None:
+            yield (*path, "store", "endpoint"), note
 
     def place(self, settings: DeltaSink) -> str:
         return settings.path

@@ -18,7 +18,6 @@ Above it: the file sink's lane, in its worker thread. Below it: deltalake, an ex
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from deltalake.schema import Field, PrimitiveType, Schema
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
+from millstream.files import sync_path
 from millstream.json_parser import parse_json
 from millstream.limits import TABLE_METADATA_BYTES_MAX
 from millstream.record import Position
@@ -230,7 +230,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                     paths |= {file, *(parent for parent in file.parents if parent.is_relative_to(root))}
         # Files first, then their directories, innermost first.
         for path in sorted(paths, key=lambda path: (path.is_dir(), -len(path.parts))):
-            _fsync(path)
+            sync_path(path)
         self._synced = version
 
     @contextmanager
@@ -257,14 +257,6 @@ def actions_of(log: Path, place: str) -> Iterator[bytes]:
                 what = f"{place}: an action in {log.name} has more than {TABLE_METADATA_BYTES_MAX} bytes, the limit"
                 raise UserError(codes.TARGET_UNFIT, what)
             yield line
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _number(text: str) -> int:

@@ -20,7 +20,6 @@ from millstream.spec.values import (
 from millstream_connectors.file.settings import FileSink
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
     store_findings,
     store_notes,
 )
@@ -69,7 +68,7 @@ class _File(SinkConnector[FileSink]):
             if not place.takes(settings.path.rstrip("/"), here):
                 what = f"another sink writes into {settings.path}"
                 yield Finding(codes.PLACE_TAKEN, here, what, "a separate prefix for each file sink")
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
@@ -97,8 +96,7 @@ class _File(SinkConnector[FileSink]):
         return no_findings(asyncio.to_thread(try_prefix, settings, place.base_dir))
 
     def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
+        yield from store_notes(settings.store, (*path, "store"))
 
     def place(self, settings: FileSink) -> str | None:
         return None if settings.objects else os.path.normpath(settings.path)

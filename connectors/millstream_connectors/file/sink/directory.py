@@ -43,7 +43,7 @@ from typing import NamedTuple
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
-from millstream.files import directories_to_sync, opened_directory
+from millstream.files import directories_to_sync, opened_directory, sync_path
 from millstream.record import Position
 from millstream_connectors.file.sink.names import FinishedName, how_far, lane_text
 from millstream_connectors.shared.kept import unknown
@@ -207,7 +207,7 @@ class LaneDirectory:
             with step("file_sink.name", self._vertex):
                 os.rename(self._relative(file.path), self._path / str(name), src_dir_fd=self._held)
         with self._given_up(file, self._path), step("file_sink.name.sync", self._vertex):
-            _sync_directory(self._path)
+            sync_path(self._path)
         os.close(file.descriptor)
         if self._note is not None:
             with contextlib.suppress(OSError), step("file_sink.note.remove", self._vertex):
@@ -328,14 +328,14 @@ class LaneDirectory:
                 self._fence(path)
         # A name that we rely on must survive a power loss: its owner may have died before it synced the directory.
         with step("file_sink.finished.sync", self._vertex):
-            _sync_directory(self._path)
+            sync_path(self._path)
         noted = self._noted()
         if noted is not None:
             self._carried = noted
             self._note = self._own / f"{_NOTE}{noted.file}{_OF_NOTES}"
             self._write_note(self._note, noted.frame)
         with step("file_sink.claim.sync", self._vertex):
-            _sync_directory(self._run)
+            sync_path(self._run)
 
     def _fence(self, path: Path) -> None:
         """Rename the directory of an owner, so that it can finish no more files."""
@@ -516,7 +516,7 @@ def _make_durably(path: Path, vertex: str) -> None:
         with step("file_sink.directory", vertex):
             directory.mkdir(exist_ok=True)
         with step("file_sink.directory.sync", vertex):
-            _sync_directory(directory.parent)
+            sync_path(directory.parent)
 
 
 def _remove(path: Path, vertex: str) -> None:
@@ -527,8 +527,3 @@ def _remove(path: Path, vertex: str) -> None:
         path.rename(removed)
     with step("file_sink.remove", vertex):
         shutil.rmtree(removed, ignore_errors=True)
-
-
-def _sync_directory(path: Path) -> None:
-    with opened_directory(path, follow=True) as directory:
-        os.fsync(directory)

@@ -50,7 +50,7 @@ class _File(SourceConnector[FileSource]):
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
         if settings.objects:
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         for index, pattern in enumerate(settings.paths):
             here = (*place.path, "paths", index)
@@ -86,8 +86,7 @@ class _File(SourceConnector[FileSource]):
         return look()
 
     def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
+        yield from store_notes(settings.store, (*path, "store"))
 
     def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.file.source.csv_parsing import CsvFormat

@@ -152,7 +152,8 @@ class TextFile:
         if zlib.crc32(os.pread(self._descriptor, mark.head_bytes, 0)) != mark.head_crc:
             return "its first bytes have changed"
         if self._unpacked is None and whole:
-            if zlib.crc32(os.pread(self._descriptor, mark.tail_bytes, mark.offset - mark.tail_bytes)) != mark.tail_crc:
+            before = os.pread(self._descriptor, mark.tail_bytes, mark.offset - mark.tail_bytes)
+            if zlib.crc32(before) != mark.tail_crc:
                 return f"the text before byte {mark.offset} has changed"
         return None
 

@@ -132,8 +132,8 @@ class _Types:
 
         self._keep(schema, convert)
         fields += [(field["name"], self.of(field["type"]), "default" in field) for field in schema["fields"]]
-        stored = _Defaults(self._schemas)
-        defaults = {one["name"]: stored.of(one["type"], one["default"]) for one in schema["fields"] if "default" in one}
+        given = [field for field in schema["fields"] if "default" in field]
+        defaults = {field["name"]: self._default(field["type"], field["default"]) for field in given}
         return convert
 
     def _array(self, item: Convert) -> Convert:
@@ -184,31 +184,25 @@ class _Types:
 
         return convert
 
-
-class _Defaults:
-    """Defaults of fields, as they appear in schemas: a union's default has the type of its first branch, and bytes are
-    text in which each character is one byte."""
-
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = named
-
-    def of(self, schema: Any, value: Any) -> Any:
+    def _default(self, schema: Any, value: Any) -> Any:
+        """The default of a field, as it appears in schemas: a union's default has the type of its first branch, and
+        bytes are text in which each character is one byte."""
         if isinstance(schema, list):
-            return _branch_name(schema[0]), self.of(schema[0], value)
+            return _branch_name(schema[0]), self._default(schema[0], value)
         if isinstance(schema, str):
-            if schema in self._named:
-                return self.of(self._named[schema], value)
+            if schema in self._schemas:
+                return self._default(self._schemas[schema], value)
             return value.encode("latin-1") if schema == "bytes" else value
         type_ = schema["type"]
         if type_ in ("record", "error"):
-            made = {}
-            for field in schema["fields"]:
-                made[field["name"]] = self.of(field["type"], value.get(field["name"], field.get("default")))
-            return made
+            return {
+                field["name"]: self._default(field["type"], value.get(field["name"], field.get("default")))
+                for field in schema["fields"]
+            }
         if type_ == "array":
-            return [self.of(schema["items"], entry) for entry in value]
+            return [self._default(schema["items"], entry) for entry in value]
         if type_ == "map":
-            return {name: self.of(schema["values"], entry) for name, entry in value.items()}
+            return {name: self._default(schema["values"], entry) for name, entry in value.items()}
         return value.encode("latin-1") if type_ in ("bytes", "fixed") else value
 
 
@@ -216,9 +210,8 @@ def _branch_name(schema: Any) -> str:
     """The name by which fastavro finds a type in a union."""
     if isinstance(schema, str):
         return schema
-    type_ = schema["type"]
-    named = type_ in ("record", "error", "enum", "fixed")
-    return str(schema["name"]) if named else str(type_)
+    is_named = schema["type"] in ("record", "error", "enum", "fixed")
+    return str(schema["name"] if is_named else schema["type"])
 
 
 def _expected(what: str, value: Any) -> _MisfitError:

@@ -7,7 +7,6 @@ registry that does not answer raises `RetryLaterError`, so the lane waits for it
 from __future__ import annotations
 
 import asyncio
-import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -132,11 +131,10 @@ class RegistryClient:
     async def _ask(self, path: str, body: Mapping[str, str] | None = None) -> dict[str, object] | None:
         """The answer; None if the requested item does not exist. `body` is sent as JSON."""
         method = "GET" if body is None else "POST"
-        data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": _CONTENT}
         url = self._settings.url + path
         try:
-            async with self._session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+            async with self._session.request(method, url, json=body, headers=headers, allow_redirects=False) as answer:
                 status, given = answer.status, await body_within(answer, REGISTRY_ANSWER_BYTES_MAX)
         except TooLargeError as error:
             raise self._strange(str(error)) from error

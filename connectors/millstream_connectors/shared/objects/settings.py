@@ -117,6 +117,15 @@ class ObjectStore(SpecModel):
                 yield name, value
 
 
+def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iterator[ShapeProblem]:
+    """What is wrong with a `path`, and with a `store` for it. `url`: an example of one in a store."""
+    yield from url_problem(path, ("path",))
+    yield from unused_problems(settings, (path,))
+    if settings is not None and not is_url(path):
+        what = "`store` has no effect when `path` is a directory"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, f"`path: {url}`")
+
+
 def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Iterator[ShapeProblem]:
     """Rejects fields of `store` for other stores than those of the paths. Another path than a URL has problems of its
     own."""
@@ -134,16 +143,18 @@ def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Itera
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
 
 
-def store_findings(settings: ObjectStore, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+def store_findings(settings: ObjectStore | None, path: Path, base_dir: FilePath) -> Iterator[Finding]:
     """Credentials that this machine does not have."""
-    for name, value in settings.secrets:
+    for name, value in settings.secrets if settings is not None else ():
         reason = missing(value, base_dir)
         if reason is not None:
             yield Finding(codes.SECRET_MISSING, (*path, name), reason, "an existing variable or file")
 
 
-def store_notes(settings: ObjectStore, path: Path) -> Iterator[tuple[Path, str]]:
+def store_notes(settings: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
     """What `validate` notes about the access to a store."""
+    if settings is None:
+        return
     for name, value in settings.secrets:
         if isinstance(value, str) and name != "accessKey":
             yield (*path, name), secret_in_file(name)
