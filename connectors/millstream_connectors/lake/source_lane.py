@@ -11,25 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Generic
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError
-from millstream.frame import build_frame
-from millstream.limits import RECORD_BYTES_MAX
 from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.file.source.lane import owner_of
+from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.lake.reader import F, StateFiles, TableReader
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
-_SHOWN_BYTES = 64 * 1024
 _log = logging.getLogger(__name__)
 
 
@@ -59,8 +56,7 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
         self._files: Sequence[F] | None = None
         """Files of the state."""
         self._blocks: Iterator[list[bytes]] | None = None
-        self._values: list[bytes] = []
-        self._next = 0
+        self._rows = RowBuffer()
         self._checked = False
         self._is_at_newest = False
         """Whether there was no later state when the table was looked at last."""
@@ -93,7 +89,7 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
         clock = self._owner.clock
         until_s = clock.monotonic_s() + timeout_s
         while not self._draining and not self._ended:
-            if self._next < len(self._values):
+            if self._rows:
                 return self._take(records_max, bytes_max)
             if not await self._reaching.may_try(max(0.0, until_s - clock.monotonic_s())):
                 break
@@ -208,7 +204,7 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
             self._blocks = None
             self._done, self._row = self._done + 1, 0
         else:
-            self._values, self._next = block, 0
+            self._rows.add(block)
 
     def _at_newest(self) -> None:
         """Called when there is no later state."""
@@ -222,27 +218,12 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
     # In memory.
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        size, begin = 0, self._next
-        values: list[bytes] = []
-        invalid: list[InvalidRecord] = []
-        while self._next < len(self._values) and len(values) < records_max:
-            value = self._values[self._next]
-            if values and size + len(value) > bytes_max:
-                break
-            self._next += 1
-            if len(value) > RECORD_BYTES_MAX:
-                assert self._files is not None, "a row comes from a file"
-                row = self._row + self._next - begin
-                place = f"{self._place}, {self._files[self._done].path}, row {row}"
-                reason = f"{place}: its JSON has {len(value)} bytes; the limit is 7 MiB"
-                invalid.append(InvalidRecord(value[:_SHOWN_BYTES], reason, place))
-                continue
-            size += len(value) + 16
-            values.append(value)
-        self._row += self._next - begin
+        assert self._files is not None, "a row comes from a file"
+        source = f"{self._place}, {self._files[self._done].path}"
         now_us = self._owner.clock.now_us()
-        frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us) if values else None
-        return SourceBatch(frame, self._position(), invalid=tuple(invalid))
+        taken = self._rows.take(records_max, bytes_max, now_us=now_us, source=source, before=self._row)
+        self._row += taken.rows
+        return SourceBatch(taken.frame, self._position(), invalid=taken.invalid)
 
     def _replaced(self, what: str) -> DamageError:
         return DamageError(

@@ -117,7 +117,7 @@ class _File(SinkConnector[FileSink]):
             what = f"{owner.where}: a file sink in an object store cannot be the end of a chain"
             raise UserError(codes.CONNECTOR_SETTINGS, f"{what}: remove `chain` from the edge to it")
         from millstream_connectors.file.sink.bucket import LaneBucket
-        from millstream_connectors.file.sink.partitions import partitions
+        from millstream_connectors.file.sink.names import partitions
 
         partition_of = partitions(settings.partition_by) if settings.partition_by else None
         return open_keeping_sink(

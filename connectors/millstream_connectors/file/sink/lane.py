@@ -32,6 +32,7 @@ from millstream.record import Position
 from millstream_connectors.file.settings import FileSink, Rolling
 from millstream_connectors.file.sink.directory import HIDDEN, LaneDirectory
 from millstream_connectors.file.sink.formats import Body, Csv, FileFormat, JsonLines, Lines, StorableRows
+from millstream_connectors.file.sink.names import PartitionOf
 from millstream_connectors.shared.kept import TargetPosition, check_kept
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import (
@@ -48,8 +49,6 @@ WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
 
 _T = TypeVar("_T")
-PartitionOf = Callable[[int], str]
-"""Maps an event time to the directories of its partition."""
 
 
 class FileTarget(Protocol):

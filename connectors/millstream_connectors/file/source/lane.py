@@ -20,7 +20,7 @@ from millstream.errors import DamageError, UserError
 from millstream.plurals import counted
 from millstream.record import LaneId
 from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
-from millstream_connectors.file.source.opening import SourceFile, open_any_file
+from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position

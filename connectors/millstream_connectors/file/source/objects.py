@@ -29,7 +29,7 @@ from millstream_connectors.file.source.buckets import Buckets, ChangedObjectErro
 from millstream_connectors.file.source.disk import Worker, open_worker
 from millstream_connectors.file.source.lane import bytes_read, owner_of
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
-from millstream_connectors.file.source.opening import SourceFile, open_any_file
+from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position

@@ -19,8 +19,7 @@ from uuid import UUID
 from fastavro import parse_schema
 
 from millstream.json_parser import parse_json
-from millstream_connectors.shared.formats.avro_blocks import check_items
-from millstream_connectors.shared.formats.avro_depth import TOO_DEEP, values_reader
+from millstream_connectors.shared.formats.avro_bounds import TOO_DEEP, check_items, values_reader
 from millstream_connectors.shared.formats.registry import Schema
 
 

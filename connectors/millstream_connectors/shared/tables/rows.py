@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
-from millstream.exact_json import parse, parse_all, text_of
-from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
+from millstream.exact_json import parse_all, text_of
+from millstream_connectors.shared.json_rows import json_objects
 from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.tables.settings import DeleteWhen, TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame
@@ -116,7 +116,7 @@ class RowFormat(ABC, Generic[T]):
         with their keys. `absent`: the columns of each row that keep their value, which are None in `columns`; empty if
         there are none."""
 
-    def _parsed(self, item: SinkFrame) -> tuple[dict[int, Any], list[SinkFailure]]:
+    def _parsed(self, item: SinkFrame) -> tuple[Mapping[int, Any], list[SinkFailure]]:
         """The JSON objects by row, if columns are members of them, and the failures of records that are not objects."""
         if not self._with_json:
             return dict.fromkeys(range(item.frame.records)), []
@@ -124,19 +124,7 @@ class RowFormat(ABC, Generic[T]):
         many = parse_all(values)
         if many is not None and set(map(type, many)) == {dict}:
             return dict(enumerate(many)), []
-        parsed: dict[int, Any] = {}
-        failures = []
-        for row, value in enumerate(values):
-            try:
-                one = parse(value)
-            except ValueError as error:
-                failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-                continue
-            if isinstance(one, dict):
-                parsed[row] = one
-            else:
-                failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
-        return parsed, failures
+        return json_objects(values)
 
 
 def _cells(

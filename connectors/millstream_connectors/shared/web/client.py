@@ -48,9 +48,8 @@ from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.bodies import BoundedResponse, TooLargeError
 from millstream.wire.client_tls import context_of, is_not_accepted
-from millstream_connectors.shared.web.bearer import open_bearer
+from millstream_connectors.shared.web.authorizing import open_bearer, open_signer
 from millstream_connectors.shared.web.settings import WebServer, is_url
-from millstream_connectors.shared.web.signed import open_signer
 
 PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 that pass by themselves. A server answers 409 while it is still processing the same request."""
