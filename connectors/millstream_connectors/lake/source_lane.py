@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError
-from millstream_connectors.file.source.disk import Worker, open_worker
+from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.file.source.lane import owner_of
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.lake.reader import F, StateFiles, TableReader
@@ -25,7 +24,7 @@ from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch
 
 _log = logging.getLogger(__name__)
 
@@ -231,18 +230,3 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
             f"lane {self._owner.lane}: {self._table.named} is not the one that was read before: {what}. Records that "
             "were already read are kept. Put the table back as it was, or start over with --fresh",
         )
-
-
-@asynccontextmanager
-async def open_table_source(
-    make: Callable[[SourceOwner, Worker], TableSourceLane[Any]], owner: SourceOwner
-) -> AsyncIterator[SourceLane]:
-    """The lane that `make` returns, which continues at `owner.position`."""
-    async with open_worker(f"table-{owner.lane.partition}") as worker:
-        lane = make(owner, worker)
-        try:
-            await lane.open()
-            yield lane
-        finally:
-            worker.finish()
-            lane.close()

@@ -49,9 +49,9 @@ class _Delta(SourceConnector[DeltaSource]):
 
     def open(self, settings: DeltaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.delta.source.lane import DeltaSourceLane
-        from millstream_connectors.lake.source_lane import open_table_source
+        from millstream_connectors.file.source.disk import open_lane
 
-        return open_table_source(partial(DeltaSourceLane, settings), owner)
+        return open_lane(partial(DeltaSourceLane, settings), owner)
 
 
 DELTA = _Delta()

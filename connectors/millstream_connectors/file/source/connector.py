@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +91,9 @@ class _File(SourceConnector[FileSource]):
 
     def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.file.source.csv_parsing import CsvFormat
-        from millstream_connectors.file.source.disk import FilePatterns
-        from millstream_connectors.file.source.follow import open_followed
-        from millstream_connectors.file.source.lane import open_files
+        from millstream_connectors.file.source.disk import FilePatterns, open_lane
+        from millstream_connectors.file.source.follow import FollowLane
+        from millstream_connectors.file.source.lane import FileSourceLane
         from millstream_connectors.file.source.text_file import TextFormat
 
         options = settings.csv or CsvOptions()
@@ -104,13 +105,13 @@ class _File(SourceConnector[FileSource]):
             import_module("msgspec.json")
         if settings.objects:
             from millstream_connectors.file.source.buckets import Buckets
-            from millstream_connectors.file.source.objects import open_objects
+            from millstream_connectors.file.source.objects import ObjectSourceLane
 
             buckets = Buckets(settings.paths, settings.store or ObjectStore(), owner.base_dir, f"lane {owner.lane}")
-            return open_objects(buckets, text, owner, settings.poll_every_s if settings.follow else None)
-        opener = open_followed if settings.follow else open_files
+            poll_every_s = settings.poll_every_s if settings.follow else None
+            return open_lane(partial(ObjectSourceLane, buckets, text, poll_every_s), owner)
         patterns = FilePatterns(settings.paths, owner.base_dir)
-        return opener(patterns, text, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+        return open_lane(partial(FollowLane if settings.follow else FileSourceLane, patterns, text), owner)
 
 
 FILE = _File()

@@ -1,7 +1,7 @@
 """Files by patterns, and the thread that touches them.
 
-Above it: `file` and `follow`. It expands a source's patterns to names, and converts errors of the operating system to
-messages.
+Above it: lanes of files, objects and tables. It expands a source's patterns to names, and converts errors of the
+operating system to messages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from millstream import codes
 from millstream.errors import InfrastructureError
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceLane
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,6 +88,30 @@ async def open_worker(name: str) -> AsyncIterator[Worker]:
         yield worker
     finally:
         worker.finish()
+
+
+class WorkerLane(SourceLane, Protocol):
+    """A lane that calls what blocks in a worker."""
+
+    async def open(self) -> None:
+        """Go to the position of an earlier run, and report problems that show immediately. Raises `DamageError` for an
+        invalid position."""
+
+    def close(self) -> None:
+        """Close what is open. Called when the worker has ended."""
+
+
+@asynccontextmanager
+async def open_lane(make: Callable[[SourceOwner, Worker], WorkerLane], owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane that `make` returns, which continues at `owner.position`."""
+    async with open_worker(f"source-{owner.lane.partition}") as worker:
+        lane = make(owner, worker)
+        try:
+            await lane.open()
+            yield lane
+        finally:
+            worker.finish()
+            lane.close()
 
 
 def disk_fault(error: OSError) -> InfrastructureError:

@@ -50,10 +50,10 @@ class _Iceberg(SourceConnector[IcebergSource]):
         yield from table_notes(settings, settings.store, path)
 
     def open(self, settings: IcebergSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_connectors.file.source.disk import open_lane
         from millstream_connectors.iceberg.source.lane import IcebergSourceLane
-        from millstream_connectors.lake.source_lane import open_table_source
 
-        return open_table_source(partial(IcebergSourceLane, settings), owner)
+        return open_lane(partial(IcebergSourceLane, settings), owner)
 
 
 ICEBERG = _Iceberg()
