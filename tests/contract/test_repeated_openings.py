@@ -215,7 +215,7 @@ def test_a_directory_that_earlier_versions_could_not_open_again(tmp_path: Path, 
     found = LaneDirectory(tmp_path / "out", sink_owner(3))
     found.open()
     assert found.finished() == Position(7)
-    noted = found.noted()
+    noted = found.noted
     assert noted is not None
     assert noted.frame == "frame"
     found.close()

@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream import codes
-from millstream.dead_letter import MEMBERS
 from millstream.spec.connectors import Guarantee, SinkUse
 from millstream.spec.values import ShapeProblem
 from millstream_connectors.lake.settings import TableCommits
+from millstream_connectors.shared.columns import envelope_problems
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -38,11 +38,8 @@ class TableConnector(SinkConnector[S]):
         if (settings.max_records or 0) > use.buffer_records:
             what = f"a commit needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxRecords",), what, f"at most {use.buffer_records}")
-        for index, column in enumerate(settings.columns if use.envelope else ()):
-            if column.name not in MEMBERS:
-                what = f"the envelope of a record has no `{column.name}`"
-                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
+        if use.envelope:
+            yield from envelope_problems(settings.columns)
 
     def envelope_form(self, settings: S) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream_connectors.shared.kept import TargetPosition, fenced, unknown
 from millstream_writer.connector import SinkOwner
@@ -182,7 +182,7 @@ class LaneTable(ABC, Generic[T]):
         if kept.owner == self.name:
             return
         if self._taken_over or kept.epoch >= owner.epoch or kept.run != owner.ledger_id:
-            raise self._fenced()
+            raise fenced(owner, self.target)
 
     @property
     def _must_exist(self) -> bool:
@@ -191,9 +191,6 @@ class LaneTable(ABC, Generic[T]):
 
     def _lost(self) -> DamageError:
         return unknown(self._owner, self.target, self.remedy)
-
-    def _fenced(self) -> FencedError:
-        return fenced(self._owner, self.target)
 
     def _busy(self) -> RetryLaterError:
         what = f"{self._owner.where}: other writers changed {self.target} each time the lane tried to commit"

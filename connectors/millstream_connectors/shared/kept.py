@@ -156,7 +156,7 @@ class PositionLane(ABC, Generic[T]):
     def __init__(self, owner: SinkOwner, records_max: int) -> None:
         """`records_max`: maximum number in one delivery."""
         self._owner = owner
-        self._records_max = records_max
+        self.delivery_records_max = records_max
         self._durable = owner.start
 
     @property
@@ -167,18 +167,12 @@ class PositionLane(ABC, Generic[T]):
     def durable(self) -> Position | None:
         return self._durable
 
-    @property
-    def collects(self) -> bool:
-        return False
+    collects = False
 
     @property
     @abstractmethod
     def is_ripe(self) -> bool:
         """Whether a write has left records, which the next call commits."""
-
-    @property
-    def delivery_records_max(self) -> int:
-        return self._records_max
 
     async def reach(self) -> Position:
         async with self._session():
@@ -297,9 +291,9 @@ class KeptLane(PositionLane[T]):
         for whole in pieces:
             piece = whole
             while piece.rows:
-                part, piece = piece.split(self._records_max - len(made))
+                part, piece = piece.split(self.delivery_records_max - len(made))
                 made += part.made
-                if len(made) == self._records_max:
+                if len(made) == self.delivery_records_max:
                     await self._move(made, part.end, part.item.name)
                     made = []
         if made or reached > self._durable:

@@ -67,10 +67,7 @@ class LeasedSubscription:
         self._pace = pace
         self._queue: LeasingQueue | None = None
         self._inbox: AcknowledgedInbox | None = None
-
-    @property
-    def lease_s(self) -> float | None:
-        return float(self._pace.lease_s)
+        self.lease_s: float | None = float(pace.lease_s)
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         self._queue, self._inbox = await self._open_queue(), inbox
@@ -113,7 +110,7 @@ class LeasedSubscription:
     async def _poll(self, queue: LeasingQueue, inbox: AcknowledgedInbox) -> None:
         while inbox.lost is None:
             await inbox.room()
-            room = max(1, (inbox.bounds.messages - inbox.held) // self._pace.polls)
+            room = max(1, (inbox.messages_max - inbox.held) // self._pace.polls)
             try:
                 found = await queue.take(room)
             except MillstreamError as error:

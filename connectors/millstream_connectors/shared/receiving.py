@@ -24,7 +24,7 @@ from typing import Protocol
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream_connectors.shared.inbox import Bounds, Inbox
+from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import invalid, size_of, too_large
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
@@ -63,7 +63,7 @@ class Arrivals(Inbox[ReceivedMessage]):
     """Arrived messages, and the stream's position."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(Bounds(MESSAGES_MAX))
+        super().__init__(MESSAGES_MAX)
         self.place = place
         """The place after the arrived messages."""
         self.ended = False

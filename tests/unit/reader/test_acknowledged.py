@@ -20,7 +20,7 @@ def tags(messages: object) -> list[int]:
 
 @pytest.mark.guarantee("I1")
 def test_messages_are_acknowledged_once_they_are_committed_and_not_before() -> None:
-    inbox = AcknowledgedInbox(7, Bounds(10))
+    inbox = AcknowledgedInbox(7, 10)
     for n in range(5):
         inbox.put(message(n))
     assert tags(inbox.take(3, 1 << 20)) == [0, 1, 2]

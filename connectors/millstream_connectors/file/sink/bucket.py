@@ -26,6 +26,7 @@ import json
 import logging
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -99,6 +100,8 @@ class LaneBucket:
         run = zlib.crc32(f"{owner.pipeline}/{owner.ledger_id}".encode())
         self._lane = f"{lane_text(owner.name)}.{run:08x}"
         self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
+        self.target = str(self._url)
+        self.remedy = f"remove the objects below {self._url.root}/{self._claims}/"
         self._number = -1
         """Number of the newest known claim."""
         self._listed: list[int] = []
@@ -218,12 +221,10 @@ class LaneBucket:
     def _put(self, key: str, parts: Sequence[bytes]) -> None:
         """Put an object of a claimed file, unless it exists. The parts are sent without a joined copy."""
         try:
-            # In one request, so that no partial upload is left.
-            with step("object_sink.put", self._owner.lane.vertex):
+            # In one request, so that no partial upload is left. It may be there: put by this owner, whose answer was
+            # lost, or by another one with the same claim.
+            with suppress(TAKEN), step("object_sink.put", self._owner.lane.vertex):
                 obstore.put(self._store, key, parts, mode="create", use_multipart=False)
-        except TAKEN:
-            # It was put by this owner, whose answer was lost, or by another one with the same claim.
-            pass
         except FAILURES as error:
             raise self._error(error) from error
 
@@ -324,16 +325,6 @@ class LaneBucket:
 
     def _claim_key(self, number: int) -> str:
         return f"{self._claims}/{number:016}.json"
-
-    @property
-    def remedy(self) -> str:
-        """Instructions for the user to start a lane without its stored position."""
-        return f"remove the objects below {self._url.root}/{self._claims}/"
-
-    @property
-    def target(self) -> str:
-        """The target's name for messages."""
-        return str(self._url)
 
     def _fenced(self) -> FencedError:
         return FencedError(

@@ -10,7 +10,6 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from millstream import codes
-from millstream.dead_letter import MEMBERS
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
@@ -18,6 +17,7 @@ from millstream.spec.values import (
     ShapeProblem,
 )
 from millstream_connectors.file.settings import FileSink
+from millstream_connectors.shared.columns import envelope_problems
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.objects.settings import (
     store_findings,
@@ -56,11 +56,8 @@ class _File(SinkConnector[FileSink]):
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
-        for index, column in enumerate(settings.columns if use.envelope else ()):
-            if column.name not in MEMBERS:
-                what = f"the envelope of a record has no `{column.name}`"
-                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
+        if use.envelope:
+            yield from envelope_problems(settings.columns)
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")

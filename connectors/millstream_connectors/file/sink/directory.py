@@ -102,8 +102,8 @@ class LaneDirectory:
         """Descriptor of the directory of this run, which is locked."""
         self._note: Path | None = None
         """End of the last finished file."""
-        self._carried: FileNote | None = None
-        """The last file of the lane's former owners, according to their notes."""
+        self.noted: FileNote | None = None
+        """The last file of the lane's former owners, according to their notes; None without one."""
 
     def open(self) -> None:
         """Make this owner the only one that can add files of the lane. `close` must follow.
@@ -147,12 +147,8 @@ class LaneDirectory:
         position, odd = how_far(names, f"{self._owner.where} in {self._path}")
         for message in odd:
             _log.warning("%s", message)
-        carried = self._carried.file.end if self._carried is not None else None
+        carried = self.noted.file.end if self.noted is not None else None
         return max((at for at in (position, carried) if at is not None), default=None)
-
-    def noted(self) -> FileNote | None:
-        """The last file that former owners of the lane have noted; None without one."""
-        return self._carried
 
     def begin(self, extension: str) -> UnfinishedFile:
         """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
@@ -331,7 +327,7 @@ class LaneDirectory:
             sync_path(self._path)
         noted = self._noted()
         if noted is not None:
-            self._carried = noted
+            self.noted = noted
             self._note = self._own / f"{_NOTE}{noted.file}{_OF_NOTES}"
             self._write_note(self._note, noted.frame)
         with step("file_sink.claim.sync", self._vertex):

@@ -153,6 +153,8 @@ class StartingPoint:
 class FileSinkLane:
     """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
 
+    collects = True
+
     def __init__(
         self,
         target: FileTarget,
@@ -172,7 +174,7 @@ class FileSinkLane:
         self._target = target
         self._format = file_format
         self._rolling = rolling
-        self._records_max = rolling.max_records or sys.maxsize
+        self.delivery_records_max = rolling.max_records or sys.maxsize
         self._finished = start.finished
         self._clock = clock
         self._worker = worker
@@ -203,18 +205,10 @@ class FileSinkLane:
         return self._durable if self._finishing is None else max(self._durable, self._sealed[-1].covers)
 
     @property
-    def collects(self) -> bool:
-        return True
-
-    @property
     def is_ripe(self) -> bool:
         file = self._growing
-        full = file is not None and (file.records >= self._records_max or file.size >= self._rolling.max_bytes)
+        full = file is not None and (file.records >= self.delivery_records_max or file.size >= self._rolling.max_bytes)
         return full or self._is_old()
-
-    @property
-    def delivery_records_max(self) -> int:
-        return self._records_max
 
     async def reach(self) -> Position:
         return self._durable
@@ -274,7 +268,9 @@ class FileSinkLane:
             if file is None:
                 file = _File(self._chain, self._clock.monotonic_s())
                 self._growing = file
-            room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
+            room = min(
+                self.delivery_records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size)
+            )
             stop = len(rows) if self._whole else min(len(rows), start + max(1, room))
             if self._begun is not None:
                 # Whatever its size: the file has the same records as before.
@@ -289,7 +285,7 @@ class FileSinkLane:
             start = stop
             if self._begun is not None:
                 continue
-            full = file.records >= self._records_max or file.size >= self._rolling.max_bytes
+            full = file.records >= self.delivery_records_max or file.size >= self._rolling.max_bytes
             if start < len(rows) or (full and not self._whole):
                 self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
 
@@ -428,7 +424,7 @@ def format_of(spec: FileSink) -> FileFormat[Any]:
 async def _check_past(directory: LaneDirectory, owner: SinkOwner, finished: Position) -> None:
     """Records in the files after the mark are skipped when they are offered again, so they must be the ones that were
     stored."""
-    noted = directory.noted()
+    noted = directory.noted
     # Files from before notes had frame names are accepted without a check.
     if noted is None or not noted.frame or not owner.start < finished == noted.file.end:
         return

@@ -132,7 +132,7 @@ class TextFile:
         return os.fstat(self._descriptor)
 
     def begun_anew(self) -> TextFile:
-        """The same open file, from its beginning; this object must not be used any more."""
+        """The same open file, from its beginning. Only one of the two may be read at a time."""
         return TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class TextFile:
 
     def _parser_behind_header(self) -> Parser:
         """The header of a file that is read from a later place."""
-        before = TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
+        before = self.begun_anew()
         if self._unpacked is not None:
             self._unpacked.seek(0)
         before.begin()

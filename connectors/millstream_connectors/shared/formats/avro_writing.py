@@ -14,7 +14,7 @@ import math
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, date, datetime, time
+from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from io import BytesIO
 from typing import Any
@@ -23,15 +23,14 @@ from uuid import UUID
 from fastavro import schemaless_writer
 
 from millstream.exact_json import double_of
-from millstream.extract import shown
+from millstream.extract import microseconds_of, shown
 from millstream_connectors.shared.formats.json_values import value_of
 
 Convert = Callable[[Any], Any]
 """Converts a JSON value to what Avro stores. Raises `ValueError`."""
 
-_DAY_US = 86_400_000_000
 _UNIT_US = {"millis": 1000, "micros": 1}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = date(1970, 1, 1)
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127
 
@@ -370,19 +369,14 @@ def _instant_us(text: str) -> int:
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError("it has no zone, such as Z")
-    return _since_epoch_us(found)
+    return microseconds_of(found)
 
 
 def _local_us(text: str) -> int:
     found = datetime.fromisoformat(text)
     if found.tzinfo is not None:
         raise ValueError("a local timestamp has no zone")
-    return _since_epoch_us(found.replace(tzinfo=UTC))
-
-
-def _since_epoch_us(moment: datetime) -> int:
-    delta = moment - _EPOCH
-    return delta.days * _DAY_US + delta.seconds * 1_000_000 + delta.microseconds
+    return microseconds_of(found)
 
 
 def _uuid(value: Any) -> Any:

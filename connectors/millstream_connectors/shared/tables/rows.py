@@ -91,12 +91,15 @@ class RowFormat(ABC, Generic[T]):
         columns: list[Sequence[Any]] = []
         kept: dict[int, Sequence[Any]] = {}
         for index, column in enumerate(self.columns):
-            keeps = self._keeps and column.part is None and index not in self.keys
-            values = _cells(column, item, rows, objects, _ABSENT if keeps else None)
+            if column.part is not None:
+                columns.append(_part(column.part, item, rows))
+                continue
+            keeps = self._keeps and index not in self.keys
+            values = members_of(objects, _path_of(column), _ABSENT if keeps else None)
             if keeps and _ABSENT in values:
                 kept[index] = values
                 values = [None if value is _ABSENT else value for value in values]
-            columns.append(self._fitted(column, values, objects) if column.part is None else values)
+            columns.append(self._fitted(column, values, objects))
         if not kept:
             return columns, ()
         return columns, [
@@ -125,14 +128,6 @@ class RowFormat(ABC, Generic[T]):
         if many is not None and set(map(type, many)) == {dict}:
             return dict(enumerate(many)), []
         return json_objects(values)
-
-
-def _cells(
-    column: TableColumn, item: SinkFrame, rows: Sequence[int], objects: Sequence[dict[str, Any]], absent: object
-) -> Sequence[Any]:
-    if column.part is None:
-        return members_of(objects, _path_of(column), absent)
-    return _part(column.part, item, rows)
 
 
 def _path_of(column: TableColumn) -> Sequence[str]:
