@@ -7,7 +7,6 @@ import pytest
 from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
-from millstream_connectors.shared.inbox import Bounds
 
 
 def message(n: int, size: int = 1) -> AcknowledgedMessage:
