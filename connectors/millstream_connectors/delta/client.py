@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
-from millstream_connectors.delta.azurite import EMULATOR
+from millstream_connectors.delta.settings import EMULATOR
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, parse_url
 

@@ -87,9 +87,8 @@ class IcebergCatalog(SpecModel):
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
         """The secrets that are set, by the names of their fields."""
-        for name, value in (("token", self.token), ("credential", self.credential)):
-            if value is not None:
-                yield name, value
+        values = {"token": self.token, "credential": self.credential}
+        yield from ((name, value) for name, value in values.items() if value is not None)
 
 
 class IcebergTable(SpecModel):

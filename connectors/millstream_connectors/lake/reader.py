@@ -20,7 +20,8 @@ class TableFile(Protocol):
     """A file with rows."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The path that the table has for it."""
 
     @property
     def rows(self) -> int | None:

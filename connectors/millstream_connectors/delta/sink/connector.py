@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_connectors.delta.azurite import azurite_note
-from millstream_connectors.delta.settings import DeltaSink
+from millstream_connectors.delta.settings import DeltaSink, azurite_note
 from millstream_connectors.lake.connector import TableConnector
 from millstream_connectors.shared.looking import unfit
 from millstream_connectors.shared.objects.settings import (

@@ -59,11 +59,14 @@ class FileFormat(Protocol[_RowsT]):
     """One format with its columns."""
 
     @property
-    def extension(self) -> str: ...
+    def extension(self) -> str:
+        """Of the names of files."""
 
-    def convert(self, frame: Frame) -> StorableRows[_RowsT]: ...
+    def convert(self, frame: Frame) -> StorableRows[_RowsT]:
+        """The rows of a frame's records."""
 
-    def begin(self) -> Body[_RowsT]: ...
+    def begin(self) -> Body[_RowsT]:
+        """The content of a new file."""
 
 
 class CaughtBytes(io.BytesIO):

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import MIB
 from millstream.record import Position
@@ -134,22 +133,6 @@ class _Sealed(NamedTuple):
     """Position of the lane when the file is finished: `end`, or behind it if no record lies between."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartingPoint:
-    """Where a lane begins."""
-
-    mark: Position
-    finished: Position | None
-    """The lane's position from its finished files; None to write everything that is offered."""
-    begun: Position | None = None
-    """The end of the first file, if a former owner has fixed it."""
-
-    @property
-    def durable(self) -> Position:
-        """Everything before it is in finished files."""
-        return self.mark if self.finished is None else max(self.mark, self.finished)
-
-
 class FileSinkLane:
     """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
 
@@ -160,23 +143,25 @@ class FileSinkLane:
         target: FileTarget,
         file_format: FileFormat[Any],
         rolling: Rolling,
-        start: StartingPoint,
+        owner: SinkOwner,
+        finished: Position | None,
         *,
-        clock: Clock,
         worker: ThreadPoolExecutor,
         finisher: ThreadPoolExecutor | None = None,
-        whole: bool = False,
+        begun: Position | None = None,
         partition_of: PartitionOf | None = None,
     ) -> None:
-        """`finisher`: a thread that finishes files while the next one grows; without it, the worker does. `whole`:
-        files end only at a flush."""
-        self._whole = whole
+        """`finished`: the lane's position from its finished files; None to write everything that is offered.
+        `finisher`: a thread that finishes files while the next one grows; without it, the worker does. `begun`: the end
+        of the first file, if a former owner has fixed it. For an owner of whole deliveries, files end only at a
+        flush."""
+        self._whole = owner.whole
         self._target = target
         self._format = file_format
         self._rolling = rolling
         self.delivery_records_max = rolling.max_records or sys.maxsize
-        self._finished = start.finished
-        self._clock = clock
+        self._finished = finished
+        self._clock = owner.clock
         self._worker = worker
         self._finisher = finisher
         self._finishing: Future[None] | None = None
@@ -184,8 +169,9 @@ class FileSinkLane:
         self._failed = False
         """Whether the last attempt to finish a file failed. Then no record is accepted before the next one."""
         self._partition_of = partition_of
-        self._begun = start.begun
-        self._durable = start.durable
+        self._begun = begun
+        self._durable = owner.start if finished is None else max(owner.start, finished)
+        """Everything before it is in finished files."""
         self._taken = self._durable
         self._taken_frame = ""
         self._chain = self._durable
@@ -467,10 +453,9 @@ async def open_file_sink(spec: FileSink, file_format: FileFormat[Any], owner: Si
             directory,
             file_format,
             spec.rolling,
-            StartingPoint(owner.start, finished),
-            clock=owner.clock,
+            owner,
+            finished,
             worker=worker,
-            whole=owner.whole,
         )
         yield lane
     finally:
@@ -506,11 +491,11 @@ async def open_keeping_sink(
             target,
             file_format,
             rolling,
-            StartingPoint(owner.start, None if owner.fallback else reached, target.begun()),
-            clock=owner.clock,
+            owner,
+            None if owner.fallback else reached,
             worker=worker,
             finisher=finisher,
-            whole=owner.whole,
+            begun=target.begun(),
             partition_of=partition_of,
         )
     finally:

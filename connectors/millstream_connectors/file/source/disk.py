@@ -12,7 +12,7 @@ import glob
 import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -63,10 +63,10 @@ class FilePatterns:
 
 
 class Worker:
-    """One thread for blocking calls, so that a slow disk does not block the event loop. Created by `open_worker`."""
+    """One thread for blocking calls, so that a slow disk does not block the event loop."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        self._executor = executor
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call in the thread. Errors: `InfrastructureError` for errors of the operating system."""
@@ -75,19 +75,9 @@ class Worker:
         except OSError as error:
             raise disk_fault(error) from error
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Wait for an abandoned call: after this, none is running, and files can be closed."""
         self._executor.shutdown(wait=True, cancel_futures=True)
-
-
-@asynccontextmanager
-async def open_worker(name: str) -> AsyncIterator[Worker]:
-    """A worker, which is stopped at the end."""
-    worker = Worker(ThreadPoolExecutor(max_workers=1, thread_name_prefix=name))
-    try:
-        yield worker
-    finally:
-        worker.finish()
 
 
 class WorkerLane(SourceLane, Protocol):
@@ -104,13 +94,13 @@ class WorkerLane(SourceLane, Protocol):
 @asynccontextmanager
 async def open_lane(make: Callable[[SourceOwner, Worker], WorkerLane], owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane that `make` returns, which continues at `owner.position`."""
-    async with open_worker(f"source-{owner.lane.partition}") as worker:
+    with closing(Worker(f"source-{owner.lane.partition}")) as worker:
         lane = make(owner, worker)
         try:
             await lane.open()
             yield lane
         finally:
-            worker.finish()
+            worker.close()
             lane.close()
 
 

@@ -102,7 +102,7 @@ class FollowLane(PositionedLane):
 
     def _position(self) -> bytes:
         # Sorted, so that the position does not depend on the order of turns.
-        files = sorted([entry.name, entry.inode, *entry.file.mark.pack()] for entry in self._files)
+        files = sorted([entry.name, entry.inode, *entry.file.mark] for entry in self._files)
         return pack_position(KIND, self._owner.partitions, {"files": files})
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:

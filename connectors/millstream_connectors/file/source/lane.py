@@ -166,7 +166,7 @@ class FileSourceLane(PositionedLane):
 
     def _position(self) -> bytes:
         name, mark, finished = self._last
-        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": self._done, "read": self._read}
+        body = {"file": name, "mark": list(mark), "finished": finished, "done": self._done, "read": self._read}
         return pack_position(KIND, self._owner.partitions, body)
 
     def _open(self, name: str, mark: FileMark) -> SourceFile:

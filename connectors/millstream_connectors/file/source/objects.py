@@ -217,7 +217,7 @@ class ObjectSourceLane(PositionedLane):
         body = {
             "began": self._began,
             "object": list(self._item) if self._item is not None else None,
-            "mark": self._mark.pack(),
+            "mark": list(self._mark),
             "past": self._ledger.past.pack(),
         }
         return pack_position(KIND, self._owner.partitions, body)

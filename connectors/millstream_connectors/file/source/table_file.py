@@ -54,17 +54,11 @@ class TableFile:
 
     def fault(self) -> str | None:
         """Why this is not the file that the mark belongs to; None if it is."""
-        mark = self.mark
-        if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
-            return "its contents have changed"
-        return None
+        return "its contents have changed" if self.mark.head_bytes and self._identified() != self.mark else None
 
     def begin(self) -> None:
         """Called once, before the first `fill`: goes to the mark."""
-        head_bytes, head_crc, tail_bytes, tail_crc = self._identity()
-        self.mark = replace(
-            self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
-        )
+        self.mark = self._identified()
         rows = parquet_rows if self._kind == "parquet" else _avro_rows
         self._stream.seek(0)
         self._blocks = rows(self._stream, self.mark.line)
@@ -89,12 +83,13 @@ class TableFile:
     def close(self) -> None:
         self._stream.close()
 
-    def _identity(self) -> tuple[int, int, int, int]:
+    def _identified(self) -> FileMark:
+        """The mark, with the checksums of the open file."""
         descriptor = self._stream.fileno()
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEAD_BYTES, 0)
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return len(head), zlib.crc32(head), len(tail), zlib.crc32(tail)
+        return FileMark(*self.mark[:2], len(head), zlib.crc32(head), len(tail), zlib.crc32(tail))
 
     # In memory.
 
@@ -108,7 +103,7 @@ class TableFile:
         if frame is not None and self._extraction.reads_anything:
             frame, found, _ = extract(frame, self._extraction)
             invalid += tuple(replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
-        self.mark = replace(self.mark, line=self.mark.line + rows)
+        self.mark = self.mark._replace(line=self.mark.line + rows)
         return FileRecords(frame, invalid)
 
 

@@ -14,11 +14,10 @@ from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
-from millstream_connectors.shared.access_keys import access_key_problems
+from millstream_connectors.shared.aws.settings import access_key_problems
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 """Schemes of URLs, with the usual name of the store."""
-_SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "sasToken", "serviceAccountKey")
 _FIELDS = {
     "s3": ("region", "accessKey", "secretKey", "sessionToken"),
     "az": ("account", "accountKey", "sasToken"),
@@ -108,13 +107,15 @@ class ObjectStore(SpecModel):
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
         """The secrets that are set, by the names of their fields."""
-        values = (
-            *(self.access_key, self.secret_key, self.session_token),
-            *(self.account_key, self.sas_token, self.service_account_key),
-        )
-        for name, value in zip(_SECRETS, values, strict=True):
-            if value is not None:
-                yield name, value
+        values = {
+            "accessKey": self.access_key,
+            "secretKey": self.secret_key,
+            "sessionToken": self.session_token,
+            "accountKey": self.account_key,
+            "sasToken": self.sas_token,
+            "serviceAccountKey": self.service_account_key,
+        }
+        yield from ((name, value) for name, value in values.items() if value is not None)
 
 
 def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iterator[ShapeProblem]:
