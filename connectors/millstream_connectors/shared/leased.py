@@ -67,7 +67,10 @@ class LeasedSubscription:
         self._pace = pace
         self._queue: LeasingQueue | None = None
         self._inbox: AcknowledgedInbox | None = None
-        self.lease_s: float | None = float(pace.lease_s)
+
+    @property
+    def lease_s(self) -> float | None:
+        return float(self._pace.lease_s)
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         self._queue, self._inbox = await self._open_queue(), inbox
