@@ -32,12 +32,12 @@ _OS = (
 )
 PRIMITIVES = re.compile(
     "|".join((
-        rf"os\.({_OS})",
+        rf"os\.({_OS})|sync_path",
         r"shutil\.(rmtree|move|copy|copy2|copyfile|copytree)",
         r".*\.(mkdir|rmdir|unlink|touch|rename|hardlink_to|symlink_to|write_text|write_bytes)",
         r"self\._files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"files\.(create|write|sync|publish|reserve|remove|sync_directory)",
-        r"write_all|_sync_directory|sync_path|write_private|create_private|make_private_directories",
+        r"write_all|_sync_directory|write_private|create_private|make_private_directories",
         r".*connection\.(publish|change|remove)|until_created",
         r"self\._source\.committed|self\._stream\.confirm",
         r"lane\.write",

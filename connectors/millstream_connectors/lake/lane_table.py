@@ -149,13 +149,13 @@ class LaneTable(ABC, Generic[T]):
     def _claim(self, table: T, position: Position) -> None:
         """Commit, without records, that the lane belongs to this owner and is at `position`. Raises `ConflictError`."""
 
-    @abstractmethod
     def _is_certain(self, table: T) -> bool:
-        """Whether the current state is known to name this owner, at `_position`."""
+        """Whether the current state is known to name this owner, at `_position`: it was created or checked by it."""
+        return True
 
-    @abstractmethod
     def _regain(self) -> Position:
         """The lane's position in the table's newest state. Raises if the lane no longer belongs to this owner."""
+        return self.take_over()
 
     @abstractmethod
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:

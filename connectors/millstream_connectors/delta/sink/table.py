@@ -97,11 +97,8 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         self._certain = True
 
     def _is_certain(self, table: DeltaTable) -> bool:
+        """If not, the lane is taken over again: a commit whose answer was lost is refused from then on."""
         return self._certain or self._is_ours(table)
-
-    def _regain(self) -> Position:
-        """Take the lane over again: a commit whose answer was lost is refused from then on."""
-        return self.take_over()
 
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
         """One commit: the rows, and the position after them."""

@@ -75,9 +75,7 @@ class _File(SinkConnector[FileSink]):
                 f"another sink writes into {directory}",
                 "a separate directory for each file sink",
             )
-        nearest = directory
-        while not nearest.exists() and nearest != nearest.parent:
-            nearest = nearest.parent
+        nearest = next((path for path in (directory, *directory.parents) if path.exists()), directory)
         if not nearest.is_dir():
             yield Finding(
                 codes.FILE_UNUSABLE, here, f"{nearest} is not a directory", "a directory, or a name for a new one"

@@ -38,15 +38,14 @@ class _File(SourceConnector[FileSource]):
         return not settings.follow
 
     def guarantee(self, settings: FileSource) -> Guarantee:
+        sentence = self.promise.sentence
         if settings.objects:
             sentence = (
                 "exactly once: it continues in the object where its last commit ended, and stops if an object that "
                 "it has read was replaced"
             )
-            return Guarantee(GuaranteeId.POSITION, sentence)
-        if not settings.follow:
-            return self.promise
-        sentence = f"{self.promise.sentence}, unless a file is truncated or deleted before it was read, which is logged"
+        elif settings.follow:
+            sentence += ", unless a file is truncated or deleted before it was read, which is logged"
         return Guarantee(GuaranteeId.POSITION, sentence)
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:

@@ -115,10 +115,7 @@ def decoded_bytes(stream: Any, enough: int) -> int:
         group = file.metadata.row_group(index)
         for at, column in enumerate(map(file.schema.column, range(len(file.schema)))):
             chunk = group.column(at)
-            pages = list(_pages(stream, chunk))
-            for page in pages:
-                _check(page, column)
-            size += _decoded(stream, chunk, column, pages)
+            size += _decoded(stream, chunk, column, list(_pages(stream, chunk, column)))
             if size > enough:
                 return size
         size += _repeated(stream, file, index, enough - size)
@@ -155,9 +152,7 @@ def _expansion(stream: Any, chunk: Any, column: Any, *, in_dictionary: bool) -> 
     """`chunk`: of the footer. `column`: of the schema."""
     is_text, is_flat = column.physical_type == "BYTE_ARRAY", column.path == column.name
     width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _CELL_BYTES
-    pages = list(_pages(stream, chunk))
-    for page in pages:
-        _check(page, column)
+    pages = list(_pages(stream, chunk, column))
     if is_text:
         width += _longest_text(stream, chunk, column, pages, in_dictionary=in_dictionary)
     values = 1
@@ -189,13 +184,6 @@ def _longest_text(stream: Any, chunk: Any, column: Any, pages: list[_Page], *, i
     return longest
 
 
-def _check(page: _Page, column: Any) -> None:
-    entries = page.values * _ENTRY_BYTES if page.kind == _DICTIONARY else 0
-    if page.size + entries > PARQUET_PAGE_BYTES_MAX:
-        what = f"a page of the column {column.path} takes {page.size + entries} bytes"
-        raise ValueError(f"{what}, more than {PARQUET_PAGE_BYTES_MAX}, the limit. Write smaller pages")
-
-
 def _begin(chunk: Any) -> int:
     begin: int = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
@@ -203,11 +191,16 @@ def _begin(chunk: Any) -> int:
     return begin
 
 
-def _pages(stream: Any, chunk: Any) -> Iterator[_Page]:
+def _pages(stream: Any, chunk: Any, column: Any) -> Iterator[_Page]:
+    """Raises `ValueError` for one that takes more than the limit."""
     at = _begin(chunk)
     end = at + chunk.total_compressed_size
     while at < end:
         page = _head(stream, at)
+        taken = page.size + (page.values * _ENTRY_BYTES if page.kind == _DICTIONARY else 0)
+        if taken > PARQUET_PAGE_BYTES_MAX:
+            what = f"a page of the column {column.path} takes {taken} bytes"
+            raise ValueError(f"{what}, more than {PARQUET_PAGE_BYTES_MAX}, the limit. Write smaller pages")
         yield page
         at = page.start + page.stored
 

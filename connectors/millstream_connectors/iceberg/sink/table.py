@@ -179,10 +179,6 @@ class IcebergLaneTable(LaneTable[Table]):
         with step("iceberg_sink.take_over", self._owner.lane.vertex):
             self._put(table, (), position, frame)
 
-    def _is_certain(self, table: Table) -> bool:
-        """Whether its state was created or checked by this owner."""
-        return True
-
     def _regain(self) -> Position:
         with self._errors():
             kept = self._kept(self._opened())

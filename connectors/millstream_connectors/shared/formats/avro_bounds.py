@@ -48,12 +48,12 @@ def _bound(readers: dict[str, Callable[[Any], Any]], made: Callable[[IO[bytes]],
         "deflate": lambda data, enough: zlib.decompressobj(-15).decompress(data, enough),
         "bzip2": lambda data, enough: bz2.BZ2Decompressor().decompress(data, enough),
         "xz": lambda data, enough: lzma.LZMADecompressor().decompress(data, enough),
+        "zstandard": _from_zstandard,
     }
     readers.update((codec, _decompressing(decompress)) for codec, decompress in whole.items())
     # These begin with the length of the contents.
     readers["snappy"] = _measured(readers["snappy"], made, lambda data: _unsigned(BytesIO(data)))
     readers["lz4"] = _measured(readers["lz4"], made, lambda data: int.from_bytes(data[:4], "little"))
-    readers["zstandard"] = _measured(readers["zstandard"], made, _of_zstandard)
 
 
 def _decompressing(decompress: Decompress) -> Callable[[Any], BytesIO]:
@@ -78,19 +78,11 @@ def _measured(
     return measured
 
 
-def _of_zstandard(data: bytes) -> int:
+def _from_zstandard(data: bytes, enough: int) -> bytes:
     import zstandard
 
-    return sum(len(part) for part in _limited(zstandard.ZstdDecompressor().read_to_iter(data, write_size=1 << 20)))
-
-
-def _limited(parts: Any) -> Any:
-    size = 0
-    for part in parts:
-        yield part
-        size += len(part)
-        if size > AVRO_BLOCK_BYTES_MAX:
-            return
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        return reader.read(enough)
 
 
 def _check(size: int) -> None:

@@ -112,4 +112,5 @@ def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:
             secret = True
             yield (*path, "url"), secret_in_file(name, "url")
     if secret and parts.scheme not in _ENCRYPTED and not stays_on_this_machine(parts.hostname or ""):
-        yield (*path, "url"), f"a secret is sent to {parts.hostname} unencrypted; `{parts.scheme}s://` encrypts it"
+        what = f"a secret is sent to {parts.hostname} unencrypted; `{parts.scheme}s://` encrypts it"
+        yield (*path, "url"), what
