@@ -20,12 +20,15 @@ from millstream.spec.references import resolve
 from millstream_connectors.delta.settings import EMULATOR
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, parse_url
+from millstream_connectors.shared.objects.stores import secrets_of
 
 FAILURES = (DeltaError, OSError)
 """Exceptions of the client: everything that can go wrong between a lane and its table."""
 ABSENT = TableNotFoundError
 """There is no table yet, or it cannot be created."""
 
+_PREFIXES = {"s3": "aws_", "az": "azure_storage_", "gs": "google_"}
+"""Of the names of secrets, by the kind of store."""
 _CONNECT_S = 5.0
 _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
@@ -57,16 +60,12 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     if not is_url(path):
         return {}
     url = parse_url(path)
-    named = {
-        "s3": (("aws_access_key_id", settings.access_key), ("aws_secret_access_key", settings.secret_key),
-               ("aws_session_token", settings.session_token)),
-        "az": (("azure_storage_account_key", settings.account_key), ("azure_storage_sas_key", settings.sas_token)),
-        "gs": (("google_service_account_key", settings.service_account_key),),
-    }  # fmt: skip
-    options: dict[str, str] = {}
-    for name, value in named[url.scheme]:
-        if value is not None:
-            options[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    secrets = {f"{_PREFIXES[url.scheme]}{name}": value for name, value in secrets_of(url, settings).items()}
+    options = {
+        name: resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+        for name, value in secrets.items()
+        if value is not None
+    }
     if settings.sas_token is not None:
         _check_environment(_BEFORE_A_SIGNATURE, "sasToken", where)
     if settings.access_key is not None and settings.session_token is None:
@@ -83,11 +82,12 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
             options["google_service_account_key"] = _NOBODY
     if settings.endpoint is not None and settings.endpoint.startswith("http://"):
         options["allow_http"] = "true"
-    options["timeout"] = f"{settings.timeout_s:g}s"
-    options["connect_timeout"] = f"{min(settings.timeout_s, _CONNECT_S):g}s"
-    options["max_retries"] = "5"
-    options["retry_timeout"] = f"{min(settings.timeout_s, _RETRY_S):g}s"
-    return options
+    return options | {
+        "timeout": f"{settings.timeout_s:g}s",
+        "connect_timeout": f"{min(settings.timeout_s, _CONNECT_S):g}s",
+        "max_retries": "5",
+        "retry_timeout": f"{min(settings.timeout_s, _RETRY_S):g}s",
+    }
 
 
 def _check_environment(variables: Sequence[str], name: str, where: str) -> None:

@@ -270,9 +270,10 @@ def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[st
     properties.update((name, text) for name, text in plain.items() if text is not None)
     if store.anonymous:
         properties["s3.anonymous"] = "true"
-    properties["s3.request-timeout"] = f"{store.timeout_s:g}"
-    properties["s3.connect-timeout"] = f"{min(store.timeout_s, _CONNECT_S):g}"
-    return properties
+    return properties | {
+        "s3.request-timeout": f"{store.timeout_s:g}",
+        "s3.connect-timeout": f"{min(store.timeout_s, _CONNECT_S):g}",
+    }
 
 
 def error_of(error: BaseException, settings: IcebergTable, where: str) -> MillstreamError:

@@ -197,10 +197,11 @@ async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) ->
         user = resolve(settings.user, base_dir, f"{where}: registry.user")
         password = resolve(settings.password, base_dir, f"{where}: registry.password")
         headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
-    tls = context_of(settings.tls or ServerTls(), base_dir, where) if settings.encrypted else None
-
-    connector = TCPConnector(ssl=tls if tls is not None else True, limit=REGISTRY_REQUESTS_MAX)
-    timeout = ClientTimeout(total=settings.timeout_s)
-    session = ClientSession(connector=connector, headers=headers, timeout=timeout, response_class=BoundedResponse)
-    async with session:
+    tls = context_of(settings.tls or ServerTls(), base_dir, where) if settings.encrypted else True
+    async with ClientSession(
+        connector=TCPConnector(ssl=tls, limit=REGISTRY_REQUESTS_MAX),
+        headers=headers,
+        timeout=ClientTimeout(total=settings.timeout_s),
+        response_class=BoundedResponse,
+    ) as session:
         yield RegistryClient(settings, session, where)

@@ -54,7 +54,7 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
     """The bucket; sends no request. Raises `UserError` for missing credentials."""
     config: dict[str, Any] = {
         name: resolve(value, base_dir, f"{where}: the {name} for {url.root}")
-        for name, value in _secrets_of(url, settings).items()
+        for name, value in secrets_of(url, settings).items()
         if value is not None
     }
     credential = _credential(config)
@@ -90,8 +90,8 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
         ) from error
 
 
-def _secrets_of(url: ObjectUrl, settings: ObjectStore) -> Mapping[str, TextOrReference | None]:
-    """The secrets for a store of this kind, by the names of the client's options."""
+def secrets_of(url: ObjectUrl, settings: ObjectStore) -> Mapping[str, TextOrReference | None]:
+    """The secrets for a store of this kind, by the names that clients have for them, some with a prefix."""
     return {
         "s3": {
             "access_key_id": settings.access_key,
