@@ -26,7 +26,7 @@ from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
-from millstream_connectors.lake.reader import StateFiles, TableReader
+from millstream_connectors.lake.source_lane import StateFiles, TableReader
 from millstream_connectors.shared.objects.settings import is_url
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")

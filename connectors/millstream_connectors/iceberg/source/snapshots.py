@@ -24,7 +24,7 @@ from millstream_connectors.file.source.table_file import parquet_rows
 from millstream_connectors.iceberg.bounds import live_entries
 from millstream_connectors.iceberg.client import ABSENT, FAILURES, error_of, open_catalog
 from millstream_connectors.iceberg.settings import IcebergSource
-from millstream_connectors.lake.reader import StateFiles, TableReader
+from millstream_connectors.lake.source_lane import StateFiles, TableReader
 from millstream_connectors.shared.objects.settings import is_url
 
 
