@@ -69,12 +69,8 @@ def texts_of(file: Any) -> list[str]:
         for at, column in columns
         if column.physical_type == "BYTE_ARRAY"
         and column.path == column.name
-        and all(_stays_in_dictionary(group.column(at)) for group in groups)
+        and not any(encoding.startswith("DELTA") for group in groups for encoding in group.column(at).encodings)
     ]
-
-
-def _stays_in_dictionary(chunk: Any) -> bool:
-    return not any(encoding.startswith("DELTA") for encoding in chunk.encodings)
 
 
 def place_of(group: Any) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from io import BytesIO
 from typing import Any
 from uuid import UUID
@@ -324,8 +325,9 @@ def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
         ("long", "timestamp", "millis"),
         ("long", "local-timestamp", "millis"),
     )
-    reads = {"time": _time_us, "timestamp": _instant_us, "local-timestamp": _local_us}.get(name)
-    return _or_stored(_in_unit(reads, _UNIT_US[unit]), stored) if fits and reads is not None else stored
+    if not fits or name not in _READS:
+        return stored
+    return _or_stored(_in_unit(_READS[name], _UNIT_US[unit]), stored)
 
 
 def _or_stored(read: Callable[[str], int], stored: Convert) -> Convert:
@@ -365,18 +367,19 @@ def _time_us(text: str) -> int:
     return ((found.hour * 60 + found.minute) * 60 + found.second) * 1_000_000 + found.microsecond
 
 
-def _instant_us(text: str) -> int:
+def _moment_us(text: str, *, has_zone: bool) -> int:
     found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
-        raise ValueError("it has no zone, such as Z")
+    if (found.tzinfo is not None) != has_zone:
+        raise ValueError("it has no zone, such as Z" if has_zone else "a local timestamp has no zone")
     return microseconds_of(found)
 
 
-def _local_us(text: str) -> int:
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is not None:
-        raise ValueError("a local timestamp has no zone")
-    return microseconds_of(found)
+_READS: Mapping[str, Callable[[str], int]] = {
+    "time": _time_us,
+    "timestamp": partial(_moment_us, has_zone=True),
+    "local-timestamp": partial(_moment_us, has_zone=False),
+}
+"""The microseconds of a text, by the beginning of the logical type's name."""
 
 
 def _uuid(value: Any) -> Any:
