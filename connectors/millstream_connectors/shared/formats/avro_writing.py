@@ -30,7 +30,6 @@ from millstream_connectors.shared.formats.json_values import value_of
 Convert = Callable[[Any], Any]
 """Converts a JSON value to what Avro stores. Raises `ValueError`."""
 
-_UNIT_US = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1)
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127
@@ -312,22 +311,14 @@ def _fixed(size: int) -> Convert:
 
 def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
     """Functions of logical types. An unknown name is ignored, as Avro's specification requires."""
-    stored = _PRIMITIVES[kind]
     if (kind, logical) == ("bytes", "decimal"):
         return _decimal(schema, None)
     if (kind, logical) == ("string", "uuid"):
         return _uuid
-    if (kind, logical) == ("int", "date"):
-        return _or_stored(_date, stored)
-    name, _, unit = logical.rpartition("-")
-    fits = (kind, unit) == ("long", "micros") or (kind, name, unit) in (
-        ("int", "time", "millis"),
-        ("long", "timestamp", "millis"),
-        ("long", "local-timestamp", "millis"),
-    )
-    if not fits or name not in _READS:
-        return stored
-    return _or_stored(_in_unit(_READS[name], _UNIT_US[unit]), stored)
+    if (kind, logical) not in _READS:
+        return _PRIMITIVES[kind]
+    read, unit_us = _READS[kind, logical]
+    return _or_stored(_in_unit(read, unit_us), _PRIMITIVES[kind])
 
 
 def _or_stored(read: Callable[[str], int], stored: Convert) -> Convert:
@@ -374,12 +365,18 @@ def _moment_us(text: str, *, has_zone: bool) -> int:
     return microseconds_of(found)
 
 
-_READS: Mapping[str, Callable[[str], int]] = {
-    "time": _time_us,
-    "timestamp": partial(_moment_us, has_zone=True),
-    "local-timestamp": partial(_moment_us, has_zone=False),
+_instant_us = partial(_moment_us, has_zone=True)
+_local_us = partial(_moment_us, has_zone=False)
+_READS: Mapping[tuple[str, str], tuple[Callable[[str], int], int]] = {
+    ("int", "date"): (_date, 1),
+    ("int", "time-millis"): (_time_us, 1000),
+    ("long", "time-micros"): (_time_us, 1),
+    ("long", "timestamp-millis"): (_instant_us, 1000),
+    ("long", "timestamp-micros"): (_instant_us, 1),
+    ("long", "local-timestamp-millis"): (_local_us, 1000),
+    ("long", "local-timestamp-micros"): (_local_us, 1),
 }
-"""The microseconds of a text, by the beginning of the logical type's name."""
+"""The function that reads a text of a logical type, and how many of its units are one that Avro stores."""
 
 
 def _uuid(value: Any) -> Any:
