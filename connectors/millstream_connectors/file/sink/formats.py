@@ -278,16 +278,18 @@ def _csv_text(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if _CSV_QUOTED.search(text) else text
 
 
+_CSV_FIELDS: Mapping[type, Callable[[Any], str]] = {
+    NoneType: lambda _: "",
+    str: _csv_text,
+    bool: lambda cell: "true" if cell else "false",
+    int: repr,
+    float: repr,
+    datetime: lambda cell: cell.isoformat().replace("+00:00", "Z"),
+}
+
+
 def _csv_field(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    if isinstance(cell, str):
-        return _csv_text(cell)
-    if isinstance(cell, bool):
-        return "true" if cell else "false"
-    if isinstance(cell, datetime):
-        return cell.isoformat().replace("+00:00", "Z")
-    return repr(cell)
+    return _CSV_FIELDS[type(cell)](cell)
 
 
 _KINDS: Mapping[str, frozenset[type]] = {

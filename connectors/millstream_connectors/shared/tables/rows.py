@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from millstream.exact_json import parse_all, text_of
 from millstream_connectors.shared.json_rows import json_objects
 from millstream_connectors.shared.kept import ConvertedRecords
-from millstream_connectors.shared.tables.settings import DeleteWhen, TableColumn, TableSink
+from millstream_connectors.shared.tables.settings import DeleteWhen, Part, TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 KEY_MISSING = "key column is null"
@@ -164,24 +164,22 @@ def _unchanged(members: dict[str, str], rows: Sequence[int], objects: Sequence[d
     return failures
 
 
-def _part(part: str, item: SinkFrame, rows: Sequence[int]) -> Sequence[Any]:
-    frame = item.frame
-    if part == "value":
-        values = frame.values()
-        return [values[row] for row in rows]
-    if part == "eventTime":
-        times = frame.event_times_us()
-        return [_EPOCH + timedelta(microseconds=times[row]) for row in rows]
-    if part == "headers":
-        headers = frame.headers()
-        return [{name: value.decode(errors="replace") for name, value in headers[row].items()} for row in rows]
-    if part == "id":
-        ids = item.record_ids()
-        return [ids[row] for row in rows]
-    keys = frame.keys()
-    if part == "key":
-        return [keys[row][0].decode(errors="replace") if keys[row] else None for row in rows]
-    return [[key.decode(errors="replace") for key in keys[row]] for row in rows]
+_PARTS: Mapping[Part, Callable[[SinkFrame], Sequence[Any]]] = {
+    "value": lambda item: item.frame.values(),
+    "key": lambda item: [keys[0].decode(errors="replace") if keys else None for keys in item.frame.keys()],
+    "keys": lambda item: [[key.decode(errors="replace") for key in keys] for keys in item.frame.keys()],
+    "eventTime": lambda item: [_EPOCH + timedelta(microseconds=time_us) for time_us in item.frame.event_times_us()],
+    "headers": lambda item: [
+        {name: value.decode(errors="replace") for name, value in headers.items()} for headers in item.frame.headers()
+    ],
+    "id": lambda item: item.record_ids(),
+}
+"""Each part of the records of a frame."""
+
+
+def _part(part: Part, item: SinkFrame, rows: Sequence[int]) -> Sequence[Any]:
+    column = _PARTS[part](item)
+    return column if len(rows) == len(column) else [column[row] for row in rows]
 
 
 _COMPARED: dict[type, Callable[[Any], str]] = {
