@@ -164,10 +164,15 @@ def _unchanged(members: dict[str, str], rows: Sequence[int], objects: Sequence[d
     return failures
 
 
+def _keys_of(item: SinkFrame) -> list[list[str]]:
+    given = item.frame.keys()
+    return [[key.decode(errors="replace") for key in keys] for keys in given]
+
+
 _PARTS: Mapping[Part, Callable[[SinkFrame], Sequence[Any]]] = {
     "value": lambda item: item.frame.values(),
-    "key": lambda item: [keys[0].decode(errors="replace") if keys else None for keys in item.frame.keys()],
-    "keys": lambda item: [[key.decode(errors="replace") for key in keys] for keys in item.frame.keys()],
+    "key": lambda item: [keys[0] if keys else None for keys in _keys_of(item)],
+    "keys": _keys_of,
     "eventTime": lambda item: [_EPOCH + timedelta(microseconds=time_us) for time_us in item.frame.event_times_us()],
     "headers": lambda item: [
         {name: value.decode(errors="replace") for name, value in headers.items()} for headers in item.frame.headers()
