@@ -20,7 +20,7 @@ from millstream.json_text import all_json
 from millstream.limits import FRAME_INDEX_BITS
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.shared.carried import keys_text, message_id
-from millstream_connectors.shared.json_rows import NOT_JSON, json_objects, one_line
+from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON, one_line
 from millstream_connectors.shared.tables.rows import deletes_of, members_of
 from millstream_writer.sink import SinkFailure, SinkFrame
 
@@ -195,8 +195,19 @@ def _objects(values: Sequence[bytes]) -> tuple[Sequence[int], list[SinkFailure]]
     """Which of the values are JSON objects, and failures for the others."""
     if all_json(values) and all(value.lstrip(_BLANK).startswith(b"{") for value in values):
         return range(len(values)), []
-    objects, failures = json_objects(values)
-    return list(objects), failures
+    rows: list[int] = []
+    failures: list[SinkFailure] = []
+    for row, value in enumerate(values):
+        try:
+            is_object = isinstance(parse(value), dict)
+        except ValueError as error:
+            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
+            continue
+        if is_object:
+            rows.append(row)
+        else:
+            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
+    return rows, failures
 
 
 def _detail(error: Mapping[str, Any]) -> str:
