@@ -104,17 +104,21 @@ async def open_lane(make: Callable[[SourceOwner, Worker], WorkerLane], owner: So
             lane.close()
 
 
+_NOT_ALLOWED = "Give this user permission to read it"
+_TOO_MANY = "Raise the limit on open files (ulimit -n), or use narrower `paths`"
+_ADVICE = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.ENOENT: "Put it back",
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+}
+
+
 def disk_fault(error: OSError) -> InfrastructureError:
     """The error, with advice for the user."""
-    what = error.strerror or str(error)
-    if isinstance(error, PermissionError):
-        advice = "Give this user permission to read it"
-    elif isinstance(error, FileNotFoundError):
-        advice = "Put it back"
-    elif error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "Raise the limit on open files (ulimit -n), or use narrower `paths`"
-    else:
-        advice = "Check the disk or mount that it is on"
+    advice = _ADVICE.get(error.errno or 0, "Check the disk or mount that it is on")
     return InfrastructureError(
-        codes.CANNOT_READ, f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}"
+        codes.CANNOT_READ,
+        f"{error.filename or 'a file of the source'} cannot be read: {error.strerror or error}. {advice}",
     )
