@@ -57,8 +57,9 @@ class IcebergCatalog(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires one kind of catalog, and rejects settings of the other, and those for a client that is not set."""
         if (self.sqlite is None) == (self.rest is None):
-            what = "a catalog is a SQLite file or a REST server"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "a catalog is a SQLite file or a REST server", "either `sqlite` or `rest`"
+            )
         elif self.rest is None:
             for name, value in (
                 *(("token", self.token), ("credential", self.credential)),
@@ -109,8 +110,9 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
         yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
     catalog = settings.catalog
     if store is not None and catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
-        what = "`store` has no effect on a directory"
-        yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`warehouse: s3://bucket/prefix`")
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on a directory", "`warehouse: s3://bucket/prefix`"
+        )
     if store is not None:
         given = {"account": store.account, **dict(store.secrets)}
         unused = [name for name in _UNUSED if given.get(name) is not None]

@@ -53,8 +53,9 @@ class TableCommits(SpecModel):
             what = "a table needs a column that is not a partition column"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "another column in `columns`")
         if self.max_bytes > _COMMIT_BYTES_MAX:
-            what = "the records of a commit are kept in memory"
-            yield ShapeProblem(codes.OUT_OF_RANGE, ("maxBytes",), what, "at most 1GiB")
+            yield ShapeProblem(
+                codes.OUT_OF_RANGE, ("maxBytes",), "the records of a commit are kept in memory", "at most 1GiB"
+            )
 
     def _partition_problems(self, index: int, name: str) -> Iterator[ShapeProblem]:
         """The problem of a partition that is neither a column nor derived from the event time."""

@@ -237,8 +237,9 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         except CommitFailedError as error:
             raise ConflictError from error
         except SchemaMismatchError as error:
-            what = f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
-            raise UserError(codes.TARGET_UNFIT, what) from error
+            raise UserError(
+                codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
+            ) from error
         except FAILURES as error:
             table, path, opening = self._table, self._settings.path, self._opening
             if table is not None and is_listed_whole(error, opening.address, opening.options, table.version()):

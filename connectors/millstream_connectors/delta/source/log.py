@@ -180,8 +180,9 @@ class TableLog(TableReader[AddedFile]):
         return b"," + as_json(values)[1:] if values else b""
 
     def _unreadable(self, version: int, error: BaseException) -> DamageError:
-        named = f"version {version} in the log of {self.named}"
-        return unreadable_file(self._where, named, error, "an entry of a Delta log")
+        return unreadable_file(
+            self._where, f"version {version} in the log of {self.named}", error, "an entry of a Delta log"
+        )
 
     def _gone(self, version: int) -> DamageError:
         return DamageError(

@@ -64,8 +64,9 @@ class Snapshots(TableReader[AddedFile]):
                 try:
                     self._table = self._catalog.load_table(settings.table)
                 except ABSENT as error:
-                    what = f"there is no Iceberg table {settings.table} in the catalog. Correct `table`"
-                    raise self._unfit(what) from error
+                    raise self._unfit(
+                        f"there is no Iceberg table {settings.table} in the catalog. Correct `table`"
+                    ) from error
         return str(self._opened.metadata.table_uuid)
 
     def newest(self) -> int | None:

@@ -74,8 +74,9 @@ class AwsCredentials:
         except ClientError as error:
             if _passes(error.response):
                 raise self._away(error) from error
-            what = f"{self._where}: AWS refuses the credentials of the role: {error}"
-            raise UserError(codes.TARGET_REFUSES, what) from error
+            raise UserError(
+                codes.TARGET_REFUSES, f"{self._where}: AWS refuses the credentials of the role: {error}"
+            ) from error
         except (BotoCoreError, OSError, RuntimeError) as error:
             # botocore says by a RuntimeError that even renewed ones have expired.
             raise self._away(error) from error

@@ -123,8 +123,9 @@ def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iter
     yield from url_problem(path, ("path",))
     yield from unused_problems(settings, (path,))
     if settings is not None and not is_url(path):
-        what = "`store` has no effect when `path` is a directory"
-        yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, f"`path: {url}`")
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect when `path` is a directory", f"`path: {url}`"
+        )
 
 
 def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Iterator[ShapeProblem]:
