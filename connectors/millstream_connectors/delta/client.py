@@ -20,7 +20,7 @@ from millstream.spec.references import resolve
 from millstream_connectors.delta.settings import EMULATOR
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, parse_url
-from millstream_connectors.shared.objects.stores import secrets_of
+from millstream_connectors.shared.objects.stores import code_in, secrets_of
 
 FAILURES = (DeltaError, OSError)
 """Exceptions of the client: everything that can go wrong between a lane and its table."""
@@ -47,7 +47,6 @@ _LISTED_WHOLE = "Invalid table version"
 """The client lists the log from the table's version on, and the list began elsewhere."""
 _SHOWN = 300
 """Characters of a client's message."""
-_CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
 def address_of(path: str, base_dir: Path) -> str:
@@ -125,8 +124,7 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
     """The Millstream error for an error of the client. No message holds a credential."""
     said = _COLOURS.sub("", str(error))
     place = f"{where}: the Delta table {path}"
-    code = _CODE.search(said)
-    text = code[1][:_SHOWN] if code is not None else first_lines(said, error)
+    text = code_in(said) or first_lines(said, error)
     if any(word in said for word in _MISSING):
         return UserError(
             codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the path, or create the bucket"

@@ -62,9 +62,9 @@ class ReceivedMessage:
 class Arrivals(Inbox[ReceivedMessage]):
     """Arrived messages, and the stream's position."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self) -> None:
         super().__init__(MESSAGES_MAX)
-        self.place = place
+        self.place = ""
         """The place after the arrived messages."""
         self.ended = False
         """Nothing will follow, ever."""
@@ -116,7 +116,7 @@ class ReceivingLane:
         """Number of messages that the lane has read over its lifetime."""
         self._place = ""
         """The place after the messages that were read."""
-        self._inbox = Arrivals("")
+        self._inbox = Arrivals()
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._receiving: asyncio.Task[None] | None = None
@@ -243,7 +243,7 @@ class ReceivingLane:
 
 @asynccontextmanager
 async def open_receiving(
-    kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool = False
+    kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool
 ) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. `named`: the stream, for messages. `idle`: another lane reads it."""
     lane = ReceivingLane(kind, named, owner, stream, idle=idle)

@@ -226,7 +226,7 @@ class FileSinkLane:
         taken = exact_end(frames, end)
         if self._begun is not None and taken >= self._begun:
             # Its last records went elsewhere, or were dropped.
-            self._end_begun("")
+            self._end_begun()
         if taken > self._taken:
             # The lane may be past the last frame with records for this sink, whose name would then be wrong.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
@@ -263,7 +263,7 @@ class FileSinkLane:
                 end = self._begun
                 stop = bisect_left(rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > end)
                 if stop <= start:
-                    self._end_begun("")
+                    self._end_begun()
                     continue
             self._add(file, item, converted, start, stop)
             file.records += stop - start
@@ -294,14 +294,14 @@ class FileSinkLane:
             body = file.bodies[partition] = self._format.begin()
         file.keep(partition, body.add(converted.content, start, stop))
 
-    def _end_begun(self, frame: str) -> None:
+    def _end_begun(self) -> None:
         """Seal the file whose end a former owner has fixed."""
         end, self._begun = self._begun, None
         assert end is not None, "a former owner has fixed an end"
         if self._growing is None:
             # Without records, as before.
             self._growing = _File(self._chain, self._clock.monotonic_s())
-        self._seal(end, frame)
+        self._seal(end, "")
 
     def _seal(self, end: Position, frame: str) -> None:
         """Seal the growing file; it contains everything up to `end`, which is in `frame`."""

@@ -6,6 +6,7 @@ itself becomes `RetryLaterError`, so the lane waits for a store that is away or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
@@ -46,6 +47,7 @@ _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
 _SHOWN = 300
 """Characters of a client's message."""
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
 _REFUSED = ("403 Forbidden", "401 Unauthorized")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
@@ -128,7 +130,7 @@ def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamErro
     """The Millstream error for an error of the client. No message holds a credential."""
     said = str(error)
     place = f"{where}: {SCHEMES[url.scheme]} at {url.root}"
-    code = _word(said, "Code")[:_SHOWN] or first_line(error)
+    code = code_in(said) or first_line(error)
     if isinstance(error, LongListError):
         return UserError(codes.TARGET_UNFIT, f"{place}: {error}")
     if any(word in said for word in _MISSING):
@@ -149,7 +151,7 @@ def first_line(error: BaseException) -> str:
     return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
 
 
-def _word(said: str, tag: str) -> str:
-    """The text of a tag in an answer of S3."""
-    _, found, rest = said.partition(f"<{tag}>")
-    return rest.partition("<")[0] if found else ""
+def code_in(said: str) -> str:
+    """The code in an answer of S3; empty if there is none."""
+    found = _CODE.search(said)
+    return found[1][:_SHOWN] if found is not None else ""
