@@ -10,13 +10,14 @@ Above it: the file sink's lane, in its worker thread. Below it: the client of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.record import Position
+from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.kept import TargetPosition, fenced, unknown
 from millstream_writer.connector import SinkOwner
 
@@ -31,6 +32,33 @@ class Fault(NamedTuple):
     loc: tuple[str | int, ...]
     what: str
     expected: str
+
+
+class TableField(NamedTuple):
+    """A column of a table."""
+
+    kind: str
+    """Its type, as the format names it."""
+    nullable: bool
+
+
+def column_faults(
+    wanted: Mapping[str, TableField], there: Mapping[str, TableField], settings: TableCommits
+) -> Iterator[Fault]:
+    """What in the columns of a table does not fit the columns that are written to it."""
+    for name, column in wanted.items():
+        loc, found = settings.place_of(name), there.get(name)
+        if found is None:
+            if settings.schema_mode == "strict":
+                yield Fault(loc, f"the table has no column `{name}`", "`schemaMode: merge`, or a column that it has")
+        elif found.kind != column.kind:
+            what = f"column `{name}` of the table has the type {found.kind}"
+            yield Fault(loc, what, f"a column of the type {column.kind}")
+        elif column.nullable and not found.nullable:
+            yield Fault(loc, f"column `{name}` of the table accepts no nulls", "a column that accepts nulls")
+    for name, found in there.items():
+        if name not in wanted and not found.nullable:
+            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
 
 
 class ConflictError(Exception):

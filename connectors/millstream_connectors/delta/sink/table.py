@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, SchemaMismatchError
-from deltalake.schema import Field, PrimitiveType, Schema
+from deltalake.schema import PrimitiveType, Schema
 
 from millstream import codes
 from millstream.durable import step
@@ -46,7 +46,7 @@ from millstream_connectors.delta.client import (
 )
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
-from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
+from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import is_url
@@ -264,29 +264,20 @@ def _number(text: str) -> int:
 
 def faults_of(table: DeltaTable, schema: pa.Schema, settings: DeltaSink) -> Iterator[Fault]:
     """What in the table does not fit the settings."""
-    there = {field.name: field for field in table.schema().fields}
-    wanted = {field.name: field for field in Schema.from_arrow(schema).fields}
-    for name, field in wanted.items():
-        loc = settings.place_of(name)
-        if name not in there:
-            if settings.schema_mode == "strict":
-                yield Fault(loc, f"the table has no column `{name}`", "`schemaMode: merge`, or a column that it has")
-        elif there[name].type != field.type:
-            what = f"column `{name}` of the table has the type {_type(there[name])}"
-            yield Fault(loc, what, f"a column of the type {_type(field)}")
-        elif field.nullable and not there[name].nullable:
-            yield Fault(loc, f"column `{name}` of the table accepts no nulls", "a column that accepts nulls")
-    for name, field in there.items():
-        if name not in wanted and not field.nullable:
-            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
+    yield from column_faults(_fields(Schema.from_arrow(schema)), _fields(table.schema()), settings)
     partitions = list(table.metadata().partition_columns)
     if partitions != list(settings.partition_by):
         what = f"the table is partitioned by {', '.join(partitions) or 'nothing'}"
         yield Fault(("partitionBy",), what, f"`partitionBy: [{', '.join(partitions)}]`")
 
 
-def _type(field: Field) -> str:
-    return field.type.type if isinstance(field.type, PrimitiveType) else str(field.type)
+def _fields(schema: Schema) -> dict[str, TableField]:
+    return {
+        field.name: TableField(
+            field.type.type if isinstance(field.type, PrimitiveType) else str(field.type), field.nullable
+        )
+        for field in schema.fields
+    }
 
 
 def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
