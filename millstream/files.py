@@ -100,6 +100,15 @@ def own_directory(path: Path) -> None:
             os.fchmod(descriptor, PRIVATE_DIRECTORY)
 
 
+def sync_path(path: Path) -> None:
+    """fsync of a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def opened_directory(path: Path | str, *, follow: bool = False, within: int | None = None) -> Iterator[int]:
     """The descriptor of a directory. It must not be a link unless `follow` is set. `within`: the descriptor of another

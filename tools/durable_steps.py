@@ -32,7 +32,7 @@ _OS = (
 )
 PRIMITIVES = re.compile(
     "|".join((
-        rf"os\.({_OS})",
+        rf"os\.({_OS})|sync_path",
         r"shutil\.(rmtree|move|copy|copy2|copyfile|copytree)",
         r".*\.(mkdir|rmdir|unlink|touch|rename|hardlink_to|symlink_to|write_text|write_bytes)",
         r"self\._files\.(create|write|sync|publish|reserve|remove|sync_directory)",
@@ -61,8 +61,10 @@ EXEMPT: Mapping[tuple[str, str], str] = {
         "_sync_ms",
     ): "measures how long the disk takes; the file has no name",
     ("services/reduce/millstream_reduce/log/files.py", ""): "the seam itself: its callers are looked at",
-    ("connectors/millstream_connectors/file/sink/directory.py", "_sync_file"): "its callers are looked at",
-    ("connectors/millstream_connectors/delta/sink/table.py", "_fsync"): "of what the step before it has made",
+    (
+        "connectors/millstream_connectors/delta/sink/table.py",
+        "DeltaLaneTable._make_durable",
+    ): "of what the step before it has made",
     ("services/runner/millstream_runner/local/directory.py", "_sync_directory"): "its callers are looked at",
     ("services/udf_sdk/hatch_build.py", ""): "what a build makes, before anything runs",
     ("services/udf_sdk/millstream_udf/imported.py", ""): "read while the process runs, and gone with it",

@@ -202,6 +202,14 @@ EdgeName = Annotated[
 """As a name, but long enough for a default name with two vertex names."""
 
 
+def conflicts(*rules: tuple[object, tuple[str | int, ...], str, str]) -> Iterator[ShapeProblem]:
+    """A problem for each broken rule about fields that do not fit together. A rule is whether it is broken, the place
+    of the field, what is wrong, and what is expected."""
+    for broken, loc, what, expected in rules:
+        if broken:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, expected)
+
+
 def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
     """A problem unless exactly one of the fields has a value."""
     given = [name for name in names if data.get(name) is not None]

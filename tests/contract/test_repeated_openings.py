@@ -14,7 +14,7 @@ from millstream import durable
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory
+from millstream_connectors.file.sink.directory import HIDDEN, LaneDirectory
 from millstream_reduce.log.log import open_log
 from millstream_runner.local.directory import held
 from millstream_writer.connector import SinkOwner
@@ -190,20 +190,16 @@ def test_a_data_directory_is_opened_after_two_failures(tmp_path: Path, failing: 
 
 def test_a_directory_is_durable_although_its_creator_was_cut_short(tmp_path: Path, failing: Failing) -> None:
     """What exists may not have been synced."""
-    LaneDirectory(tmp_path / "out", file_owner(1)).open()
+    LaneDirectory(tmp_path / "out", sink_owner(1)).open()
     failing.heard()
-    LaneDirectory(tmp_path / "out", file_owner(2)).open()
+    LaneDirectory(tmp_path / "out", sink_owner(2)).open()
     assert "file_sink.directory.sync:after" in failing.heard()
-
-
-def file_owner(epoch: int) -> DirectoryOwner:
-    return DirectoryOwner("p", "out", "out.in-out.0", epoch, "first", "p/out")
 
 
 @pytest.mark.parametrize("left", ["out.in-out.0.2", "out.in-out.0.3"])
 def test_a_directory_that_earlier_versions_could_not_open_again(tmp_path: Path, left: str) -> None:
     """A full disk had left two directories of one owner, each with a part of the last note."""
-    directory = LaneDirectory(tmp_path / "out", file_owner(1))
+    directory = LaneDirectory(tmp_path / "out", sink_owner(1))
     directory.open()
     file = directory.begin("jsonl")
     directory.append(file, b"1\n")
@@ -216,10 +212,10 @@ def test_a_directory_that_earlier_versions_could_not_open_again(tmp_path: Path, 
     for path in (run / left, run / f"{left}.over"):
         path.mkdir()
         (path / f"={name.name}.note").write_text("fr")
-    found = LaneDirectory(tmp_path / "out", file_owner(3))
+    found = LaneDirectory(tmp_path / "out", sink_owner(3))
     found.open()
     assert found.finished() == Position(7)
-    noted = found.noted()
+    noted = found.noted
     assert noted is not None
     assert noted.frame == "frame"
     found.close()

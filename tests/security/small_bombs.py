@@ -26,7 +26,7 @@ from millstream.extract import Extraction
 from millstream.spec.formats import SchemaRegistry
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.file.source.csv_parsing import CsvFormat
-from millstream_connectors.file.source.table_file import open_table_file, parquet_rows
+from millstream_connectors.file.source.table_file import open_any_file, parquet_rows
 from millstream_connectors.file.source.text_file import FileMark, TextFormat, open_text_file
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.iceberg.settings import IcebergSource
@@ -45,7 +45,7 @@ NULLS = {"type": "record", "name": "r", "fields": [{"name": "many", "type": {"ty
 
 def rows_of(path: Path, kind: str) -> str:
     """Reads the whole file, as a lane of the file source does."""
-    file = open_table_file(str(path), path.name, kind, Extraction(), FileMark())
+    file = open_any_file(str(path), path.name, TextFormat(kind, "utf-8", CsvFormat(), Extraction()), FileMark())
     rows = 0
     try:
         file.begin()

@@ -43,7 +43,7 @@ from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
 from millstream_connectors.pulsar.looking import Looking, deduplicates
 from millstream_connectors.pulsar.settings import PulsarSink
-from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
+from millstream_connectors.shared.formats.avro_bounds import bound_blocks, check_items
 from millstream_connectors.shared.objects import stores
 from millstream_connectors.shared.objects.settings import ObjectStore, parse_url
 from millstream_connectors.sqs.client import linked
@@ -80,7 +80,7 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
         assert "a page of the column text takes 27000" in said.pop(name)
     assert f"take more memory than {TABLE_ENTRIES_BYTES_MAX} bytes" in said.pop("list of manifests")
     assert "its log takes more than 1024 MiB when it is loaded" in said.pop("checkpoint")
-    assert said.pop("statistics").startswith("SnapshotFiles(files=[AddedFile(path=")
+    assert said.pop("statistics").startswith("StateFiles(files=[AddedFile(path=")
     assert "they are compressed" in said.pop("arrow")
     assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
     assert f"more than {REGISTRY_ANSWER_BYTES_MAX} bytes" in said.pop("registry")

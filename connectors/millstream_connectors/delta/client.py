@@ -17,15 +17,18 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
-from millstream_connectors.delta.azurite import EMULATOR
+from millstream_connectors.delta.settings import EMULATOR
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, parse_url
+from millstream_connectors.shared.objects.stores import code_in, secrets_of
 
 FAILURES = (DeltaError, OSError)
 """Exceptions of the client: everything that can go wrong between a lane and its table."""
 ABSENT = TableNotFoundError
 """There is no table yet, or it cannot be created."""
 
+_PREFIXES = {"s3": "aws_", "az": "azure_storage_", "gs": "google_"}
+"""Of the names of secrets, by the kind of store."""
 _CONNECT_S = 5.0
 _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
@@ -44,7 +47,6 @@ _LISTED_WHOLE = "Invalid table version"
 """The client lists the log from the table's version on, and the list began elsewhere."""
 _SHOWN = 300
 """Characters of a client's message."""
-_CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
 def address_of(path: str, base_dir: Path) -> str:
@@ -57,16 +59,12 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     if not is_url(path):
         return {}
     url = parse_url(path)
-    named = {
-        "s3": (("aws_access_key_id", settings.access_key), ("aws_secret_access_key", settings.secret_key),
-               ("aws_session_token", settings.session_token)),
-        "az": (("azure_storage_account_key", settings.account_key), ("azure_storage_sas_key", settings.sas_token)),
-        "gs": (("google_service_account_key", settings.service_account_key),),
-    }  # fmt: skip
-    options: dict[str, str] = {}
-    for name, value in named[url.scheme]:
-        if value is not None:
-            options[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    secrets = {f"{_PREFIXES[url.scheme]}{name}": value for name, value in secrets_of(url, settings).items()}
+    options = {
+        name: resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+        for name, value in secrets.items()
+        if value is not None
+    }
     if settings.sas_token is not None:
         _check_environment(_BEFORE_A_SIGNATURE, "sasToken", where)
     if settings.access_key is not None and settings.session_token is None:
@@ -83,11 +81,12 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
             options["google_service_account_key"] = _NOBODY
     if settings.endpoint is not None and settings.endpoint.startswith("http://"):
         options["allow_http"] = "true"
-    options["timeout"] = f"{settings.timeout_s:g}s"
-    options["connect_timeout"] = f"{min(settings.timeout_s, _CONNECT_S):g}s"
-    options["max_retries"] = "5"
-    options["retry_timeout"] = f"{min(settings.timeout_s, _RETRY_S):g}s"
-    return options
+    return options | {
+        "timeout": f"{settings.timeout_s:g}s",
+        "connect_timeout": f"{min(settings.timeout_s, _CONNECT_S):g}s",
+        "max_retries": "5",
+        "retry_timeout": f"{min(settings.timeout_s, _RETRY_S):g}s",
+    }
 
 
 def _check_environment(variables: Sequence[str], name: str, where: str) -> None:
@@ -125,8 +124,7 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
     """The Millstream error for an error of the client. No message holds a credential."""
     said = _COLOURS.sub("", str(error))
     place = f"{where}: the Delta table {path}"
-    code = _CODE.search(said)
-    text = code[1][:_SHOWN] if code is not None else first_lines(said, error)
+    text = code_in(said) or first_lines(said, error)
     if any(word in said for word in _MISSING):
         return UserError(
             codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the path, or create the bucket"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -75,12 +75,10 @@ class _Directory(TableFiles):
     def sizes(self) -> Mapping[str, int]:
         found = {}
         for path in (self._root / LOG).rglob("*"):
-            try:
+            # Another program may have removed it since it was listed, as unfinished ones are.
+            with suppress(FileNotFoundError):
                 if path.is_file():
                     found[path.relative_to(self._root).as_posix()] = path.stat().st_size
-            except FileNotFoundError:
-                # Another program has removed it since it was listed, as unfinished ones are.
-                continue
         return found
 
     def open(self, path: str) -> IO[bytes]:

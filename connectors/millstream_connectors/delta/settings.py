@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
-from millstream import codes
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_connectors.lake.settings import TableCommits
-from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
-    is_url,
-    unused_problems,
-    url_problem,
-)
+from millstream_connectors.shared.objects.settings import ObjectStore, place_problems
+
+EMULATOR = "AZURE_STORAGE_USE_EMULATOR=true and AZURITE_BLOB_STORAGE_URL=http://HOST:PORT"
+"""What the environment of a pipeline needs that writes to Azurite."""
+_TRUE = ("1", "true", "on", "yes", "y")
+"""As the client reads it, in any case of letters."""
 
 
 class DeltaSource(SpecModel):
@@ -36,11 +36,7 @@ class DeltaSource(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects a `store` that has no effect."""
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect when `path` is a directory"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
+        yield from place_problems(self.store, self.path, url="s3://bucket/table")
 
 
 class _DeltaTable(SpecModel):
@@ -61,8 +57,20 @@ class DeltaSink(TableCommits, _DeltaTable):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Also rejects a path in an unsupported store, and a `store` that has no effect."""
         yield from super().relation_problems()
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
-        if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect when `path` is a directory"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
+        yield from place_problems(self.store, self.path, url="s3://bucket/table")
+
+
+def azurite_note(path: str, settings: ObjectStore | None) -> str | None:
+    """What `validate` notes about a table to write that is probably in Azurite, which emulates Azure's blob storage:
+    Azure's own endpoints have TLS.
+
+    Azurite lists objects from the first one on, wherever a client asks it to begin (`startFrom` of List Blobs).
+    deltalake commits with such listings, and leaves the first objects out by itself only if its environment says that
+    the store is an emulator. The environment then also says where the emulator is, in place of `endpoint`. Reading
+    needs none of this.
+    """
+    told = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE
+    endpoint = (settings.endpoint if settings is not None else None) or ""
+    if told or not path.startswith("az://") or not endpoint.startswith("http://"):
+        return None
+    return f"the table can be written in Azurite only with {EMULATOR} in the environment of the pipeline"

@@ -17,6 +17,7 @@ from millstream.spec.values import (
     ShapeProblem,
     SpecModel,
     Text,
+    conflicts,
     field,
     problem,
 )
@@ -24,6 +25,7 @@ from millstream_connectors.shared.columns import Column, repeated_columns
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,
+    place_problems,
     unused_problems,
     url_problem,
 )
@@ -105,9 +107,6 @@ class FileSource(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects settings that have no effect on the format or the place."""
-        if self.csv is not None and self.format != "csv":
-            what = f"`csv` has no effect with `format: {self.format}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("csv",), what, "`format: csv`, or no `csv`")
         for index, path in enumerate(self.paths):
             yield from url_problem(path, ("paths", index))
             if is_url(path) != self.objects:
@@ -116,13 +115,26 @@ class FileSource(SpecModel):
                     codes.FIELDS_CONFLICT, ("paths", index), what, "one source for files, and another for objects"
                 )
         yield from unused_problems(self.store, self.paths)
-        if self.store is not None and not self.objects:
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on files", "s3://, gs://, az://"
-            )
-        if self.follow and self.format in _TYPED and not self.objects:
-            what = f"a file with `format: {self.format}` does not grow"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("follow",), what, "`lines`, `jsonl` or `csv`, or no `follow`")
+        yield from conflicts(
+            (
+                self.csv is not None and self.format != "csv",
+                ("csv",),
+                f"`csv` has no effect with `format: {self.format}`",
+                "`format: csv`, or no `csv`",
+            ),
+            (
+                self.store is not None and not self.objects,
+                ("store",),
+                "`store` has no effect on files",
+                "s3://, gs://, az://",
+            ),
+            (
+                self.follow and self.format in _TYPED and not self.objects,
+                ("follow",),
+                f"a file with `format: {self.format}` does not grow",
+                "`lines`, `jsonl` or `csv`, or no `follow`",
+            ),
+        )
 
     @property
     def objects(self) -> bool:
@@ -182,26 +194,33 @@ class FileSink(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires columns for CSV, and rejects settings that have no effect."""
         yield from repeated_columns(self.columns)
-        if self.format == "csv" and not self.columns:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "a CSV file needs columns", "`columns: [{name, type}]`")
-        if self.format in ("jsonl", "lines") and self.columns:
-            what = f"`columns` has no effect with `format: {self.format}`"
-            expected = "`format: csv`, `parquet` or `avro`, or no `columns`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, expected)
-        yield from url_problem(self.path, ("path",))
-        yield from unused_problems(self.store, (self.path,))
+        yield from conflicts(
+            (
+                self.format == "csv" and not self.columns,
+                (),
+                "a CSV file needs columns",
+                "`columns: [{name, type}]`",
+            ),
+            (
+                self.format in ("jsonl", "lines") and self.columns,
+                ("columns",),
+                f"`columns` has no effect with `format: {self.format}`",
+                "`format: csv`, `parquet` or `avro`, or no `columns`",
+            ),
+            (
+                self.partition_by and not self.objects,
+                ("partitionBy",),
+                "`partitionBy` has no effect when `path` is a directory",
+                "`path: s3://bucket/prefix`",
+            ),
+        )
+        yield from place_problems(self.store, self.path, url="s3://bucket/prefix")
         for index, name in enumerate(self.partition_by):
             if name in self.partition_by[:index]:
                 yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
-        if self.objects:
-            if self.rolling.max_bytes > _OBJECT_BYTES_MAX:
-                what = "an object is kept in memory until it is finished"
-                yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
-            return
-        for given, field_name in ((self.partition_by, "partitionBy"), (self.store, "store")):
-            if given:
-                what = f"`{field_name}` has no effect when `path` is a directory"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (field_name,), what, "`path: s3://bucket/prefix`")
+        if self.objects and self.rolling.max_bytes > _OBJECT_BYTES_MAX:
+            what = "an object is kept in memory until it is finished"
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
 
     @property
     def objects(self) -> bool:
@@ -211,7 +230,5 @@ class FileSink(SpecModel):
     def needs(self) -> Iterator[Needed]:
         if self.objects:
             yield Needed("obstore", "millstream[objects]", ("path",))
-        if self.format == "parquet":
-            yield Needed("pyarrow", "millstream[arrow]", ("format",))
-        if self.format == "avro":
-            yield Needed("fastavro", "millstream[objects]", ("format",))
+        if self.format in _TYPED:
+            yield Needed(*_TYPED[self.format], ("format",))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from ssl import SSLContext
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
@@ -74,6 +74,7 @@ CONFLICT = CommitFailedException
 EXISTS = (NamespaceAlreadyExistsError, TableAlreadyExistsError, IntegrityError, CONFLICT)
 """What was to be created exists, perhaps because another process has just created it."""
 
+_TableT = TypeVar("_TableT", bound=Table)
 _TIMEOUT_S = 30.0
 _CONNECT_S = 5.0
 _REFUSED = re.compile(
@@ -165,20 +166,17 @@ class _ServerCatalog(RestCatalog):
         return DurableFileIO(self.properties)
 
     def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
-        table = super()._response_to_table(identifier_tuple, table_response)
-        table.io = self._files(table_response)
-        return table
+        return self._with_files(super()._response_to_table(identifier_tuple, table_response), table_response)
 
     def _response_to_staged_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
     ) -> StagedTable:
-        table = super()._response_to_staged_table(identifier_tuple, table_response)
-        table.io = self._files(table_response)
-        return table
+        return self._with_files(super()._response_to_staged_table(identifier_tuple, table_response), table_response)
 
-    def _files(self, answer: TableResponse) -> FileIO:
+    def _with_files(self, table: _TableT, answer: TableResponse) -> _TableT:
         vended = self._resolve_storage_credentials(answer.storage_credentials, answer.metadata_location)
-        return DurableFileIO({**self.properties, **of_files({**answer.config, **vended})})
+        table.io = DurableFileIO({**self.properties, **of_files({**answer.config, **vended})})
+        return table
 
 
 class _FileCatalog(SqlCatalog):
@@ -270,9 +268,10 @@ def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[st
     properties.update((name, text) for name, text in plain.items() if text is not None)
     if store.anonymous:
         properties["s3.anonymous"] = "true"
-    properties["s3.request-timeout"] = f"{store.timeout_s:g}"
-    properties["s3.connect-timeout"] = f"{min(store.timeout_s, _CONNECT_S):g}"
-    return properties
+    return properties | {
+        "s3.request-timeout": f"{store.timeout_s:g}",
+        "s3.connect-timeout": f"{min(store.timeout_s, _CONNECT_S):g}",
+    }
 
 
 def error_of(error: BaseException, settings: IcebergTable, where: str) -> MillstreamError:

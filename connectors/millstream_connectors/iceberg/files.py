@@ -16,6 +16,7 @@ from typing import Any
 from pyarrow.fs import FileSystem
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from millstream.files import sync_path
 from millstream_connectors.iceberg.answers import for_files
 from millstream_connectors.iceberg.bounds import check_metadata
 
@@ -97,11 +98,7 @@ class _Synced(io.BufferedWriter):
             raise
         super().close()
         for directory in sorted(self._directories, key=lambda directory: -len(directory.parts)):
-            descriptor = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(directory)
 
     def _discard(self) -> None:
         """Close an incomplete file, and remove it: nothing refers to it, and a full disk needs its space."""

@@ -57,15 +57,15 @@ class IcebergCatalog(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires one kind of catalog, and rejects settings of the other, and those for a client that is not set."""
         if (self.sqlite is None) == (self.rest is None):
-            what = "a catalog is a SQLite file or a REST server"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "a catalog is a SQLite file or a REST server", "either `sqlite` or `rest`"
+            )
         elif self.rest is None:
-            of_server = (
+            for name, value in (
                 *(("token", self.token), ("credential", self.credential)),
                 *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
                 ("aws", self.aws),
-            )
-            for name, value in of_server:
+            ):
                 if value is not None:
                     what = f"`{name}` has no effect on a SQLite file"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`rest: https://host:port`")
@@ -88,9 +88,8 @@ class IcebergCatalog(SpecModel):
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
         """The secrets that are set, by the names of their fields."""
-        for name, value in (("token", self.token), ("credential", self.credential)):
-            if value is not None:
-                yield name, value
+        values = {"token": self.token, "credential": self.credential}
+        yield from ((name, value) for name, value in values.items() if value is not None)
 
 
 class IcebergTable(SpecModel):
@@ -111,8 +110,9 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
         yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
     catalog = settings.catalog
     if store is not None and catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
-        what = "`store` has no effect on a directory"
-        yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`warehouse: s3://bucket/prefix`")
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on a directory", "`warehouse: s3://bucket/prefix`"
+        )
     if store is not None:
         given = {"account": store.account, **dict(store.secrets)}
         unused = [name for name in _UNUSED if given.get(name) is not None]
@@ -132,8 +132,7 @@ def table_findings(
         reason = missing(value, base_dir)
         if reason is not None:
             yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "an existing variable or file")
-    if store is not None:
-        yield from store_findings(store, (*path, "store"), base_dir)
+    yield from store_findings(store, (*path, "store"), base_dir)
 
 
 def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
@@ -146,8 +145,7 @@ def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -
     if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
         what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
         yield (*path, "catalog", "rest"), what
-    if store is not None:
-        yield from store_notes(store, (*path, "store"))
+    yield from store_notes(store, (*path, "store"))
 
 
 class IcebergSource(IcebergTable):

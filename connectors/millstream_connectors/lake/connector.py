@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream import codes
-from millstream.dead_letter import MEMBERS
 from millstream.spec.connectors import Guarantee, SinkUse
 from millstream.spec.values import ShapeProblem
 from millstream_connectors.lake.settings import TableCommits
+from millstream_connectors.shared.columns import envelope_problems
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
+
+if TYPE_CHECKING:
+    from millstream_connectors.lake.lane_table import LaneTable
+    from millstream_connectors.lake.rows import TableRows
+    from millstream_writer.sink import SinkLane
 
 S = TypeVar("S", bound=TableCommits)
 
@@ -31,19 +38,22 @@ class TableConnector(SinkConnector[S]):
         if (settings.max_records or 0) > use.buffer_records:
             what = f"a commit needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxRecords",), what, f"at most {use.buffer_records}")
-        for index, column in enumerate(settings.columns if use.envelope else ()):
-            if column.name not in MEMBERS:
-                what = f"the envelope of a record has no `{column.name}`"
-                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
+        if use.envelope:
+            yield from envelope_problems(settings.columns)
 
     def envelope_form(self, settings: S) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS
 
-    def with_envelope(self, settings: S, owner: SinkOwner) -> S:
-        """The settings, with the columns of an envelope if records are written as envelopes."""
+    def open(self, settings: S, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_connectors.file.sink.lane import open_keeping_sink
+        from millstream_connectors.lake.rows import TableRows
         from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS
 
         if owner.envelope and not settings.columns:
-            return settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
-        return settings
+            settings = settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
+        rows = TableRows(settings.columns, settings.of_time)
+        return open_keeping_sink(self.lane_table(settings, rows, owner), rows, settings.rolling, owner)
+
+    @abstractmethod
+    def lane_table(self, settings: S, rows: TableRows, owner: SinkOwner) -> LaneTable[Any]:
+        """The table for one lane, not open yet. Raises `UserError` for missing credentials."""

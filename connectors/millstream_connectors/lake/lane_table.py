@@ -10,13 +10,14 @@ Above it: the file sink's lane, in its worker thread. Below it: the client of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.record import Position
+from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.kept import TargetPosition, fenced, unknown
 from millstream_writer.connector import SinkOwner
 
@@ -33,6 +34,33 @@ class Fault(NamedTuple):
     expected: str
 
 
+class TableField(NamedTuple):
+    """A column of a table."""
+
+    kind: str
+    """Its type, as the format names it."""
+    nullable: bool
+
+
+def column_faults(
+    wanted: Mapping[str, TableField], there: Mapping[str, TableField], settings: TableCommits
+) -> Iterator[Fault]:
+    """What in the columns of a table does not fit the columns that are written to it."""
+    for name, column in wanted.items():
+        loc, found = settings.place_of(name), there.get(name)
+        if found is None:
+            if settings.schema_mode == "strict":
+                yield Fault(loc, f"the table has no column `{name}`", "`schemaMode: merge`, or a column that it has")
+        elif found.kind != column.kind:
+            what = f"column `{name}` of the table has the type {found.kind}"
+            yield Fault(loc, what, f"a column of the type {column.kind}")
+        elif column.nullable and not found.nullable:
+            yield Fault(loc, f"column `{name}` of the table accepts no nulls", "a column that accepts nulls")
+    for name, found in there.items():
+        if name not in wanted and not found.nullable:
+            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
+
+
 class ConflictError(Exception):
     """Another commit was faster. This one had no effect."""
 
@@ -46,18 +74,12 @@ class LaneTable(ABC, Generic[T]):
         self._owner = owner
         self.target = target
         self._application = f"millstream/{owner.pipeline}/{owner.name}"
-        self._name = int(owner.identity, 16) >> 2
-        """The name of this owner: Delta has signed numbers of 64 bits for it."""
+        self.name = str(int(owner.identity, 16) >> 2)
+        """A number: Delta has signed ones of 64 bits for it."""
         self._table: T | None = None
         """Position in the state that the next commit is based on; None if it has to be read again."""
         self._position = owner.start
         self._taken_over = False
-        self._was_ours = False
-
-    @property
-    def was_ours(self) -> bool:
-        """Whether an earlier opening of this owner, whose answer was lost, has taken the lane over."""
-        return self._was_ours
 
     # Opening: `look`, then `take_over`.
 
@@ -68,7 +90,6 @@ class LaneTable(ABC, Generic[T]):
             kept = self._kept(table)
             if kept is None and self._must_exist:
                 raise self._lost()
-            self._was_ours = kept is not None and kept.owner == str(self._name)
             if kept is None or kept.position <= self._owner.start:
                 return kept and kept._replace(position=self._owner.start)
             return self._with_frame(table, kept)
@@ -94,6 +115,9 @@ class LaneTable(ABC, Generic[T]):
             return reached
         raise self._busy()
 
+    def begun(self) -> None:
+        """A commit is made as a whole, so a former owner has fixed no end."""
+
     # Writing.
 
     def begin(self, extension: str) -> list[bytes]:
@@ -112,8 +136,7 @@ class LaneTable(ABC, Generic[T]):
                 if self._table is None or not self._is_certain(self._table):
                     # The outcome of the last commit is unknown.
                     self._table = None
-                    reached = self._regain()
-                    if reached >= end and not self._owner.fallback:
+                    if self._regain() >= end and not self._owner.fallback:
                         return
                 with self._errors():
                     self._commit(file, max(end, self._position), frame)
@@ -154,13 +177,13 @@ class LaneTable(ABC, Generic[T]):
     def _claim(self, table: T, position: Position) -> None:
         """Commit, without records, that the lane belongs to this owner and is at `position`. Raises `ConflictError`."""
 
-    @abstractmethod
     def _is_certain(self, table: T) -> bool:
-        """Whether the current state is known to name this owner, at `_position`."""
+        """Whether the current state is known to name this owner, at `_position`: it was created or checked by it."""
+        return True
 
-    @abstractmethod
     def _regain(self) -> Position:
         """The lane's position in the table's newest state. Raises if the lane no longer belongs to this owner."""
+        return self.take_over()
 
     @abstractmethod
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
@@ -184,10 +207,10 @@ class LaneTable(ABC, Generic[T]):
             if self._must_exist:
                 raise self._lost()
             return
-        if kept.owner == str(self._name):
+        if kept.owner == self.name:
             return
         if self._taken_over or kept.epoch >= owner.epoch or kept.run != owner.ledger_id:
-            raise self._fenced()
+            raise fenced(owner, self.target)
 
     @property
     def _must_exist(self) -> bool:
@@ -196,9 +219,6 @@ class LaneTable(ABC, Generic[T]):
 
     def _lost(self) -> DamageError:
         return unknown(self._owner, self.target, self.remedy)
-
-    def _fenced(self) -> FencedError:
-        return fenced(self._owner, self.target)
 
     def _busy(self) -> RetryLaterError:
         what = f"{self._owner.where}: other writers changed {self.target} each time the lane tried to commit"

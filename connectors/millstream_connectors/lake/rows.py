@@ -6,17 +6,15 @@ format, which the table's client reads without copying.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
 
 import pyarrow as pa
 
 from millstream.frame import Frame
 from millstream_connectors.file.sink.formats import StorableRows
+from millstream_connectors.file.sink.names import partitions
 from millstream_connectors.file.sink.parquet import Parquet
-from millstream_connectors.file.sink.partitions import partitions
+from millstream_connectors.shared.arrow_arrays import texts_array
 from millstream_connectors.shared.columns import Column
 
 
@@ -42,8 +40,8 @@ class TableRows:
         times = frame.event_times_us()
         for name in self._of_time:
             of = partitions([name])
-            texts = [of(times[row]).partition("=")[2] for row in converted.rows]
-            table = table.append_column(pa.field(name, pa.string()), _texts(texts))
+            texts = [of(times[row]).partition("=")[2].encode() for row in converted.rows]
+            table = table.append_column(pa.field(name, pa.string()), texts_array(texts))
         return StorableRows(converted.rows, table, converted.size, converted.failures)
 
     def begin(self) -> StreamBody:
@@ -78,11 +76,3 @@ def rows_of(parts: Sequence[bytes]) -> pa.RecordBatchReader:
     for part in parts:
         stream.write(part)
     return pa.ipc.open_stream(stream.getvalue())
-
-
-def _texts(texts: Sequence[str]) -> pa.Array[Any]:
-    """Built from buffers, as in `file.parquet`: `pa.array` imports pandas. Each text is ASCII."""
-    offsets = array("i", accumulate(map(len, texts), initial=0))
-    return pa.Array.from_buffers(
-        pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer("".join(texts).encode())]
-    )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from millstream import codes
 from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
+from millstream_connectors.file.settings import Rolling
 from millstream_connectors.shared.columns import Column, repeated_columns
 from millstream_connectors.shared.objects.settings import ObjectStore
 
@@ -52,8 +53,9 @@ class TableCommits(SpecModel):
             what = "a table needs a column that is not a partition column"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "another column in `columns`")
         if self.max_bytes > _COMMIT_BYTES_MAX:
-            what = "the records of a commit are kept in memory"
-            yield ShapeProblem(codes.OUT_OF_RANGE, ("maxBytes",), what, "at most 1GiB")
+            yield ShapeProblem(
+                codes.OUT_OF_RANGE, ("maxBytes",), "the records of a commit are kept in memory", "at most 1GiB"
+            )
 
     def _partition_problems(self, index: int, name: str) -> Iterator[ShapeProblem]:
         """The problem of a partition that is neither a column nor derived from the event time."""
@@ -65,6 +67,12 @@ class TableCommits(SpecModel):
         """Columns that are derived from the event time."""
         named = {column.name for column in self.columns}
         return [name for name in self.partition_by if name not in named and name in EVENT_TIME_PARTS]
+
+    @property
+    def rolling(self) -> Rolling:
+        """When a commit is made."""
+        limits = {"max_bytes": self.max_bytes, "max_records": self.max_records, "max_age_s": self.commit_every_s}
+        return Rolling().model_copy(update=limits)
 
     def place_of(self, name: str) -> tuple[str | int, ...]:
         """The place of a column in the pipeline file."""

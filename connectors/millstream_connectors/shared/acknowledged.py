@@ -31,8 +31,7 @@ from zlib import crc32
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream_connectors.shared.inbox import Bounds
-from millstream_connectors.shared.inbox import Inbox as Received
+from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import invalid, size_of
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
@@ -69,12 +68,12 @@ class AcknowledgedMessage:
         return size_of(self.value, self.headers) + len(self.record_id)
 
 
-class AcknowledgedInbox(Received[AcknowledgedMessage]):
+class AcknowledgedInbox(Inbox[AcknowledgedMessage]):
     """The messages of one connection. Pure."""
 
-    def __init__(self, given: int, bounds: Bounds) -> None:
+    def __init__(self, given: int, messages_max: int) -> None:
         """`given`: number of messages that the lane has read so far."""
-        super().__init__(bounds)
+        super().__init__(messages_max)
         self.given = given
         self.changed = asyncio.Event()
         """Set when there is work besides the lane's reads."""
@@ -157,12 +156,16 @@ class Subscription(Protocol):
 class AcknowledgedLane:
     """One lane. See `SourceLane`."""
 
-    def __init__(self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, bounds: Bounds) -> None:
+    replayable = False
+
+    def __init__(
+        self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, messages_max: int
+    ) -> None:
         self._kind = kind
         self._queue = queue
         self._owner = owner
         self._subscription = subscription
-        self._bounds = bounds
+        self._messages_max = messages_max
         self._idle = crc32(queue.encode()) % owner.partitions != owner.lane.partition
         """Whether another lane reads the queue instead."""
         self._given = 0
@@ -176,10 +179,6 @@ class AcknowledgedLane:
         self._warned_redelivered = False
         self._connected = asyncio.Event()
         self._stopped = False
-
-    @property
-    def replayable(self) -> bool:
-        return False
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -321,7 +320,7 @@ class AcknowledgedLane:
             self._leased_until_s = self._owner.clock.monotonic_s() + lease_s
 
     async def _connect(self) -> None:
-        inbox = AcknowledgedInbox(self._given, self._bounds)
+        inbox = AcknowledgedInbox(self._given, self._messages_max)
         await self._subscription.connect(inbox)
         self._inbox = inbox
         self._connected.set()
@@ -348,8 +347,7 @@ class AcknowledgedLane:
             headers=[message.headers for message in good],
             ids=[(message.record_id or next(self._made_up)).encode(errors="surrogateescape") for message in good],
         )
-        made_up = bytes(not message.record_id for message in good)
-        return SourceBatch(frame, position, invalid=faults, made_up=made_up)
+        return SourceBatch(frame, position, invalid=faults, made_up=bytes(not message.record_id for message in good))
 
     def _invalid(self, message: AcknowledgedMessage) -> InvalidRecord | None:
         place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"
@@ -362,7 +360,7 @@ async def open_acknowledged(
 ) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. `queue`: the queue's name, for messages and to decide which of several lanes reads
     it."""
-    lane = AcknowledgedLane(kind, queue, owner, subscription, Bounds(messages_max))
+    lane = AcknowledgedLane(kind, queue, owner, subscription, messages_max)
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)
         await lane.open()

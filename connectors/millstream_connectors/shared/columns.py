@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from millstream import codes
+from millstream.dead_letter import MEMBERS
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 ColumnType = Literal["string", "int", "float", "bool", "timestamp"]
@@ -28,3 +29,12 @@ def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
             what = f"column `{column.name}` appears twice"
             yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column only once")
         seen.add(column.name)
+
+
+def envelope_problems(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
+    """A problem for each column that is not a member of the envelope of a record."""
+    for index, column in enumerate(columns):
+        if column.name not in MEMBERS:
+            what = f"the envelope of a record has no `{column.name}`"
+            expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)

@@ -24,7 +24,8 @@ from millstream.spec.sources import Source
 from millstream.values import Values
 from millstream_connectors.shared.formats.decoding import Decoder, open_decoder
 from millstream_connectors.shared.reaching import Reaching
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
+from millstream_connectors.shared.wrapped_lane import WrappedLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_udf import columns
 
 _log = logging.getLogger(__name__)
@@ -32,13 +33,13 @@ _log = logging.getLogger(__name__)
 _Keys = tuple[bytes, ...]
 
 
-class DecodingLane:
+class DecodingLane(WrappedLane):
     """The records of another lane, decoded. See `SourceLane`."""
 
     def __init__(
         self, lane: SourceLane, values: Decoder | None, keys: Decoder | None, position: bytes, clock: Clock
     ) -> None:
-        self._lane = lane
+        super().__init__(lane)
         self._values = values
         self._keys = keys
         self._position = position
@@ -46,10 +47,6 @@ class DecodingLane:
         self._held: SourceBatch | None = None
         """A batch that was read and could not be decoded yet, because the registry is away."""
         self._reaching = Reaching(clock, _log)
-
-    @property
-    def replayable(self) -> bool:
-        return self._lane.replayable
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._held is None:
@@ -67,25 +64,13 @@ class DecodingLane:
         self._held, self._position = None, batch.position
         return batch
 
-    async def committed(self, position: bytes) -> None:
-        await self._lane.committed(position)
-
     def pending(self) -> int | None:
-        waiting = self._lane.pending()
+        waiting = super().pending()
         held = self._held.frame if self._held is not None else None
         return waiting if waiting is None or held is None else waiting + held.records
 
-    def pending_bytes(self) -> int | None:
-        return pending_bytes(self._lane)
-
-    def pending_versions(self) -> int | None:
-        return pending_versions(self._lane)
-
     def is_held_up(self) -> bool:
-        return self._held is not None or is_held_up(self._lane)
-
-    async def drain(self) -> None:
-        await self._lane.drain()
+        return self._held is not None or super().is_held_up()
 
     async def _decoded(self, batch: SourceBatch, frame: Frame) -> SourceBatch:
         encoded = frame.values()

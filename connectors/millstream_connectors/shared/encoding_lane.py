@@ -99,8 +99,7 @@ class EncodingLane(UnkeptLane):
         found = [await encoded(self._encoders, item) for item in frames]
         fit = [item for item, _, _ in found if item is not None]
         # An empty write carries the lane's position.
-        result = await self._lane.write(fit, end)
-        refused = iter(result.failures)
+        refused = iter((await self._lane.write(fit, end)).failures)
         failures: list[list[SinkFailure]] = []
         for item, rows, misfits in found:
             others = of_rows(rows, next(refused, ())) if item is not None else []

@@ -12,20 +12,17 @@ from dataclasses import replace
 from millstream.extract import Extraction
 from millstream.frame import Frame
 from millstream_connectors.shared.parsing import checked_json
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
+from millstream_connectors.shared.wrapped_lane import WrappedLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_udf import columns
 
 
-class ExtractingLane:
+class ExtractingLane(WrappedLane):
     """The records of another lane, with the event time and keys that the spec asks for. See `SourceLane`."""
 
     def __init__(self, lane: SourceLane, extraction: Extraction) -> None:
-        self._lane = lane
+        super().__init__(lane)
         self._extraction = extraction
-
-    @property
-    def replayable(self) -> bool:
-        return self._lane.replayable
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         batch = await self._lane.read(records_max, bytes_max, timeout_s)
@@ -34,24 +31,6 @@ class ExtractingLane:
         frame, invalid, kept = extract(batch.frame, self._extraction)
         made_up = batch.rows_made_up(kept) if invalid else batch.made_up
         return replace(batch, frame=frame, invalid=(*batch.invalid, *invalid), made_up=made_up)
-
-    async def committed(self, position: bytes) -> None:
-        await self._lane.committed(position)
-
-    def pending(self) -> int | None:
-        return self._lane.pending()
-
-    def is_held_up(self) -> bool:
-        return is_held_up(self._lane)
-
-    def pending_bytes(self) -> int | None:
-        return pending_bytes(self._lane)
-
-    def pending_versions(self) -> int | None:
-        return pending_versions(self._lane)
-
-    async def drain(self) -> None:
-        await self._lane.drain()
 
 
 def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[InvalidRecord], list[int]]:

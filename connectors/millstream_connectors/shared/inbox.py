@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.limits import ACKNOWLEDGED_BYTES_MAX
@@ -25,18 +25,13 @@ class HeldMessage(Protocol):
 M = TypeVar("M", bound=HeldMessage)
 
 
-class Bounds(NamedTuple):
-    """The bounds of an inbox."""
-
-    messages: int
-    size: int = ACKNOWLEDGED_BYTES_MAX
-
-
 class Inbox(Generic[M]):
     """Messages that have arrived and were not read."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    bytes_max = ACKNOWLEDGED_BYTES_MAX
+
+    def __init__(self, messages_max: int) -> None:
+        self.messages_max = messages_max
         self.size = 0
         """Bytes of all held messages."""
         self.lost: MillstreamError | None = None
@@ -64,7 +59,7 @@ class Inbox(Generic[M]):
 
     @property
     def full(self) -> bool:
-        return self.held >= self.bounds.messages or self.size >= self.bounds.size
+        return self.held >= self.messages_max or self.size >= self.bytes_max
 
     @property
     def held(self) -> int:

@@ -104,17 +104,13 @@ async def check_kept(owner: SinkOwner, kept: TargetPosition, target: str, remedy
 def unknown(owner: SinkOwner, target: str, remedy: str) -> DamageError:
     """The error if `target` has no position of a lane that has used it before. `remedy`: how a user lets the lane
     continue after its mark there, or in another target."""
-    return not_there(owner.where, owner.name, target, owner.mark, remedy)
-
-
-def not_there(where: str, lane: str, target: str, mark: Position, remedy: str) -> DamageError:
-    """As `unknown`."""
     return DamageError(
         codes.TARGET_POSITION_LOST,
-        f"{where}: lane {lane} has written to {target}, and its mark is at sequence {mark.sequence}, but this one has "
-        "no trace of the lane: it is on another disk or machine, or it was removed or replaced. Nothing was written "
-        "now. If the former one still exists, bring it back, or run the lane where it is. Otherwise, what the former "
-        f"one has after the mark will be written again: look at it, and then let the lane continue: {remedy}",
+        f"{owner.where}: lane {owner.name} has written to {target}, and its mark is at sequence {owner.mark.sequence}, "
+        "but this one has no trace of the lane: it is on another disk or machine, or it was removed or replaced. "
+        "Nothing was written now. If the former one still exists, bring it back, or run the lane where it is. "
+        "Otherwise, what the former one has after the mark will be written again: look at it, and then let the lane "
+        f"continue: {remedy}",
     )
 
 
@@ -173,7 +169,7 @@ class PositionLane(ABC, Generic[T]):
     def __init__(self, owner: SinkOwner, records_max: int) -> None:
         """`records_max`: maximum number in one delivery."""
         self._owner = owner
-        self._records_max = records_max
+        self.delivery_records_max = records_max
         self._durable = owner.start
 
     @property
@@ -184,18 +180,12 @@ class PositionLane(ABC, Generic[T]):
     def durable(self) -> Position | None:
         return self._durable
 
-    @property
-    def collects(self) -> bool:
-        return False
+    collects = False
 
     @property
     @abstractmethod
     def is_ripe(self) -> bool:
         """Whether a write has left records, which the next call commits."""
-
-    @property
-    def delivery_records_max(self) -> int:
-        return self._records_max
 
     async def reach(self) -> Position:
         async with self._session():
@@ -314,9 +304,9 @@ class KeptLane(PositionLane[T]):
         for whole in pieces:
             piece = whole
             while piece.rows:
-                part, piece = piece.split(self._records_max - len(made))
+                part, piece = piece.split(self.delivery_records_max - len(made))
                 made += part.made
-                if len(made) == self._records_max:
+                if len(made) == self.delivery_records_max:
                     await self._move(made, part.end, part.item.name)
                     made = []
         if made or reached > self._durable:

@@ -113,7 +113,7 @@ class LeasedSubscription:
     async def _poll(self, queue: LeasingQueue, inbox: AcknowledgedInbox) -> None:
         while inbox.lost is None:
             await inbox.room()
-            room = max(1, (inbox.bounds.messages - inbox.held) // self._pace.polls)
+            room = max(1, (inbox.messages_max - inbox.held) // self._pace.polls)
             try:
                 found = await queue.take(room)
             except MillstreamError as error:

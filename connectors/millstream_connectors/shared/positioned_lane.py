@@ -9,11 +9,8 @@ from __future__ import annotations
 class PositionedLane:
     """The part of `SourceLane` that such lanes have in common. Nothing outside needs to know what was committed."""
 
+    replayable = True
     _draining = False
-
-    @property
-    def replayable(self) -> bool:
-        return True
 
     async def committed(self, position: bytes) -> None:
         """Nothing outside needs an acknowledgement."""

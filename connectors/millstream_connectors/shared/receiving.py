@@ -24,7 +24,7 @@ from typing import Protocol
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream_connectors.shared.inbox import Bounds, Inbox
+from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import invalid, size_of, too_large
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
@@ -62,9 +62,9 @@ class ReceivedMessage:
 class Arrivals(Inbox[ReceivedMessage]):
     """Arrived messages, and the stream's position."""
 
-    def __init__(self, place: str) -> None:
-        super().__init__(Bounds(MESSAGES_MAX))
-        self.place = place
+    def __init__(self) -> None:
+        super().__init__(MESSAGES_MAX)
+        self.place = ""
         """The place after the arrived messages."""
         self.ended = False
         """Nothing will follow, ever."""
@@ -116,7 +116,7 @@ class ReceivingLane:
         """Number of messages that the lane has read over its lifetime."""
         self._place = ""
         """The place after the messages that were read."""
-        self._inbox = Arrivals("")
+        self._inbox = Arrivals()
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._receiving: asyncio.Task[None] | None = None
@@ -243,15 +243,14 @@ class ReceivingLane:
 
 @asynccontextmanager
 async def open_receiving(
-    kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool = False
+    kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool
 ) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. `named`: the stream, for messages. `idle`: another lane reads it."""
     lane = ReceivingLane(kind, named, owner, stream, idle=idle)
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)
         await lane.open()
-        tasks = await life.enter_async_context(open_tasks())
-        lane.begin(tasks)
+        lane.begin(await life.enter_async_context(open_tasks()))
         try:
             yield lane
         finally:

@@ -26,9 +26,10 @@ def _checked_start(written: str) -> str:
     try:
         start_time(written)
     except ValueError:
-        what = f"{written!r} is not a valid start"
         raise problem(
-            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with an offset: 2024-01-01T00:00:00Z"
+            codes.VALUE_MALFORMED,
+            f"{written!r} is not a valid start",
+            "earliest, latest, or a time with an offset: 2024-01-01T00:00:00Z",
         ) from None
     return written
 

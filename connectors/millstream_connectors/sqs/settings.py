@@ -15,7 +15,7 @@ from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
-from millstream_connectors.shared.access_keys import access_key_problems
+from millstream_connectors.shared.aws.settings import access_key_problems
 
 _REGION = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?")
 

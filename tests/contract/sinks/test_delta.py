@@ -112,7 +112,7 @@ async def test_what_a_former_owner_has_committed_is_durable_before_it_is_relied_
 ) -> None:
     spec = delta_spec(path, **LATER)
     on_disk: set[Path] = set()
-    monkeypatch.setattr(delta_table, "_fsync", on_disk.add)
+    monkeypatch.setattr(delta_table, "sync_path", on_disk.add)
     async with opened(spec, sink_owner(1)) as former:
         await written(former, 1)
     # As if it had been killed between its commit and the fsync of it.

@@ -14,10 +14,11 @@ import pytest
 
 from millstream import codes
 from millstream.errors import FencedError
-from millstream.record import Position
-from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream.record import LaneId, Position
+from millstream_connectors.file.sink.directory import HIDDEN, LaneDirectory, UnfinishedFile
 from millstream_connectors.file.sink.names import FinishedName
 from millstream_connectors.opening_sinks import open_sink
+from millstream_writer.connector import SinkOwner
 from tests.contract.sinks.file_target import (
     file_spec,
     finished_files,
@@ -30,11 +31,8 @@ from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 
-def owner(epoch: int, **changes: object) -> DirectoryOwner:
-    return replace(
-        DirectoryOwner("p", "out", "out.in-out.0", epoch, "first", "p/out/in-out.0"),
-        **changes,  # type: ignore[arg-type]
-    )
+def owner(epoch: int, **changes: object) -> SinkOwner:
+    return replace(sink_owner(epoch), **changes)  # type: ignore[arg-type]
 
 
 _OPENED: list[LaneDirectory] = []
@@ -48,7 +46,7 @@ def closed() -> Iterator[None]:
         _OPENED.pop().close()
 
 
-def opened(path: Path, by: DirectoryOwner) -> LaneDirectory:
+def opened(path: Path, by: SinkOwner) -> LaneDirectory:
     directory = LaneDirectory(path, by)
     _OPENED.append(directory)
     directory.open()
@@ -114,9 +112,7 @@ def test_of_owners_that_open_at_once_only_the_newest_can_write(tmp_path: Path) -
             assert len(finished_files(path)) == 1
 
 
-def _open_and_begin(
-    path: Path, by: DirectoryOwner, start: threading.Barrier
-) -> tuple[LaneDirectory, UnfinishedFile] | None:
+def _open_and_begin(path: Path, by: SinkOwner, start: threading.Barrier) -> tuple[LaneDirectory, UnfinishedFile] | None:
     start.wait(timeout=10)
     try:
         directory = opened(path, by)
@@ -135,9 +131,10 @@ def _finishes(directory: LaneDirectory, file: UnfinishedFile, epoch: int) -> boo
 
 
 def test_lanes_share_a_directory_and_leave_each_other_alone(tmp_path: Path) -> None:
-    one, ten = opened(tmp_path, owner(3)), opened(tmp_path, owner(1, lane="out.in-out.03"))
+    one = opened(tmp_path, owner(3, lane=LaneId("out", "in-out", 1)))
+    ten = opened(tmp_path, owner(1, lane=LaneId("out", "in-out", 10)))
     file = begun(one)
-    other = opened(tmp_path, owner(9, lane="out.in-out.1"))
+    other = opened(tmp_path, owner(9, lane=LaneId("out", "in-out", 2)))
     other.finish(begun(other), Position(0), Position(8), "jsonl")
     one.finish(file, Position(0), Position(1), "jsonl")
     ten.finish(begun(ten), Position(0), Position(5), "jsonl")
@@ -148,7 +145,7 @@ OTHERS = [owner(1, ledger_id="second"), owner(1, pipeline="q")]
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: DirectoryOwner) -> None:
+def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: SinkOwner) -> None:
     directory = opened(tmp_path, owner(1))
     directory.finish(begun(directory), Position(0), Position(9), "jsonl")
     directory.close()
@@ -170,7 +167,7 @@ def _everything(path: Path) -> list[str]:
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("has_finished", [True, False])
 def test_a_run_that_is_refused_leaves_nothing_and_does_not_disturb_the_one_before(
-    tmp_path: Path, other: DirectoryOwner, has_finished: bool
+    tmp_path: Path, other: SinkOwner, has_finished: bool
 ) -> None:
     directory = opened(tmp_path, owner(1))
     if has_finished:
@@ -230,7 +227,7 @@ def test_a_lane_knows_how_far_it_is_when_its_files_are_taken_at_once(tmp_path: P
 def test_two_vertices_of_a_pipeline_may_share_a_directory(tmp_path: Path) -> None:
     one = opened(tmp_path, owner(1))
     one.finish(begun(one), Position(0), Position(9), "jsonl")
-    two = opened(tmp_path, owner(1, vertex="in-out", lane="in-out.out.0", ledger_id="another"))
+    two = opened(tmp_path, owner(1, lane=LaneId("in-out", "out", 0), ledger_id="another"))
     assert two.finished() is None
     two.finish(begun(two), Position(0), Position(2), "jsonl")
     assert one.finished() == Position(9)

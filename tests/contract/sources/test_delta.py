@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from millstream.spec.models import Source
 from millstream_connectors.delta.client import options_of
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.delta.source.lane import DeltaSourceLane
-from millstream_connectors.file.source.disk import open_worker
+from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_reader.connector import SourceOwner
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
@@ -205,15 +206,14 @@ async def test_a_version_that_was_looked_at_and_not_read_is_no_past(path: str, t
     append(path, ROWS)
     settings = DeltaSource(path=path)
     owner = SourceOwner(lane_id(), 1, batches[-1].position, tmp_path, SystemClock(), Extraction())
-    async with open_worker("looks") as worker:
+    with closing(Worker("looks")) as worker:
         lane = DeltaSourceLane(settings, owner, worker)
-        lane.resume(owner.position)
         await lane.open()
         # The store goes away, or the run is drained, between the look at a version and its first row.
         await worker.run(lane._fill)
         await lane.drain()
         stopped = await lane.read(10, 1 << 20, 0.05)
-        worker.finish()
+        worker.close()
     async with open_lane(spec(path), stopped.position) as lane:
         assert sorted(numbers(values((await read_to_end(lane))[0]))) == [*range(ROWS, 2 * ROWS)]
 

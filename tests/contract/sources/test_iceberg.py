@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.extract import Extraction
-from millstream_connectors.file.source.disk import open_worker
+from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.iceberg.settings import IcebergSource
 from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 from millstream_reader.connector import SourceOwner
@@ -199,15 +200,14 @@ async def test_a_snapshot_that_was_looked_at_and_not_read_is_no_past(tmp_path: P
     append(table, ROWS)
     settings = IcebergSource.model_validate(spec(tmp_path)["iceberg"])
     owner = SourceOwner(lane_id(), 1, batches[-1].position, tmp_path, SystemClock(), Extraction())
-    async with open_worker("looks") as worker:
+    with closing(Worker("looks")) as worker:
         lane = IcebergSourceLane(settings, owner, worker)
-        lane.resume(owner.position)
         await lane.open()
         # The store goes away, or the run is drained, between the look at a snapshot and its first row.
         await worker.run(lane._fill)
         await lane.drain()
         stopped = await lane.read(10, 1 << 20, 0.05)
-        worker.finish()
+        worker.close()
     table.manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
     append(table, 2 * ROWS)
     async with open_lane(spec(tmp_path), stopped.position) as again:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from millstream import codes
 from millstream.durable import listen
-from millstream.record import Position
+from millstream.record import LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
-from millstream_connectors.file.sink.directory import DirectoryOwner, LaneDirectory
+from millstream_connectors.file.sink.directory import LaneDirectory
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
+from tests.contract.sinks.file_target import sink_owner
 from tests.support.errors import raises
 
 NOW_US = 1_700_000_000_000_000
@@ -41,7 +43,7 @@ def graph(tmp_path: Path) -> Graph:
 
 
 def written(path: Path, vertex: str) -> LaneDirectory:
-    directory = LaneDirectory(path, DirectoryOwner("p", vertex, f"{vertex}.in.0", 1, "ledger", "p"))
+    directory = LaneDirectory(path, replace(sink_owner(1), lane=LaneId(vertex, "in", 0)))
     directory.open()
     file = directory.begin("jsonl")
     directory.append(file, b"1\n")

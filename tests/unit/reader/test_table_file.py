@@ -80,7 +80,7 @@ def test_the_longest_row_of_lists_is_found_in_their_levels(version: Any, compres
     }
     for at, counts in enumerate(slots.values()):
         chunk, column = opened.metadata.row_group(0).column(at), opened.schema.column(at)
-        pages = list(parquet_pages._pages(file, chunk))
+        pages = list(parquet_pages._pages(file, chunk, column))
         assert len(pages) > 3
         assert sum(page.values for page in pages if page.kind != parquet_pages._DICTIONARY) == sum(counts)
         assert parquet_pages.longest_row(file, chunk, column, pages) == max(counts)

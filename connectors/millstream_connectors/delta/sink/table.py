@@ -18,7 +18,6 @@ Above it: the file sink's lane, in its worker thread. Below it: deltalake, an ex
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +27,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, SchemaMismatchError
-from deltalake.schema import Field, PrimitiveType, Schema
+from deltalake.schema import PrimitiveType, Schema
 
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
+from millstream.files import sync_path
 from millstream.json_parser import parse_json
 from millstream.limits import TABLE_METADATA_BYTES_MAX
 from millstream.record import Position
@@ -46,7 +46,7 @@ from millstream_connectors.delta.client import (
 )
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
-from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
+from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import is_url
@@ -97,11 +97,8 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         self._certain = True
 
     def _is_certain(self, table: DeltaTable) -> bool:
+        """If not, the lane is taken over again: a commit whose answer was lost is refused from then on."""
         return self._certain or self._is_ours(table)
-
-    def _regain(self) -> Position:
-        """Take the lane over again: a commit whose answer was lost is refused from then on."""
-        return self.take_over()
 
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
         """One commit: the rows, and the position after them."""
@@ -126,7 +123,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         said = {
             "run": self._run,
             "epoch": self._owner.epoch,
-            "owner": self._name,
+            "owner": int(self.name),
             "sequence": position.sequence,
             "index": position.record_index,
         }
@@ -185,7 +182,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
 
     def _is_ours(self, table: DeltaTable) -> bool:
         """Whether the object's state names this owner."""
-        return table.transaction_version(f"{self._application}/owner") == self._name
+        return table.transaction_version(f"{self._application}/owner") == int(self.name)
 
     def _with_frame(self, table: DeltaTable, kept: TargetPosition) -> TargetPosition:
         """The position with the frame of the lane's last record, if the history goes back that far."""
@@ -230,7 +227,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                     paths |= {file, *(parent for parent in file.parents if parent.is_relative_to(root))}
         # Files first, then their directories, innermost first.
         for path in sorted(paths, key=lambda path: (path.is_dir(), -len(path.parts))):
-            _fsync(path)
+            sync_path(path)
         self._synced = version
 
     @contextmanager
@@ -240,8 +237,9 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         except CommitFailedError as error:
             raise ConflictError from error
         except SchemaMismatchError as error:
-            what = f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
-            raise UserError(codes.TARGET_UNFIT, what) from error
+            raise UserError(
+                codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} was changed: {first_lines(str(error), error)}"
+            ) from error
         except FAILURES as error:
             table, path, opening = self._table, self._settings.path, self._opening
             if table is not None and is_listed_whole(error, opening.address, opening.options, table.version()):
@@ -259,14 +257,6 @@ def actions_of(log: Path, place: str) -> Iterator[bytes]:
             yield line
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _number(text: str) -> int:
     """A number of 62 bits for a name, because versions of transactions are numbers."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2
@@ -274,29 +264,20 @@ def _number(text: str) -> int:
 
 def faults_of(table: DeltaTable, schema: pa.Schema, settings: DeltaSink) -> Iterator[Fault]:
     """What in the table does not fit the settings."""
-    there = {field.name: field for field in table.schema().fields}
-    wanted = {field.name: field for field in Schema.from_arrow(schema).fields}
-    for name, field in wanted.items():
-        loc = settings.place_of(name)
-        if name not in there:
-            if settings.schema_mode == "strict":
-                yield Fault(loc, f"the table has no column `{name}`", "`schemaMode: merge`, or a column that it has")
-        elif there[name].type != field.type:
-            what = f"column `{name}` of the table has the type {_type(there[name])}"
-            yield Fault(loc, what, f"a column of the type {_type(field)}")
-        elif field.nullable and not there[name].nullable:
-            yield Fault(loc, f"column `{name}` of the table accepts no nulls", "a column that accepts nulls")
-    for name, field in there.items():
-        if name not in wanted and not field.nullable:
-            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
+    yield from column_faults(_fields(Schema.from_arrow(schema)), _fields(table.schema()), settings)
     partitions = list(table.metadata().partition_columns)
     if partitions != list(settings.partition_by):
         what = f"the table is partitioned by {', '.join(partitions) or 'nothing'}"
         yield Fault(("partitionBy",), what, f"`partitionBy: [{', '.join(partitions)}]`")
 
 
-def _type(field: Field) -> str:
-    return field.type.type if isinstance(field.type, PrimitiveType) else str(field.type)
+def _fields(schema: Schema) -> dict[str, TableField]:
+    return {
+        field.name: TableField(
+            field.type.type if isinstance(field.type, PrimitiveType) else str(field.type), field.nullable
+        )
+        for field in schema.fields
+    }
 
 
 def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
@@ -308,5 +289,4 @@ def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
         return ()
     except FAILURES as error:
         raise error_of(error, settings.path, "validate") from error
-    rows = TableRows(settings.columns, settings.of_time)
-    return list(faults_of(table, rows.schema, settings))
+    return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))

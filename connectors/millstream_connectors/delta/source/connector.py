@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.delta.settings import DeltaSource
+from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
     is_url,
     store_findings,
     store_notes,
@@ -36,25 +37,21 @@ class _Delta(SourceConnector[DeltaSource]):
 
     def local_findings(self, settings: DeltaSource, place: Place) -> Iterator[Finding]:
         if is_url(settings.path):
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
 
     def online_findings(self, settings: DeltaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.delta.source.log import TableLog
 
-        async def look() -> Sequence[Finding]:
-            await asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open)
-            return ()
-
-        return look()
+        return no_findings(asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open))
 
     def notes(self, settings: DeltaSource, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
+        yield from store_notes(settings.store, (*path, "store"))
 
     def open(self, settings: DeltaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
-        from millstream_connectors.delta.source.lane import open_delta_source
+        from millstream_connectors.delta.source.lane import DeltaSourceLane
+        from millstream_connectors.file.source.disk import open_lane
 
-        return open_delta_source(settings, owner)
+        return open_lane(partial(DeltaSourceLane, settings), owner)
 
 
 DELTA = _Delta()

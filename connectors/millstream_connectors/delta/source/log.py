@@ -6,10 +6,10 @@ Above it: the lane, in its worker thread. Below it: deltalake, and the table's f
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,15 +17,16 @@ from deltalake import DeltaTable
 from deltalake.schema import PrimitiveType
 
 from millstream import codes
-from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.errors import DamageError, MillstreamError
 from millstream.extract import shown
 from millstream.json_parser import parse_json
-from millstream.limits import BLOCK_BYTES_MAX, TABLE_FILES_MAX
+from millstream.limits import BLOCK_BYTES_MAX
 from millstream_connectors.delta.client import ABSENT, FAILURES, error_of
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
+from millstream_connectors.lake.source_lane import StateFiles, TableReader
 from millstream_connectors.shared.objects.settings import is_url
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
@@ -44,90 +45,72 @@ class AddedFile(NamedTuple):
     """None if the log does not say."""
 
 
-class Version(NamedTuple):
-    """The files of a version to read."""
+class TableLog(TableReader[AddedFile]):
+    """See `TableReader`."""
 
-    files: Sequence[AddedFile]
-    crc: int
-    """Checksum of the version's file in the log, which differs if another commit takes its place."""
-    skipped: str = ""
-    """Why none is read: the operation that changed rows."""
-
-
-class TableLog:
-    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
+    failures = FAILURES
+    noun = "version"
+    removal = "it was removed (vacuum)"
 
     def __init__(self, settings: DeltaSource, base_dir: Path, where: str) -> None:
         """Raises `UserError` for missing credentials."""
-        self._settings = settings
-        self._where = where
+        super().__init__(where, f"the Delta table {settings.path}", skip_changes=settings.skip_changes)
+        self._path = settings.path
         self._opening = TableOpening(settings.path, settings.store, base_dir, where)
         self._table: DeltaTable | None = None
 
     def open(self) -> str:
-        """Reach the table; returns its id."""
         if self._table is None:
-            try:
-                table = self._opening.open()
-            except ABSENT as error:
-                what = f"{self._where}: there is no Delta table at {self._settings.path}. Correct `path`"
-                raise UserError(codes.TARGET_UNFIT, what) from error
-            except FAILURES as error:
-                raise self._error(error) from error
+            with self._errors():
+                try:
+                    table = self._opening.open()
+                except ABSENT as error:
+                    raise self._unfit(f"there is no Delta table at {self._path}. Correct `path`") from error
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-                what = (
-                    f"{self._where}: the Delta table {self._settings.path} uses column mapping, which the source "
-                    "does not support. Use a table without column mapping"
+                raise self._unfit(
+                    f"{self.named} uses column mapping, which the source does not support. Use a table without column "
+                    "mapping"
                 )
-                raise UserError(codes.TARGET_UNFIT, what)
             self._table = table
         return str(self._table.metadata().id)
 
     def newest(self) -> int:
         """Number of the newest version."""
-        try:
+        with self._errors():
             self._opening.update(self._opened)
             return self._opened.version()
-        except FAILURES as error:
-            raise self._error(error) from error
 
     def crc_of(self, version: int) -> int | None:
         """Checksum of a version's file in the log; None if it was removed, as old ones are."""
         data = self._commit(version)
         return None if data is None else zlib.crc32(data)
 
-    def snapshot(self, version: int) -> Version:
+    def snapshot(self, version: int) -> StateFiles[AddedFile]:
         """All files that the table has in a version."""
         try:
             table = self._opening.open(version)
             actions = pa.table(table.get_add_actions(flatten=False))
-            if actions.num_rows > TABLE_FILES_MAX:
-                what = (
-                    f"{self._where}: the Delta table {self._settings.path} has more than {TABLE_FILES_MAX} data files"
-                )
-                raise UserError(codes.TARGET_UNFIT, f"{what}, the limit. Compact it")
+            self._check_number(actions.num_rows)
             # Of the statistics only the number of rows: others may be of thousands of columns.
             used = [name for name in ("path", "partition", "num_records") if name in actions.column_names]
             rows = actions.select(used).to_pylist()
             marks_rows = bool(pa.table(table.deletion_vectors()).num_rows)
         except FAILURES as error:
-            data = self._commit(version)
-            if data is None:
+            if self._commit(version) is None:
                 raise self._gone(version) from error
             raise self._error(error) from error
         if marks_rows:
-            what = (
-                f"{self._where}: the Delta table {self._settings.path} has deletion vectors, which the source does "
-                "not support"
+            raise self._unfit(
+                f"{self.named} has deletion vectors, which the source does not support. `REORG TABLE … APPLY (PURGE)` "
+                "removes them"
             )
-            raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
         added = [
             AddedFile(unquote(row["path"]), self._members(dict(row.get("partition") or {})), row.get("num_records"))
             for row in rows
         ]
-        return Version(sorted(added), self.crc_of(version) or 0)
+        return StateFiles(sorted(added), crc=self.crc_of(version) or 0)
 
-    def version(self, version: int) -> Version:
+    def version(self, version: int) -> StateFiles[AddedFile]:
         """The files that a version has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
         data = self._commit(version)
         if data is None:
@@ -135,10 +118,9 @@ class TableLog:
         try:
             return self._read(version, data)
         except UNREADABLE as error:
-            named = f"version {version} in the log of the Delta table {self._settings.path}"
-            raise unreadable_file(self._where, named, error, "an entry of a Delta log") from error
+            raise self._unreadable(version, error) from error
 
-    def _read(self, version: int, data: bytes) -> Version:
+    def _read(self, version: int, data: bytes) -> StateFiles[AddedFile]:
         added: list[AddedFile] = []
         operation, changes = "a change", False
         for line in data.splitlines():
@@ -154,41 +136,20 @@ class TableLog:
                 members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
                 rows = parse_json(file.get("stats") or "{}").get("numRecords")
                 added.append(AddedFile(unquote(file["path"]), self._members(members), rows))
-        if not changes:
-            return Version(added, zlib.crc32(data))
-        if self._settings.skip_changes:
-            return Version((), zlib.crc32(data), operation)
-        raise UserError(
-            codes.TARGET_UNFIT,
-            f"{self._where}: version {version} of the Delta table {self._settings.path} changes or removes rows "
-            f"({operation}), but the source reads only added rows. Rows of earlier versions are kept. Set "
-            "`skipChanges: true` to skip such versions, or start over with --fresh to begin with the current rows "
-            "of the table",
-        )
+        return (self._changing(version, operation) if changes else StateFiles(added))._replace(crc=zlib.crc32(data))
 
-    def rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
-        try:
-            with self._opening.files.open(file.path) as stream:
-                for block in parquet_rows(stream, skipped, is_remote=is_url(self._settings.path)):
-                    if not file.members:
-                        yield block
-                        continue
-                    # A value of the partition is in the log once, and in every row.
-                    together = max(1, BLOCK_BYTES_MAX // len(file.members))
-                    for start in range(0, len(block), together):
-                        yield [row[:-1] + file.members for row in block[start : start + together]]
-        except FileNotFoundError as error:
-            raise DamageError(
-                codes.SOURCE_FILE_CHANGED,
-                f"{self._where}: {file.path} of the Delta table {self._settings.path} is missing: it was removed "
-                "(vacuum) before it was read. Restore it, or start over with --fresh",
-            ) from error
-        except FAILURES as error:
-            raise self._error(error) from error
-        except UNREADABLE as error:
-            named = f"{file.path} of the Delta table {self._settings.path}"
-            raise unreadable_file(self._where, named, error) from error
+    def _stream(self, file: AddedFile) -> IO[bytes]:
+        return self._opening.files.open(file.path)
+
+    def _rows_in(self, stream: IO[bytes], file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
+        for block in parquet_rows(stream, skipped, is_remote=is_url(self._path)):
+            if not file.members:
+                yield block
+                continue
+            # A value of the partition is in the log once, and in every row.
+            together = max(1, BLOCK_BYTES_MAX // len(file.members))
+            for start in range(0, len(block), together):
+                yield [row[:-1] + file.members for row in block[start : start + together]]
 
     @property
     def _opened(self) -> DeltaTable:
@@ -196,13 +157,11 @@ class TableLog:
         return self._table
 
     def _commit(self, version: int) -> bytes | None:
-        try:
-            return self._opening.files.commit(version)
-        except ValueError as error:
-            what = f"version {version} in the log of the Delta table {self._settings.path}"
-            raise unreadable_file(self._where, what, error, "an entry of a Delta log") from error
-        except FAILURES as error:
-            raise self._error(error) from error
+        with self._errors():
+            try:
+                return self._opening.files.commit(version)
+            except ValueError as error:
+                raise self._unreadable(version, error) from error
 
     def _typed(self, name: str, text: str | None) -> object:
         """A partition value, which the log has as text."""
@@ -220,13 +179,18 @@ class TableLog:
     def _members(values: dict[str, object]) -> bytes:
         return b"," + as_json(values)[1:] if values else b""
 
+    def _unreadable(self, version: int, error: BaseException) -> DamageError:
+        return unreadable_file(
+            self._where, f"version {version} in the log of {self.named}", error, "an entry of a Delta log"
+        )
+
     def _gone(self, version: int) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"{self._where}: version {version} of the Delta table {self._settings.path} was removed from its log "
-            "before it was read. Start over with --fresh to begin with the current rows of the table; a longer "
-            "`delta.logRetentionDuration` keeps versions for longer",
+            f"{self._where}: version {version} of {self.named} was removed from its log before it was read. Start over "
+            "with --fresh to begin with the current rows of the table; a longer `delta.logRetentionDuration` keeps "
+            "versions for longer",
         )
 
     def _error(self, error: BaseException) -> MillstreamError:
-        return error_of(error, self._settings.path, self._where)
+        return error_of(error, self._path, self._where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from fastavro.schema import parse_schema
 from fastavro.write import Writer
 
 from millstream.frame import Frame
-from millstream_connectors.file.sink.formats import Cell, StorableRows, convert_cells
+from millstream_connectors.file.sink.formats import CaughtBytes, Cell, StorableRows, convert_cells
 from millstream_connectors.shared.columns import Column
 
 _TYPES: Mapping[str, object] = {
@@ -52,20 +51,14 @@ class AvroBody:
     """One Avro file, in blocks."""
 
     def __init__(self, schema: Any) -> None:
-        self._caught = io.BytesIO()
+        self._caught = CaughtBytes()
         self._writer = Writer(self._caught, schema, codec="deflate")
 
     def add(self, content: Sequence[_Row], start: int, stop: int) -> bytes:
         for row in content[start:stop]:
             self._writer.write(row)
-        return self._take()
+        return self._caught.take()
 
     def finish(self) -> bytes:
         self._writer.flush()
-        return self._take()
-
-    def _take(self) -> bytes:
-        data = self._caught.getvalue()
-        self._caught.seek(0)
-        self._caught.truncate()
-        return data
+        return self._caught.take()

@@ -21,10 +21,12 @@ Above it: the file sink, in its worker thread. Below it: obstore, an extra.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -36,6 +38,7 @@ from millstream.durable import step
 from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.json_parser import parse_json
 from millstream.record import Position
+from millstream_connectors.file.settings import FileSink
 from millstream_connectors.file.sink.names import FinishedName, lane_text
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
@@ -85,18 +88,20 @@ class LaneBucket:
     """One lane's access to the prefix, under one epoch. Blocking; used by one thread, except that another one may call
     `begin` and `append`, which concern only the file."""
 
-    def __init__(self, path: str, settings: ObjectStore, layout: str, partitioned: bool, owner: SinkOwner) -> None:
+    def __init__(self, spec: FileSink, owner: SinkOwner) -> None:
         """Raises `UserError` for missing credentials."""
-        url = parse_url(path)
+        url = parse_url(spec.path)
         self._url = ObjectUrl(url.scheme, url.bucket, url.key.strip("/"))
-        self._store = make_store(self._url, settings, owner.base_dir, owner.where)
-        self._layout = layout
-        self._partitioned = partitioned
+        self._store = make_store(self._url, spec.store or ObjectStore(), owner.base_dir, owner.where)
+        self._layout = _layout(spec)
+        self._partitioned = bool(spec.partition_by)
         self._owner = owner
-        self._name = owner.identity
+        self.name = owner.identity
         run = zlib.crc32(f"{owner.pipeline}/{owner.ledger_id}".encode())
         self._lane = f"{lane_text(owner.name)}.{run:08x}"
         self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
+        self.target = str(self._url)
+        self.remedy = f"remove the objects below {self._url.root}/{self._claims}/"
         self._number = -1
         """Number of the newest known claim."""
         self._listed: list[int] = []
@@ -136,23 +141,17 @@ class LaneBucket:
         """Fence every earlier owner; returns the lane's certain position. Raises Millstream errors."""
         owner = self._owner
         while True:
-            last = self._last
-            nothing = list(owner.start)
-            claim = Claim(
+            last = self._last or self._new_claim(owner.start, owner.start, extension="", layout="", frame="")
+            claim = replace(
+                last,
                 run=owner.ledger_id,
                 epoch=owner.epoch,
-                owner=self._name,
-                after=last.after if last is not None else nothing,
-                end=last.end if last is not None else nothing,
-                file_epoch=last.file_epoch if last is not None else owner.epoch,
-                extension=last.extension if last is not None else "",
-                layout=last.layout if last is not None else "",
-                frame=last.frame if last is not None else "",
-                done=last is None or last.done or owner.fallback or Position(*last.end) <= owner.start,
+                owner=self.name,
+                done=last.done or owner.fallback or Position(*last.end) <= owner.start,
             )
             if self._claim(claim):
                 break
-            if self._last is not None and self._last.epoch >= owner.epoch and self._last.owner != self._name:
+            if self._last is not None and self._last.epoch >= owner.epoch and self._last.owner != self.name:
                 raise self._fenced()
         # Here, too, so that lanes that are opened often and write nothing do not leave more and more claims.
         self._remove_old()
@@ -198,11 +197,7 @@ class LaneBucket:
                 # A file that was claimed before this lane was opened.
                 file.claimed = last
             else:
-                owner = self._owner
-                claim = Claim(
-                    run=owner.ledger_id, epoch=owner.epoch, owner=self._name, after=list(after), end=list(end),
-                    file_epoch=owner.epoch, extension=extension, layout=self._layout, frame=frame, done=False,
-                )  # fmt: skip
+                claim = self._new_claim(after, end, extension=extension, layout=self._layout, frame=frame)
                 if not self._claim(claim):
                     raise self._fenced()
                 file.claimed = claim
@@ -226,14 +221,19 @@ class LaneBucket:
     def _put(self, key: str, parts: Sequence[bytes]) -> None:
         """Put an object of a claimed file, unless it exists. The parts are sent without a joined copy."""
         try:
-            # In one request, so that no partial upload is left.
-            with step("object_sink.put", self._owner.lane.vertex):
+            # In one request, so that no partial upload is left. It may be there: put by this owner, whose answer was
+            # lost, or by another one with the same claim.
+            with suppress(TAKEN), step("object_sink.put", self._owner.lane.vertex):
                 obstore.put(self._store, key, parts, mode="create", use_multipart=False)
-        except TAKEN:
-            # It was put by this owner, whose answer was lost, or by another one with the same claim.
-            pass
         except FAILURES as error:
             raise self._error(error) from error
+
+    def _new_claim(self, after: Position, end: Position, *, extension: str, layout: str, frame: str) -> Claim:
+        owner = self._owner
+        return Claim(
+            run=owner.ledger_id, epoch=owner.epoch, owner=self.name, after=list(after), end=list(end),
+            file_epoch=owner.epoch, extension=extension, layout=layout, frame=frame, done=False,
+        )  # fmt: skip
 
     def _claim(self, claim: Claim) -> bool:
         """Try to claim the next number. If another owner has it, the newest claim is known afterwards."""
@@ -250,7 +250,7 @@ class LaneBucket:
                     )
             except TAKEN:
                 found = self._read(number)
-                if found is None or (found.owner, found.end) != (self._name, claim.end):
+                if found is None or (found.owner, found.end) != (self.name, claim.end):
                     self._read_last()
                     return False
             # A paused owner may create a number that was removed; then newer ones exist. All are listed: Azure's
@@ -326,16 +326,6 @@ class LaneBucket:
     def _claim_key(self, number: int) -> str:
         return f"{self._claims}/{number:016}.json"
 
-    @property
-    def remedy(self) -> str:
-        """Instructions for the user to start a lane without its stored position."""
-        return f"remove the objects below {self._url.root}/{self._claims}/"
-
-    @property
-    def target(self) -> str:
-        """The target's name for messages."""
-        return str(self._url)
-
     def _fenced(self) -> FencedError:
         return FencedError(
             codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: {self._url} is in use by a newer owner of the lane"
@@ -345,10 +335,15 @@ class LaneBucket:
         return error_of(error, self._url, self._owner.where)
 
 
-def try_prefix(path: str, settings: ObjectStore, base_dir: FilePath) -> None:
+def _layout(spec: FileSink) -> str:
+    text = f"{spec.format} {[(column.name, column.type) for column in spec.columns]} {list(spec.partition_by)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def try_prefix(spec: FileSink, base_dir: FilePath) -> None:
     """Raises Millstream errors for problems that a listing shows; nothing is written."""
-    url = parse_url(path)
-    store = make_store(url, settings, base_dir, "validate")
+    url = parse_url(spec.path)
+    store = make_store(url, spec.store or ObjectStore(), base_dir, "validate")
     try:
         next(iter(obstore.list(store, f"{url.key.strip('/')}/{HIDDEN}".lstrip("/"))), None)
     except FAILURES as error:

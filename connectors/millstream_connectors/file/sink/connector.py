@@ -10,7 +10,6 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from millstream import codes
-from millstream.dead_letter import MEMBERS
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
@@ -18,9 +17,9 @@ from millstream.spec.values import (
     ShapeProblem,
 )
 from millstream_connectors.file.settings import FileSink
+from millstream_connectors.shared.columns import envelope_problems
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
     store_findings,
     store_notes,
 )
@@ -57,11 +56,8 @@ class _File(SinkConnector[FileSink]):
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
-        for index, column in enumerate(settings.columns if use.envelope else ()):
-            if column.name not in MEMBERS:
-                what = f"the envelope of a record has no `{column.name}`"
-                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
+        if use.envelope:
+            yield from envelope_problems(settings.columns)
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")
@@ -69,7 +65,7 @@ class _File(SinkConnector[FileSink]):
             if not place.takes(settings.path.rstrip("/"), here):
                 what = f"another sink writes into {settings.path}"
                 yield Finding(codes.PLACE_TAKEN, here, what, "a separate prefix for each file sink")
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
@@ -79,9 +75,7 @@ class _File(SinkConnector[FileSink]):
                 f"another sink writes into {directory}",
                 "a separate directory for each file sink",
             )
-        nearest = directory
-        while not nearest.exists() and nearest != nearest.parent:
-            nearest = nearest.parent
+        nearest = next((path for path in (directory, *directory.parents) if path.exists()), directory)
         if not nearest.is_dir():
             yield Finding(
                 codes.FILE_UNUSABLE, here, f"{nearest} is not a directory", "a directory, or a name for a new one"
@@ -94,13 +88,10 @@ class _File(SinkConnector[FileSink]):
             return super().online_findings(settings, place)
         from millstream_connectors.file.sink.bucket import try_prefix
 
-        return no_findings(
-            asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
-        )
+        return no_findings(asyncio.to_thread(try_prefix, settings, place.base_dir))
 
     def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
+        yield from store_notes(settings.store, (*path, "store"))
 
     def place(self, settings: FileSink) -> str | None:
         return None if settings.objects else os.path.normpath(settings.path)
@@ -109,38 +100,23 @@ class _File(SinkConnector[FileSink]):
         return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet", "avro") else EnvelopeForm.VALUE
 
     def open(self, settings: FileSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
-        from millstream_connectors.file.sink.directory import DirectoryOwner
-        from millstream_connectors.file.sink.lane import open_file_sink
+        from millstream_connectors.file.sink.lane import format_of, open_file_sink, open_keeping_sink
         from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS
 
         if owner.envelope and settings.format in ("parquet", "avro") and not settings.columns:
             settings = settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
-        if settings.objects and owner.whole:
+        file_format = format_of(settings)
+        if not settings.objects:
+            return open_file_sink(settings, file_format, owner)
+        if owner.whole:
             what = f"{owner.where}: a file sink in an object store cannot be the end of a chain"
             raise UserError(codes.CONNECTOR_SETTINGS, f"{what}: remove `chain` from the edge to it")
-        if settings.objects:
-            from millstream_connectors.file.sink.objects import open_object_sink
+        from millstream_connectors.file.sink.bucket import LaneBucket
+        from millstream_connectors.file.sink.names import partitions
 
-            return open_object_sink(settings, owner)
-        directory_owner = DirectoryOwner(
-            pipeline=owner.pipeline,
-            vertex=owner.lane.vertex,
-            lane=owner.name,
-            epoch=owner.epoch,
-            ledger_id=owner.ledger_id,
-            where=owner.where,
-            known_at=owner.mark if owner.must_be_known else None,
-        )
-        return open_file_sink(
-            settings,
-            directory_owner,
-            base_dir=owner.base_dir,
-            start=owner.start,
-            clock=owner.clock,
-            trust_names=not owner.fallback,
-            held_instead=owner.held_instead,
-            claimed=owner.note_target,
-            whole=owner.whole,
+        partition_of = partitions(settings.partition_by) if settings.partition_by else None
+        return open_keeping_sink(
+            LaneBucket(settings, owner), file_format, settings.rolling, owner, partition_of=partition_of
         )
 
 

@@ -43,10 +43,11 @@ from typing import NamedTuple
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
-from millstream.files import directories_to_sync, opened_directory
+from millstream.files import directories_to_sync, opened_directory, sync_path
 from millstream.record import Position
 from millstream_connectors.file.sink.names import FinishedName, how_far, lane_text
-from millstream_connectors.shared.kept import not_there
+from millstream_connectors.shared.kept import unknown
+from millstream_writer.connector import SinkOwner
 
 _log = logging.getLogger(__name__)
 
@@ -61,22 +62,6 @@ _A_LINK = "a link is in the place of a directory of Millstream"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _USERS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that another path or other permissions fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryOwner:
-    """The owner of one lane, which opens a directory."""
-
-    pipeline: str
-    vertex: str
-    lane: str
-    """Name of the lane, unique among all lanes of the vertex."""
-    epoch: int
-    ledger_id: str
-    where: str
-    """The name for messages."""
-    known_at: Position | None = None
-    """The lane's mark, if the lane has used the directory before; None otherwise."""
 
 
 class FileNote(NamedTuple):
@@ -104,20 +89,21 @@ class UnfinishedFile:
 class LaneDirectory:
     """One lane's access to the directory, under one epoch. Blocking; used by one thread."""
 
-    def __init__(self, path: Path, owner: DirectoryOwner) -> None:
+    def __init__(self, path: Path, owner: SinkOwner) -> None:
         self._path = path
         self._owner = owner
-        self._lane = lane_text(owner.lane)
+        self._vertex = owner.lane.vertex
+        self._lane = lane_text(owner.name)
         run = f"{owner.pipeline}/{owner.ledger_id}".encode()
-        self._run = path / HIDDEN / f"{owner.pipeline}.{owner.vertex}.{zlib.crc32(run):08x}"
+        self._run = path / HIDDEN / f"{owner.pipeline}.{self._vertex}.{zlib.crc32(run):08x}"
         self._own = self._run / f"{self._lane}.{owner.epoch}"
         self._begun = 0
         self._lock: int | None = None
         """Descriptor of the directory of this run, which is locked."""
         self._note: Path | None = None
         """End of the last finished file."""
-        self._carried: FileNote | None = None
-        """The last file of the lane's former owners, according to their notes."""
+        self.noted: FileNote | None = None
+        """The last file of the lane's former owners, according to their notes; None without one."""
 
     def open(self) -> None:
         """Make this owner the only one that can add files of the lane. `close` must follow.
@@ -128,13 +114,11 @@ class LaneDirectory:
         """
         with self._explained("cannot use the directory"):
             self._other_runs()
-            mark = self._owner.known_at
-            if mark is not None and not self._knows_the_lane():
-                target, remedy = f"the directory {self._path}", f"`{self.by_hand}`, or set another path"
-                raise not_there(self._owner.where, self._owner.lane, target, mark, remedy)
+            if self._owner.must_be_known and not self._knows_the_lane():
+                raise unknown(self._owner, f"the directory {self._path}", f"`{self.by_hand}`, or set another path")
             if (self._path / HIDDEN).is_symlink():
                 raise OSError(errno.ELOOP, _A_LINK, str(self._path / HIDDEN))
-            _make_durably(self._run, self._owner.vertex)
+            _make_durably(self._run, self._vertex)
             try:
                 self._lock = _lock(self._run, fcntl.LOCK_SH)
                 # Another run may have checked before it could see this one.
@@ -143,10 +127,10 @@ class LaneDirectory:
                 self._withdraw()
                 raise
             for path in others:
-                _remove(path, self._owner.vertex)
+                _remove(path, self._vertex)
             self._claim()
             for leftover in (self._path / HIDDEN).glob(f"{_REMOVED}*"):
-                with step("file_sink.left_over.remove", self._owner.vertex):
+                with step("file_sink.left_over.remove", self._vertex):
                     shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
@@ -163,18 +147,14 @@ class LaneDirectory:
         position, odd = how_far(names, f"{self._owner.where} in {self._path}")
         for message in odd:
             _log.warning("%s", message)
-        carried = self._carried.file.end if self._carried is not None else None
+        carried = self.noted.file.end if self.noted is not None else None
         return max((at for at in (position, carried) if at is not None), default=None)
-
-    def noted(self) -> FileNote | None:
-        """The last file that former owners of the lane have noted; None without one."""
-        return self._carried
 
     def begin(self, extension: str) -> UnfinishedFile:
         """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
         path = self._own / f"{self._begun}.{extension}"
         self._begun += 1
-        with self._explained("cannot create a file"), step("file_sink.begin", self._owner.vertex):
+        with self._explained("cannot create a file"), step("file_sink.begin", self._vertex):
             descriptor = self._create(path)
         return UnfinishedFile(path, descriptor)
 
@@ -186,7 +166,7 @@ class LaneDirectory:
         """
         with self._explained("cannot write"):
             try:
-                with step("file_sink.write", self._owner.vertex):
+                with step("file_sink.write", self._vertex):
                     return os.write(file.descriptor, data)
             except OSError as error:
                 file.damaged = error.errno not in _NO_SPACE
@@ -208,7 +188,7 @@ class LaneDirectory:
             # continues from its mark.
             file.damaged = True
             try:
-                with step("file_sink.sync", self._owner.vertex):
+                with step("file_sink.sync", self._vertex):
                     os.fsync(file.descriptor)
             except OSError as error:
                 raise InfrastructureError(
@@ -220,13 +200,13 @@ class LaneDirectory:
         with self._explained("cannot finish a file"):
             file.note = self._own / f"{file.path.name}{_NOTE}{name}{_OF_NOTES}"
             self._write_note(file.note, frame, file)
-            with step("file_sink.name", self._owner.vertex):
+            with step("file_sink.name", self._vertex):
                 os.rename(self._relative(file.path), self._path / str(name), src_dir_fd=self._held)
-        with self._given_up(file, self._path), step("file_sink.name.sync", self._owner.vertex):
-            _sync_directory(self._path)
+        with self._given_up(file, self._path), step("file_sink.name.sync", self._vertex):
+            sync_path(self._path)
         os.close(file.descriptor)
         if self._note is not None:
-            with contextlib.suppress(OSError), step("file_sink.note.remove", self._owner.vertex):
+            with contextlib.suppress(OSError), step("file_sink.note.remove", self._vertex):
                 os.unlink(self._relative(self._note), dir_fd=self._held)
         self._note = file.note
 
@@ -237,24 +217,24 @@ class LaneDirectory:
         with contextlib.suppress(OSError):
             if file.note is not None:
                 # A note without its file would mean that the file was made visible.
-                with step("file_sink.discard.note", self._owner.vertex):
+                with step("file_sink.discard.note", self._vertex):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._relative(file.note), dir_fd=self._held)
                     self._sync_own()
-            with step("file_sink.discard", self._owner.vertex):
+            with step("file_sink.discard", self._vertex):
                 os.unlink(self._relative(file.path), dir_fd=self._held)
 
     def _write_note(self, path: Path, frame: str, file: UnfinishedFile | None = None) -> None:
         """Write a durable note with the last frame of a file."""
         with contextlib.ExitStack() as stack:
-            with step("file_sink.note", self._owner.vertex):
+            with step("file_sink.note", self._vertex):
                 with contextlib.suppress(FileNotFoundError):
                     # It is there if an earlier try was cut short.
                     os.unlink(self._relative(path), dir_fd=self._held)
                 note = stack.enter_context(open(self._create(path), "wb"))
                 note.write(frame.encode())
                 note.flush()
-            with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
+            with self._given_up(file, self._own), step("file_sink.note.sync", self._vertex):
                 os.fsync(note.fileno())
                 self._sync_own()
 
@@ -317,23 +297,23 @@ class LaneDirectory:
             # opening under this epoch was cut short.
             self._fence(self._own)
         try:
-            with step("file_sink.claim", self._owner.vertex):
+            with step("file_sink.claim", self._vertex):
                 self._own.mkdir()
             self._replace()
         except OSError:
             # Its notes are still only copies. What cannot be removed is fenced by the next opening.
             with contextlib.suppress(OSError):
-                _remove(self._own, self._owner.vertex)
+                _remove(self._own, self._vertex)
             raise
         for path in self._replaced():
-            _remove(path, self._owner.vertex)
+            _remove(path, self._vertex)
 
     def _replace(self) -> None:
         """Fence the earlier owners, with our own directory in place."""
         owners = list(self._owners())
         newest = max((epoch for epoch, _ in owners), default=self._owner.epoch)
         if newest > self._owner.epoch:
-            _remove(self._own, self._owner.vertex)
+            _remove(self._own, self._vertex)
             raise FencedError(
                 codes.OUTPUT_TAKEN_OVER,
                 f"{self._owner.where}: {self._path} is in use by a newer owner (epoch {newest}, ours is "
@@ -343,22 +323,22 @@ class LaneDirectory:
             if epoch < self._owner.epoch:
                 self._fence(path)
         # A name that we rely on must survive a power loss: its owner may have died before it synced the directory.
-        with step("file_sink.finished.sync", self._owner.vertex):
-            _sync_directory(self._path)
+        with step("file_sink.finished.sync", self._vertex):
+            sync_path(self._path)
         noted = self._noted()
         if noted is not None:
-            self._carried = noted
+            self.noted = noted
             self._note = self._own / f"{_NOTE}{noted.file}{_OF_NOTES}"
             self._write_note(self._note, noted.frame)
-        with step("file_sink.claim.sync", self._owner.vertex):
-            _sync_directory(self._run)
+        with step("file_sink.claim.sync", self._vertex):
+            sync_path(self._run)
 
     def _fence(self, path: Path) -> None:
         """Rename the directory of an owner, so that it can finish no more files."""
         fenced, number = path.with_name(path.name + _OVER), 0
         while True:
             try:
-                with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
+                with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._vertex):
                     path.rename(fenced)
                 return
             except OSError as error:
@@ -395,7 +375,7 @@ class LaneDirectory:
 
         Raises `UserError` if one of them has not ended, or has left files.
         """
-        others = [path for path in runs_of(self._path, self._owner.vertex) if path != self._run]
+        others = [path for path in runs_of(self._path, self._vertex) if path != self._run]
         # A run whose directory no owner has claimed has never written anything.
         claimed = [path for path in others if _entries(path)]
         for path in claimed:
@@ -405,7 +385,7 @@ class LaneDirectory:
                     f"{self._owner.where}: another run is writing to {self._path} (as {path.name}). End that run, "
                     "or set another path",
                 )
-        left = next((name for name in self._finished_names() if name.lane.startswith(f"{self._owner.vertex}.")), None)
+        left = next((name for name in self._finished_names() if name.lane.startswith(f"{self._vertex}.")), None)
         if left is not None and (claimed or not _entries(self._run)):
             raise UserError(
                 codes.OUTPUTS_OF_EARLIER_RUN,
@@ -419,7 +399,7 @@ class LaneDirectory:
         """Remove everything of a refused run."""
         self.close()
         # It is not empty if another lane of this run uses it.
-        with contextlib.suppress(OSError), step("file_sink.withdraw", self._owner.vertex):
+        with contextlib.suppress(OSError), step("file_sink.withdraw", self._vertex):
             self._run.rmdir()
 
     def _replaced(self) -> list[Path]:
@@ -532,28 +512,14 @@ def _make_durably(path: Path, vertex: str) -> None:
         with step("file_sink.directory", vertex):
             directory.mkdir(exist_ok=True)
         with step("file_sink.directory.sync", vertex):
-            _sync_directory(directory.parent)
+            sync_path(directory.parent)
 
 
 def _remove(path: Path, vertex: str) -> None:
     """Remove a directory in one step, then its contents. Another process may be doing the same."""
-    removed = path.parent
-    while removed.name != HIDDEN:
-        removed = removed.parent
-    removed = removed / f"{_REMOVED}{uuid.uuid4().hex}"
+    hidden = next(parent for parent in path.parents if parent.name == HIDDEN)
+    removed = hidden / f"{_REMOVED}{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError), step("file_sink.remove.hide", vertex):
         path.rename(removed)
     with step("file_sink.remove", vertex):
         shutil.rmtree(removed, ignore_errors=True)
-
-
-def _sync_directory(path: Path) -> None:
-    _sync_file(path, os.O_DIRECTORY)
-
-
-def _sync_file(path: Path, kind: int = 0) -> None:
-    descriptor = os.open(path, os.O_RDONLY | kind | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

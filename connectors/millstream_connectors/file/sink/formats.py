@@ -6,6 +6,7 @@ every attempt. A body creates the bytes of one file from rows. Parquet is in `pa
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from millstream.exact_json import double_of, number_of, parse, parse_all, text_o
 from millstream.frame import Frame
 from millstream.json_text import all_json, members_reader
 from millstream_connectors.shared.columns import Column
-from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON, one_line
+from millstream_connectors.shared.json_rows import NOT_JSON, json_objects, one_line
 from millstream_writer.sink import SinkFailure
 
 NOT_A_LINE = "value has a line break"
@@ -58,11 +59,25 @@ class FileFormat(Protocol[_RowsT]):
     """One format with its columns."""
 
     @property
-    def extension(self) -> str: ...
+    def extension(self) -> str:
+        """Of the names of files."""
 
-    def convert(self, frame: Frame) -> StorableRows[_RowsT]: ...
+    def convert(self, frame: Frame) -> StorableRows[_RowsT]:
+        """The rows of a frame's records."""
 
-    def begin(self) -> Body[_RowsT]: ...
+    def begin(self) -> Body[_RowsT]:
+        """The content of a new file."""
+
+
+class CaughtBytes(io.BytesIO):
+    """A file object for a library that writes a whole file; its content is taken as it grows."""
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        data = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return data
 
 
 class TextBody:
@@ -80,7 +95,23 @@ class TextBody:
         return b""
 
 
-class JsonLines:
+class _TextLines:
+    """The common part of formats with a line for each record."""
+
+    heading = b""
+
+    def begin(self) -> TextBody:
+        return TextBody(self.heading)
+
+
+def _line_rows(
+    lines: Sequence[bytes], rows: Sequence[int] | None = None, failures: Sequence[SinkFailure] = ()
+) -> StorableRows[Sequence[bytes]]:
+    """`rows`: the indexes of their records; None if all have one."""
+    return StorableRows(range(len(lines)) if rows is None else rows, lines, sum(map(len, lines)), failures)
+
+
+class JsonLines(_TextLines):
     """Each record's JSON value unchanged, on its own line."""
 
     extension = "jsonl"
@@ -91,8 +122,7 @@ class JsonLines:
             return self._convert_each(values)
         joined = b"".join(values)
         on_lines = b"\n" not in joined and b"\r" not in joined
-        lines = [value + b"\n" for value in (values if on_lines else map(one_line, values))]
-        return StorableRows(range(len(lines)), lines, sum(map(len, lines)))
+        return _line_rows([value + b"\n" for value in (values if on_lines else map(one_line, values))])
 
     def _convert_each(self, values: Sequence[bytes]) -> StorableRows[Sequence[bytes]]:
         """Record by record, to find those that are not JSON."""
@@ -107,13 +137,10 @@ class JsonLines:
                 continue
             lines.append(one_line(value) + b"\n")
             rows.append(row)
-        return StorableRows(rows, lines, sum(map(len, lines)), failures)
-
-    def begin(self) -> TextBody:
-        return TextBody(b"")
+        return _line_rows(lines, rows, failures)
 
 
-class Lines:
+class Lines(_TextLines):
     """Each record's bytes unchanged, on its own line, as `lines` of a file source reads them."""
 
     extension = "txt"
@@ -129,13 +156,10 @@ class Lines:
                 continue
             lines.append(value + b"\n")
             rows.append(row)
-        return StorableRows(rows, lines, sum(map(len, lines)), failures)
-
-    def begin(self) -> TextBody:
-        return TextBody(b"")
+        return _line_rows(lines, rows, failures)
 
 
-class Csv:
+class Csv(_TextLines):
     """Members of a JSON object as columns, after a line with their names. An absent or null member is an empty field,
     an empty text is `""`."""
 
@@ -143,17 +167,17 @@ class Csv:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
+        self.heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
         self._members = members_reader({column.name: Any for column in columns}, number_of)
 
     def convert(self, frame: Frame) -> StorableRows[Sequence[bytes]]:
         values = frame.values()
         lines = self._lines(values)
         if lines is not None:
-            return StorableRows(range(len(lines)), lines, sum(map(len, lines)))
+            return _line_rows(lines)
         cells, rows, failures = convert_cells(values, self._columns)
         lines = [",".join(map(_csv_field, row_cells)).encode() + b"\n" for row_cells in cells]
-        return StorableRows(rows, lines, sum(map(len, lines)), failures)
+        return _line_rows(lines, rows, failures)
 
     def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
         """A line for each record, built column by column; None if one of them may not fit."""
@@ -169,9 +193,6 @@ class Csv:
         except (ValueError, OverflowError):
             return None
 
-    def begin(self) -> TextBody:
-        return TextBody(self._heading)
-
 
 def convert_cells(
     values: Sequence[bytes], columns: Sequence[Column]
@@ -179,24 +200,16 @@ def convert_cells(
     """The declared columns of each JSON object, the indexes of these records, and the failures of those that do not
     fit."""
     parts = [(column.name, _CONVERTERS[column.type]) for column in columns]
+    objects, failures = json_objects(values)
     cells: list[list[Cell]] = []
     rows: list[int] = []
-    failures: list[SinkFailure] = []
-    for row, value in enumerate(values):
-        try:
-            parsed = parse(value)
-        except ValueError as error:
-            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-            continue
-        if not isinstance(parsed, dict):
-            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
-            continue
+    for row, parsed in objects.items():
         try:
             cells.append(_cells_of(parsed, parts))
             rows.append(row)
         except ValueError as error:
             failures.append(SinkFailure(row, WRONG_TYPE, retryable=False, detail=str(error), shows_value=True))
-    return cells, rows, failures
+    return cells, rows, sorted(failures, key=lambda failure: failure.index)
 
 
 def _cells_of(parsed: Mapping[str, object], parts: Sequence[tuple[str, Callable[[object], Cell]]]) -> list[Cell]:
@@ -265,16 +278,18 @@ def _csv_text(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if _CSV_QUOTED.search(text) else text
 
 
+_CSV_FIELDS: Mapping[type, Callable[[Any], str]] = {
+    NoneType: lambda _: "",
+    str: _csv_text,
+    bool: lambda cell: "true" if cell else "false",
+    int: repr,
+    float: repr,
+    datetime: lambda cell: cell.isoformat().replace("+00:00", "Z"),
+}
+
+
 def _csv_field(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    if isinstance(cell, str):
-        return _csv_text(cell)
-    if isinstance(cell, bool):
-        return "true" if cell else "false"
-    if isinstance(cell, datetime):
-        return cell.isoformat().replace("+00:00", "Z")
-    return repr(cell)
+    return _CSV_FIELDS[type(cell)](cell)
 
 
 _KINDS: Mapping[str, frozenset[type]] = {

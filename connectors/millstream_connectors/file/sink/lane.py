@@ -18,23 +18,22 @@ import asyncio
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import MIB
 from millstream.record import Position
 from millstream_connectors.file.settings import FileSink, Rolling
-from millstream_connectors.file.sink.directory import HIDDEN, DirectoryOwner, LaneDirectory
+from millstream_connectors.file.sink.directory import HIDDEN, LaneDirectory
 from millstream_connectors.file.sink.formats import Body, Csv, FileFormat, JsonLines, Lines, StorableRows
-from millstream_connectors.file.sink.target import FileTarget
-from millstream_writer.connector import HeldInstead
+from millstream_connectors.file.sink.names import PartitionOf
+from millstream_connectors.shared.kept import TargetPosition, check_kept
+from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import (
     Guarantee,
     SinkFrame,
@@ -49,8 +48,56 @@ WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
 
 _T = TypeVar("_T")
-PartitionOf = Callable[[int], str]
-"""Maps an event time to the directories of its partition."""
+
+
+class FileTarget(Protocol):
+    """Where one lane puts its files, under one epoch: a directory, a prefix in an object store, or a table. Blocking.
+    Files are finished by one thread; another one may call `begin` and `append` for the next file meanwhile, where the
+    lane has a finisher."""
+
+    def begin(self, extension: str) -> Any:
+        """A new unfinished file. Raises `RetryLaterError` if there is no space."""
+
+    def append(self, file: Any, data: bytes, partition: str) -> int:
+        """Write some or all of `data` into that partition of the file; returns the number of bytes. Raises
+        `RetryLaterError` if nothing could be written."""
+
+    def finish(self, file: Any, after: Position, end: Position, extension: str, frame: str) -> None:
+        """Make the file visible, complete and durable. After `RetryLaterError` it may be called again.
+
+        `frame` is the name of the frame with its last record.
+        """
+
+    def discard(self, file: Any) -> None:
+        """Remove an unfinished file, as far as that is possible."""
+
+    def close(self) -> None:
+        """The lane is not used any more."""
+
+
+class KeepingTarget(FileTarget, Protocol):
+    """A target that keeps the lane's position itself. Opened by `look`, then `take_over`."""
+
+    @property
+    def target(self) -> str:
+        """Its name for messages."""
+
+    @property
+    def name(self) -> str:
+        """The name of this owner in the target."""
+
+    @property
+    def remedy(self) -> str:
+        """How a user lets the lane continue after its mark, whatever position the target has."""
+
+    def look(self) -> TargetPosition | None:
+        """The lane's position; None if there is none. Raises Millstream errors."""
+
+    def take_over(self) -> Position:
+        """Fence every earlier owner; returns the lane's certain position. Raises Millstream errors."""
+
+    def begun(self) -> Position | None:
+        """The end of the first file, if a former owner has fixed it."""
 
 
 @dataclass(slots=True)
@@ -86,47 +133,35 @@ class _Sealed(NamedTuple):
     """Position of the lane when the file is finished: `end`, or behind it if no record lies between."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartingPoint:
-    """Where a lane begins."""
-
-    mark: Position
-    finished: Position | None
-    """The lane's position from its finished files; None to write everything that is offered."""
-    begun: Position | None = None
-    """The end of the first file, if a former owner has fixed it."""
-
-    @property
-    def durable(self) -> Position:
-        """Everything before it is in finished files."""
-        return self.mark if self.finished is None else max(self.mark, self.finished)
-
-
 class FileSinkLane:
     """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
 
+    collects = True
+
     def __init__(
         self,
-        directory: FileTarget,
+        target: FileTarget,
         file_format: FileFormat[Any],
         rolling: Rolling,
-        start: StartingPoint,
+        owner: SinkOwner,
+        finished: Position | None,
         *,
-        clock: Clock,
         worker: ThreadPoolExecutor,
         finisher: ThreadPoolExecutor | None = None,
-        whole: bool = False,
+        begun: Position | None = None,
         partition_of: PartitionOf | None = None,
     ) -> None:
-        """`finisher`: a thread that finishes files while the next one grows; without it, the worker does. `whole`:
-        files end only at a flush."""
-        self._whole = whole
-        self._directory = directory
+        """`finished`: the lane's position from its finished files; None to write everything that is offered.
+        `finisher`: a thread that finishes files while the next one grows; without it, the worker does. `begun`: the end
+        of the first file, if a former owner has fixed it. For an owner of whole deliveries, files end only at a
+        flush."""
+        self._whole = owner.whole
+        self._target = target
         self._format = file_format
         self._rolling = rolling
-        self._records_max = rolling.max_records or sys.maxsize
-        self._finished = start.finished
-        self._clock = clock
+        self.delivery_records_max = rolling.max_records or sys.maxsize
+        self._finished = finished
+        self._clock = owner.clock
         self._worker = worker
         self._finisher = finisher
         self._finishing: Future[None] | None = None
@@ -134,8 +169,9 @@ class FileSinkLane:
         self._failed = False
         """Whether the last attempt to finish a file failed. Then no record is accepted before the next one."""
         self._partition_of = partition_of
-        self._begun = start.begun
-        self._durable = start.durable
+        self._begun = begun
+        self._durable = owner.start if finished is None else max(owner.start, finished)
+        """Everything before it is in finished files."""
         self._taken = self._durable
         self._taken_frame = ""
         self._chain = self._durable
@@ -155,18 +191,10 @@ class FileSinkLane:
         return self._durable if self._finishing is None else max(self._durable, self._sealed[-1].covers)
 
     @property
-    def collects(self) -> bool:
-        return True
-
-    @property
     def is_ripe(self) -> bool:
         file = self._growing
-        full = file is not None and (file.records >= self._records_max or file.size >= self._rolling.max_bytes)
+        full = file is not None and (file.records >= self.delivery_records_max or file.size >= self._rolling.max_bytes)
         return full or self._is_old()
-
-    @property
-    def delivery_records_max(self) -> int:
-        return self._records_max
 
     async def reach(self) -> Position:
         return self._durable
@@ -198,7 +226,7 @@ class FileSinkLane:
         taken = exact_end(frames, end)
         if self._begun is not None and taken >= self._begun:
             # Its last records went elsewhere, or were dropped.
-            self._end_begun("")
+            self._end_begun()
         if taken > self._taken:
             # The lane may be past the last frame with records for this sink, whose name would then be wrong.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
@@ -226,14 +254,16 @@ class FileSinkLane:
             if file is None:
                 file = _File(self._chain, self._clock.monotonic_s())
                 self._growing = file
-            room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
+            room = min(
+                self.delivery_records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size)
+            )
             stop = len(rows) if self._whole else min(len(rows), start + max(1, room))
             if self._begun is not None:
                 # Whatever its size: the file has the same records as before.
                 end = self._begun
                 stop = bisect_left(rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > end)
                 if stop <= start:
-                    self._end_begun("")
+                    self._end_begun()
                     continue
             self._add(file, item, converted, start, stop)
             file.records += stop - start
@@ -241,7 +271,7 @@ class FileSinkLane:
             start = stop
             if self._begun is not None:
                 continue
-            full = file.records >= self._records_max or file.size >= self._rolling.max_bytes
+            full = file.records >= self.delivery_records_max or file.size >= self._rolling.max_bytes
             if start < len(rows) or (full and not self._whole):
                 self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
 
@@ -264,14 +294,14 @@ class FileSinkLane:
             body = file.bodies[partition] = self._format.begin()
         file.keep(partition, body.add(converted.content, start, stop))
 
-    def _end_begun(self, frame: str) -> None:
+    def _end_begun(self) -> None:
         """Seal the file whose end a former owner has fixed."""
         end, self._begun = self._begun, None
         assert end is not None, "a former owner has fixed an end"
         if self._growing is None:
             # Without records, as before.
             self._growing = _File(self._chain, self._clock.monotonic_s())
-        self._seal(end, frame)
+        self._seal(end, "")
 
     def _seal(self, end: Position, frame: str) -> None:
         """Seal the growing file; it contains everything up to `end`, which is in `frame`."""
@@ -335,7 +365,7 @@ class FileSinkLane:
 
     def _finish(self, sealed: _Sealed) -> None:
         file = sealed.file
-        self._directory.finish(self._write_out(file), file.after, sealed.end, self._format.extension, sealed.frame)
+        self._target.finish(self._write_out(file), file.after, sealed.end, self._format.extension, sealed.frame)
 
     def _write_out_large(self) -> None:
         if self._growing is not None and self._growing.unwritten_bytes >= WRITE_BYTES:
@@ -343,10 +373,10 @@ class FileSinkLane:
 
     def _write_out(self, file: _File) -> Any:
         if file.unfinished is None:
-            file.unfinished = self._directory.begin(self._format.extension)
+            file.unfinished = self._target.begin(self._format.extension)
         while file.unwritten:
             partition, data = file.unwritten[0]
-            written = self._directory.append(file.unfinished, data, partition)
+            written = self._target.append(file.unfinished, data, partition)
             file.unwritten_bytes -= written
             if written < len(data):
                 file.unwritten[0] = partition, data[written:]
@@ -358,7 +388,7 @@ class FileSinkLane:
         """Remove unfinished files. The lane is not used afterwards."""
         for file in (*(sealed.file for sealed in self._sealed), self._growing):
             if file is not None and file.unfinished is not None:
-                self._directory.discard(file.unfinished)
+                self._target.discard(file.unfinished)
 
 
 def format_of(spec: FileSink) -> FileFormat[Any]:
@@ -377,71 +407,55 @@ def format_of(spec: FileSink) -> FileFormat[Any]:
     return Parquet(spec.columns)
 
 
-async def _check_past(
-    directory: LaneDirectory, start: Position, finished: Position, held_instead: HeldInstead, where: str
-) -> None:
+async def _check_past(directory: LaneDirectory, owner: SinkOwner, finished: Position) -> None:
     """Records in the files after the mark are skipped when they are offered again, so they must be the ones that were
     stored."""
-    noted = directory.noted()
+    noted = directory.noted
     # Files from before notes had frame names are accepted without a check.
-    if noted is None or not noted.frame or not start < finished == noted.file.end:
+    if noted is None or not noted.frame or not owner.start < finished == noted.file.end:
         return
     sequence = frame_at(finished)
-    held = await held_instead(sequence, noted.frame)
+    held = await owner.held_instead(sequence, noted.frame)
     if held is None:
         return
     raise DamageError(
         codes.SINK_AHEAD,
-        f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, but the buffer now holds "
-        f"{held} there, and the lane's mark is at {start.sequence}: the pipeline's data is older than this file, or "
-        "was rewritten since. No record was skipped or written. Restore the data directory that belongs to the "
-        f"file; or move all files away together with {HIDDEN}, then `{directory.by_hand}`, and the records after the "
-        "mark are written as they are now",
+        f"{owner.where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, but the buffer now holds "
+        f"{held} there, and the lane's mark is at {owner.start.sequence}: the pipeline's data is older than this "
+        "file, or was rewritten since. No record was skipped or written. Restore the data directory that belongs to "
+        f"the file; or move all files away together with {HIDDEN}, then `{directory.by_hand}`, and the records after "
+        "the mark are written as they are now",
     )
 
 
 @asynccontextmanager
-async def open_file_sink(
-    spec: FileSink,
-    owner: DirectoryOwner,
-    *,
-    base_dir: Path,
-    start: Position,
-    clock: Clock,
-    trust_names: bool,
-    held_instead: HeldInstead,
-    claimed: Callable[[], Awaitable[None]],
-    whole: bool = False,
-) -> AsyncIterator[SinkLane]:
-    """Open the directory for one lane and fence every earlier owner, then call `claimed`.
+async def open_file_sink(spec: FileSink, file_format: FileFormat[Any], owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """Open the directory for one lane and fence every earlier owner.
 
-    `trust_names`: whether the positions in the names of finished files count. They do not for a sink that gets only
-    some of a lane's records, and perhaps different ones when they are offered again: there, a duplicate record is
-    better than a lost one.
+    In a fallback, the positions in the names of finished files do not count: it gets only some of a lane's records, and
+    perhaps different ones when they are offered again. There, a duplicate record is better than a lost one.
 
     Raises `DamageError` if the files are ahead of the lane's mark by frames that its buffer does not hold, or if the
     directory should know the lane and does not.
     """
     worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
     loop = asyncio.get_running_loop()
-    directory = LaneDirectory(base_dir / spec.path, owner)
+    directory = LaneDirectory(owner.base_dir / spec.path, owner)
     lane: FileSinkLane | None = None
     try:
-        file_format = await loop.run_in_executor(worker, format_of, spec)
         await loop.run_in_executor(worker, directory.open)
-        await claimed()
+        await owner.note_target()
         finished = None
-        if trust_names:
-            finished = await loop.run_in_executor(worker, directory.finished) or start
-            await _check_past(directory, start, finished, held_instead, owner.where)
+        if not owner.fallback:
+            finished = await loop.run_in_executor(worker, directory.finished) or owner.start
+            await _check_past(directory, owner, finished)
         lane = FileSinkLane(
             directory,
             file_format,
             spec.rolling,
-            StartingPoint(start, finished),
-            clock=clock,
+            owner,
+            finished,
             worker=worker,
-            whole=whole,
         )
         yield lane
     finally:
@@ -452,3 +466,40 @@ async def open_file_sink(
         finally:
             worker.submit(directory.close)
             worker.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def open_keeping_sink(
+    target: KeepingTarget,
+    file_format: FileFormat[Any],
+    rolling: Rolling,
+    owner: SinkOwner,
+    partition_of: PartitionOf | None = None,
+) -> AsyncIterator[SinkLane]:
+    """Open a target that keeps the lane's position, and fence every earlier owner. Raises as `SinkConnector.open`
+    does."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix="keeping-sink")
+    finisher = ThreadPoolExecutor(1, thread_name_prefix="keeping-sink-finish")
+    loop = asyncio.get_running_loop()
+    try:
+        kept = await loop.run_in_executor(finisher, target.look)
+        if kept is not None:
+            await check_kept(owner, kept, target.target, target.remedy, ours=kept.owner == target.name)
+        reached = await loop.run_in_executor(finisher, target.take_over)
+        await owner.note_target()
+        yield FileSinkLane(
+            target,
+            file_format,
+            rolling,
+            owner,
+            None if owner.fallback else reached,
+            worker=worker,
+            finisher=finisher,
+            begun=target.begun(),
+            partition_of=partition_of,
+        )
+    finally:
+        # After what it is still doing: a cancelled call continues there.
+        finisher.submit(target.close)
+        worker.shutdown(wait=False)
+        finisher.shutdown(wait=False)

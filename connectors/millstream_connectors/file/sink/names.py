@@ -1,4 +1,4 @@
-"""Names of finished files, which contain the position of their lane. Pure.
+"""Names of finished files, which contain the position of their lane, and of the directories of partitions. Pure.
 
     out.map-out.0-0000000000000012.0000000-0000000000000345.0000128-e3.parquet
     └── lane ───┘ └──── after ───────────┘ └──── up to ────────────┘  │
@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.record import Position
 
+PartitionOf = Callable[[int], str]
+"""Maps an event time to the directories of its partition."""
 LANE_CHARACTERS_MAX = 150
 """A file name has at most 255 bytes; a longer lane name is truncated and made unique with a checksum."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR_US = 3_600_000_000
+_FORMS = {"year": "%Y", "month": "%m", "day": "%d", "dt": "%Y-%m-%d", "hour": "%H"}
 _PATTERN = re.compile(r"(?P<lane>.+)-(\d{16,})\.(\d{7,})-(\d{16,})\.(\d{7,})-e(?P<epoch>\d+)\.(?P<extension>[a-z]+)")
 
 
@@ -81,3 +88,16 @@ def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None,
 
 def _text(position: Position) -> str:
     return f"{position.sequence:016}.{position.record_index:07}"
+
+
+def partitions(names: Sequence[str]) -> PartitionOf:
+    """Directories of an event time, in UTC: `dt=2024-01-31/hour=08`."""
+
+    @lru_cache(maxsize=1024)
+    def of_hour(hour: int) -> str:
+        moment = _EPOCH + timedelta(hours=hour)
+        # strftime writes a year before 1000 with fewer digits.
+        texts = {name: moment.strftime(_FORMS[name].replace("%Y", f"{moment.year:04}")) for name in names}
+        return "/".join(f"{name}={texts[name]}" for name in names)
+
+    return lambda time_us: of_hour(time_us // _HOUR_US)

@@ -10,13 +10,12 @@ one object each.
 
 from __future__ import annotations
 
-import io
 import re
 from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from itertools import accumulate, chain
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -29,7 +28,8 @@ from millstream.exact_json import double_of, number_of
 from millstream.frame import Frame
 from millstream.json_text import members_reader
 from millstream.limits import MIB
-from millstream_connectors.file.sink.formats import StorableRows, convert_cells
+from millstream_connectors.file.sink.formats import CaughtBytes, StorableRows, convert_cells
+from millstream_connectors.shared.arrow_arrays import numbers_array, texts_array
 from millstream_connectors.shared.columns import Column
 
 ROW_GROUP_RECORDS = 64 * 1024
@@ -49,9 +49,7 @@ _TIMES_US = [
     (moment - _EPOCH) // timedelta(microseconds=1)
     for moment in (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
 ]
-# Built from buffers here and below: if pandas is installed, `pa.array` and `pa.scalar` import it, which takes half a
-# second and more memory than everything else in this process.
-_EARLIEST, _LATEST = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(array("q", _TIMES_US))])
+_EARLIEST, _LATEST = numbers_array(pa.int64(), array("q", _TIMES_US))
 """Range of times that Python supports, too."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -62,8 +60,7 @@ _TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "timestamp": _TIMESTAMP,
 }
-_ZULU = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(array("i", [0, 1])), pa.py_buffer(b"Z")])[0]
-_NOTHING = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(array("i", [0, 0])), pa.py_buffer(b"")])[0]
+_ZULU, _NOTHING = texts_array([b"Z", b""])
 _OFFSET = r"(?:[zZ]|[+-]\d\d:?\d\d)$"
 _BINARY = pa.schema([pa.field("value", pa.binary(), nullable=False)])
 
@@ -86,7 +83,7 @@ class Parquet:
 
     def convert(self, frame: Frame) -> StorableRows[pa.Table]:
         if not self._columns:
-            table = _values_table(frame)
+            table = pa.Table.from_arrays([texts_array(frame.values(), pa.binary())], schema=_BINARY)
             return StorableRows(range(frame.records), table, table.nbytes)
         values = frame.values()
         fast = self._parse_all(values)
@@ -157,8 +154,7 @@ def _with_offsets(times: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
     has_offset = pc.match_substring_regex(times, _OFFSET)
     if pc.all(has_offset).as_py() is not False:
         return times
-    # The stubs require arguments of one shape; a scalar is combined with every item.
-    zoned = pc.binary_join_element_wise(times, _ZULU, _NOTHING)  # type: ignore[call-overload]
+    zoned = pc.binary_join_element_wise(times, _ZULU, _NOTHING)
     found: pa.ChunkedArray[Any] = pc.if_else(has_offset, times, zoned)
     return found
 
@@ -193,7 +189,7 @@ class ParquetBody:
         self._waiting: list[pa.Table] = []
         self._records = 0
         self._bytes = 0
-        self._caught = _Caught()
+        self._caught = CaughtBytes()
         self._writer = pq.ParquetWriter(pa.PythonFile(self._caught, "w"), schema)
 
     def add(self, content: pa.Table, start: int, stop: int) -> bytes:
@@ -216,31 +212,3 @@ class ParquetBody:
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._waiting.clear()
         self._records = self._bytes = 0
-
-
-class _Caught(io.RawIOBase):
-    """A file object that keeps only what was written since the last read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        part = bytes(data)  # type: ignore[call-overload]  # Any buffer; `RawIOBase` has no public name for that in 3.11.
-        self._parts.append(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        return data
-
-
-def _values_table(frame: Frame) -> pa.Table:
-    values = frame.values()
-    offsets = array("i", accumulate(map(len, values), initial=0))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
-    return pa.Table.from_arrays([pa.Array.from_buffers(pa.binary(), len(values), buffers)], schema=_BINARY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import obstore
@@ -66,10 +67,8 @@ class Buckets:
         store = self._stores[url.root]
         magic = _MAGIC.search(url.key)
         if magic is None and url.key and not url.key.endswith("/"):
-            try:
+            with suppress(FileNotFoundError):
                 yield _listed(url, obstore.head(store, url.key))
-            except FileNotFoundError:
-                return
             return
         fixed = url.key[: magic.start()].rpartition("/")[0] if magic is not None else url.key.rstrip("/")
         wanted = re.compile(_translated(url.key) if magic is not None else ".*", re.DOTALL)

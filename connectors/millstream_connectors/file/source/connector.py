@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,20 +38,19 @@ class _File(SourceConnector[FileSource]):
         return not settings.follow
 
     def guarantee(self, settings: FileSource) -> Guarantee:
+        sentence = self.promise.sentence
         if settings.objects:
             sentence = (
                 "exactly once: it continues in the object where its last commit ended, and stops if an object that "
                 "it has read was replaced"
             )
-            return Guarantee(GuaranteeId.POSITION, sentence)
-        if not settings.follow:
-            return self.promise
-        sentence = f"{self.promise.sentence}, unless a file is truncated or deleted before it was read, which is logged"
+        elif settings.follow:
+            sentence += ", unless a file is truncated or deleted before it was read, which is logged"
         return Guarantee(GuaranteeId.POSITION, sentence)
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
         if settings.objects:
-            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         for index, pattern in enumerate(settings.paths):
             here = (*place.path, "paths", index)
@@ -78,8 +78,7 @@ class _File(SourceConnector[FileSource]):
 
         async def look() -> Sequence[Finding]:
             buckets = Buckets(settings.paths, settings.store or ObjectStore(), place.base_dir, "validate")
-            listed = await asyncio.to_thread(buckets.list)
-            if listed or settings.follow:
+            if await asyncio.to_thread(buckets.list) or settings.follow:
                 return ()
             what, expected = "no object matches `paths`", "existing objects, or `follow: true` to wait for them"
             return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
@@ -87,14 +86,13 @@ class _File(SourceConnector[FileSource]):
         return look()
 
     def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
-        if settings.store is not None:
-            yield from store_notes(settings.store, (*path, "store"))
+        yield from store_notes(settings.store, (*path, "store"))
 
     def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_connectors.file.source.csv_parsing import CsvFormat
-        from millstream_connectors.file.source.disk import FilePatterns
-        from millstream_connectors.file.source.follow import open_followed
-        from millstream_connectors.file.source.lane import open_files
+        from millstream_connectors.file.source.disk import FilePatterns, open_lane
+        from millstream_connectors.file.source.follow import FollowLane
+        from millstream_connectors.file.source.lane import FileSourceLane
         from millstream_connectors.file.source.text_file import TextFormat
 
         options = settings.csv or CsvOptions()
@@ -106,14 +104,13 @@ class _File(SourceConnector[FileSource]):
             import_module("msgspec.json")
         if settings.objects:
             from millstream_connectors.file.source.buckets import Buckets
-            from millstream_connectors.file.source.objects import open_objects
+            from millstream_connectors.file.source.objects import ObjectSourceLane
 
-            store = settings.store or ObjectStore()
-            buckets = Buckets(settings.paths, store, owner.base_dir, f"lane {owner.lane}")
-            return open_objects(buckets, text, owner, settings.poll_every_s if settings.follow else None)
-        opener = open_followed if settings.follow else open_files
+            buckets = Buckets(settings.paths, settings.store or ObjectStore(), owner.base_dir, f"lane {owner.lane}")
+            poll_every_s = settings.poll_every_s if settings.follow else None
+            return open_lane(partial(ObjectSourceLane, buckets, text, poll_every_s), owner)
         patterns = FilePatterns(settings.paths, owner.base_dir)
-        return opener(patterns, text, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+        return open_lane(partial(FollowLane if settings.follow else FileSourceLane, patterns, text), owner)
 
 
 FILE = _File()

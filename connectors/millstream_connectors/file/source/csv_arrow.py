@@ -17,7 +17,6 @@ from __future__ import annotations
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -29,6 +28,7 @@ from millstream.extract import RFC3339, YEAR_1_US, Extraction, TimeParser
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.values import Values
 from millstream_connectors.file.source.csv_members import ENCODERS
+from millstream_connectors.shared.arrow_arrays import numbers_array, texts_array
 from millstream_connectors.shared.parsing import UTF_8, ParsedLines, SealedRecords
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -41,23 +41,11 @@ _ESCAPED = frozenset((*range(0x20), *b'"\\')) - frozenset(b"\n")
 _TIMES = pa.timestamp("us", tz="UTC")
 
 
-def _strings(texts: Sequence[bytes]) -> _Array:
-    """Built from buffers, like all arrays here: if pandas is installed, `pa.array` and `pa.scalar` import it, which
-    takes half a second."""
-    data = pa.py_buffer(b"".join(texts))
-    offsets = pa.py_buffer(array("i", accumulate(map(len, texts), initial=0)))
-    return pa.Array.from_buffers(pa.string(), len(texts), [None, offsets, data])
-
-
-def _int64s(numbers: array[int]) -> _Array:
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
-
-
 def _number(kind: pa.DataType, packed: array[Any]) -> Any:
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(packed)])[0]
+    return numbers_array(kind, packed)[0]
 
 
-_EMPTY, _NULL, _QUOTE, _ZERO_TENTHS = _strings([b"", b"null", b'"', b".0"])
+_EMPTY, _NULL, _QUOTE, _ZERO_TENTHS = texts_array([b"", b"null", b'"', b".0"])
 _ABSENT = pa.Array.from_buffers(pa.string(), 1, [pa.py_buffer(b"\0"), pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ZERO, _ONE = _number(pa.float64(), array("d", [0.0])), _number(pa.float64(), array("d", [1.0]))
 _PLAIN_MIN, _PLAIN_MAX = _number(pa.float64(), array("d", [1e-4])), _number(pa.float64(), array("d", [1e9]))
@@ -89,13 +77,13 @@ class ArrowRows:
             column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False
         )
         quotes = ['"' if name == "string" else "" for name in types]
-        self._befores: Sequence[_Array] = _strings(
+        self._befores: _Array = texts_array(
             [
                 f"{last}{',' if index else '{'}{encode_basestring(name)}:{quote}".encode()
                 for index, (last, name, quote) in enumerate(zip(["", *quotes], names, quotes, strict=False))
             ]
         )
-        self._end = _strings([f"{quotes[-1]}}}".encode()])[0]
+        self._end = texts_array([f"{quotes[-1]}}}".encode()])[0]
         self._time_index = names.index(extraction.time_field) if extraction.time_field is not None else -1
         self._key_indexes = [names.index(name) for name in extraction.key_fields]
 
@@ -148,7 +136,7 @@ def _members(texts: _Array, name: str) -> _Array:
     given = pc.if_else(pc.equal(texts, _EMPTY), _ABSENT, texts)
     members = _AGREED[name](given) if name in _AGREED else None
     if members is None:
-        return _taken(texts, lambda unique: _strings([ENCODERS[name](text).encode() for text in unique]))
+        return _taken(texts, lambda unique: texts_array([ENCODERS[name](text).encode() for text in unique]))
     return pc.fill_null(members, _NULL)
 
 
@@ -193,7 +181,7 @@ def _event_times(texts: _Array, parse: TimeParser) -> array[int]:
     """Errors: `ValueError`."""
     times = _instants(texts) if parse is RFC3339 else None
     if times is None:
-        times = _taken(texts, lambda unique: _int64s(array("q", map(parse, unique))))
+        times = _taken(texts, lambda unique: numbers_array(pa.int64(), array("q", map(parse, unique))))
     taken = array("q")
     taken.frombytes(memoryview(times.buffers()[1])[: 8 * len(times)])
     return taken
@@ -235,6 +223,6 @@ def _keys_column(parts: Sequence[_Array]) -> bytes:
         return frame_pb2.SealedListColumn(items=_bytes_column(parts[0])).SerializeToString()
     rows, width = len(parts[0]), len(parts)
     order = array("q", (column * rows + row for row in range(rows) for column in range(width)))
-    items = pa.concat_arrays(parts).take(_int64s(order))
+    items = pa.concat_arrays(parts).take(numbers_array(pa.int64(), order))
     starts = columns.pack_offsets(range(0, width * rows + 1, width))
     return frame_pb2.SealedListColumn(starts=starts, items=_bytes_column(items)).SerializeToString()

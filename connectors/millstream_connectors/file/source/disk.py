@@ -1,7 +1,7 @@
 """Files by patterns, and the thread that touches them.
 
-Above it: `file` and `follow`. It expands a source's patterns to names, and converts errors of the operating system to
-messages.
+Above it: lanes of files, objects and tables. It expands a source's patterns to names, and converts errors of the
+operating system to messages.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import glob
 import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from millstream import codes
 from millstream.errors import InfrastructureError
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceLane
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,10 +63,10 @@ class FilePatterns:
 
 
 class Worker:
-    """One thread for blocking calls, so that a slow disk does not block the event loop. Created by `open_worker`."""
+    """One thread for blocking calls, so that a slow disk does not block the event loop."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        self._executor = executor
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call in the thread. Errors: `InfrastructureError` for errors of the operating system."""
@@ -73,32 +75,50 @@ class Worker:
         except OSError as error:
             raise disk_fault(error) from error
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Wait for an abandoned call: after this, none is running, and files can be closed."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
+class WorkerLane(SourceLane, Protocol):
+    """A lane that calls what blocks in a worker."""
+
+    async def open(self) -> None:
+        """Go to the position of an earlier run, and report problems that show immediately. Raises `DamageError` for an
+        invalid position."""
+
+    def close(self) -> None:
+        """Close what is open. Called when the worker has ended."""
+
+
 @asynccontextmanager
-async def open_worker(name: str) -> AsyncIterator[Worker]:
-    """A worker, which is stopped at the end."""
-    worker = Worker(ThreadPoolExecutor(max_workers=1, thread_name_prefix=name))
-    try:
-        yield worker
-    finally:
-        worker.finish()
+async def open_lane(make: Callable[[SourceOwner, Worker], WorkerLane], owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane that `make` returns, which continues at `owner.position`."""
+    with closing(Worker(f"source-{owner.lane.partition}")) as worker:
+        lane = make(owner, worker)
+        try:
+            await lane.open()
+            yield lane
+        finally:
+            worker.close()
+            lane.close()
+
+
+_NOT_ALLOWED = "Give this user permission to read it"
+_TOO_MANY = "Raise the limit on open files (ulimit -n), or use narrower `paths`"
+_ADVICE = {
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.ENOENT: "Put it back",
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+}
 
 
 def disk_fault(error: OSError) -> InfrastructureError:
     """The error, with advice for the user."""
-    what = error.strerror or str(error)
-    if isinstance(error, PermissionError):
-        advice = "Give this user permission to read it"
-    elif isinstance(error, FileNotFoundError):
-        advice = "Put it back"
-    elif error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "Raise the limit on open files (ulimit -n), or use narrower `paths`"
-    else:
-        advice = "Check the disk or mount that it is on"
+    advice = _ADVICE.get(error.errno or 0, "Check the disk or mount that it is on")
     return InfrastructureError(
-        codes.CANNOT_READ, f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}"
+        codes.CANNOT_READ,
+        f"{error.filename or 'a file of the source'} cannot be read: {error.strerror or error}. {advice}",
     )

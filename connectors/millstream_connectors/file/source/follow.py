@@ -14,18 +14,16 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import UserError
-from millstream.record import LaneId
-from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
+from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.text_file import FileMark, TextFile, TextFormat, open_text_file
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
 KIND = "follow"
@@ -55,48 +53,28 @@ class _Followed:
     """Whether its name is gone, or belongs to another file."""
 
 
-@asynccontextmanager
-async def open_followed(
-    patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
-) -> AsyncIterator[FollowLane]:
-    """A lane that follows the matching files, and continues at `position`."""
-    body = unpack_position(position, KIND, partitions, lane)
-    async with open_worker(f"follow-{lane.partition}") as worker:
-        followed = FollowLane(patterns, text, lane, partitions, worker, clock)
-        try:
-            if body is not None:
-                try:
-                    entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
-                except (KeyError, TypeError, ValueError) as error:
-                    raise unreadable_position(f"lane {lane}", position, "a file source") from error
-                await worker.run(followed.go_on, entries)
-            yield followed
-        finally:
-            worker.finish()
-            followed.close()
-
-
 class FollowLane(PositionedLane):
     """One lane of files that grow. See `SourceLane`."""
 
-    def __init__(
-        self,
-        patterns: FilePatterns,
-        text: TextFormat,
-        lane: LaneId,
-        partitions: int,
-        worker: Worker,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, patterns: FilePatterns, text: TextFormat, owner: SourceOwner, worker: Worker) -> None:
         self._patterns = patterns
         self._text = text
-        self._lane = lane
-        self._partitions = partitions
+        self._owner = owner
+        self._clock = owner.clock
         self._worker = worker
-        self._clock = clock
         self._files: deque[_Followed] = deque()
         """Files take turns: one that has returned records moves to the end."""
         self._scanned_s: float | None = None
+
+    async def open(self) -> None:
+        owner = self._owner
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is not None:
+            try:
+                entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
+            except (KeyError, TypeError, ValueError) as error:
+                raise unreadable_position(f"lane {owner.lane}", owner.position, "a file source") from error
+            await self._worker.run(self._go_on, entries)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         await asyncio.sleep(0)
@@ -123,9 +101,9 @@ class FollowLane(PositionedLane):
             self._files.pop().file.close()
 
     def _position(self) -> bytes:
-        files = [[entry.name, entry.inode, *entry.file.mark.pack()] for entry in self._files]
         # Sorted, so that the position does not depend on the order of turns.
-        return pack_position(KIND, self._partitions, {"files": sorted(files)})
+        files = sorted([entry.name, entry.inode, *entry.file.mark] for entry in self._files)
+        return pack_position(KIND, self._owner.partitions, {"files": files})
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:
         for entry in list(self._files):
@@ -148,7 +126,7 @@ class FollowLane(PositionedLane):
 
     # On the disk: these methods block.
 
-    def go_on(self, entries: list[tuple[str, int, FileMark]]) -> None:
+    def _go_on(self, entries: list[tuple[str, int, FileMark]]) -> None:
         """Find the files of an earlier run again, whatever their names are now."""
         for name, inode, mark in entries:
             file = self._reopen(name, inode, mark)
@@ -156,7 +134,7 @@ class FollowLane(PositionedLane):
                 _log.warning(
                     "lane %s: %s was removed or overwritten before all of it was read; anything written to it "
                     "after byte %d is lost",
-                    self._lane, name, mark.offset,
+                    self._owner.lane, name, mark.offset,
                 )  # fmt: skip
             elif file is not None:
                 self._add(file, name)
@@ -192,7 +170,7 @@ class FollowLane(PositionedLane):
             file.close()
             raise UserError(
                 codes.TOO_MANY_FILES,
-                f"lane {self._lane}: more than {FOLLOWED_FILES_MAX} files match {self._patterns}. "
+                f"lane {self._owner.lane}: more than {FOLLOWED_FILES_MAX} files match {self._patterns}. "
                 "Use narrower `paths` or more `partitions`",
             )
         self._files.append(_Followed(file, name, file.stat().st_ino, self._clock.monotonic_s()))
@@ -220,7 +198,7 @@ class FollowLane(PositionedLane):
             return
         _log.warning(
             "lane %s: %s was truncated: %s; reading continues at its new beginning%s",
-            self._lane, entry.name, fault, "; the incomplete last line is lost" if file.open_line else "",
+            self._owner.lane, entry.name, fault, "; the incomplete last line is lost" if file.open_line else "",
         )  # fmt: skip
         entry.file = file.begun_anew()
         entry.file.begin()
@@ -241,7 +219,7 @@ class FollowLane(PositionedLane):
             if key in known:
                 here.add(key)
                 known[key].name = known[key].file.name = name
-            elif status.st_ino % self._partitions == self._lane.partition:
+            elif status.st_ino % self._owner.partitions == self._owner.lane.partition:
                 file = self._open(self._patterns.path(name), name, FileMark())
             # Renamed in between: the next scan finds it.
             if file is not None and file.stat().st_ino != status.st_ino:

@@ -11,61 +11,22 @@ import asyncio
 import logging
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import DamageError, UserError
 from millstream.plurals import counted
-from millstream.record import LaneId
-from millstream_connectors.file.source.disk import FilePatterns, Worker, open_worker
-from millstream_connectors.file.source.opening import SourceFile, open_any_file
+from millstream_connectors.file.source.disk import FilePatterns, Worker
+from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
 KIND = "file"
 
 _log = logging.getLogger(__name__)
-
-
-@asynccontextmanager
-async def open_files(
-    patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
-) -> AsyncIterator[FileSourceLane]:
-    """A lane of the files that exist now, which continues at `position`.
-
-    Errors: `UserError` if there are none, `DamageError` if the file that was being read has changed.
-    """
-    body = unpack_position(position, KIND, partitions, lane)
-    async with open_worker(f"files-{lane.partition}") as worker:
-        found = await worker.run(patterns.find)
-        if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
-            raise UserError(
-                codes.SOURCE_FILES_MISSING,
-                f"lane {lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
-            )
-        if not found and body is None:
-            raise UserError(
-                codes.SOURCE_FILES_MISSING,
-                f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
-            )
-        names = [name for name in found if owner_of(name, partitions) == lane.partition]
-        sizes = await worker.run(lambda: [patterns.size(name) for name in names])
-        files = FileSourceLane(names, sizes, patterns, text, lane, partitions, worker, clock)
-        try:
-            if body is not None:
-                try:
-                    mark, read = FileMark(*body["mark"]), body.get("read")
-                    await files.go_on(body["file"], mark, body["finished"], body["done"], read)
-                except (KeyError, TypeError) as error:
-                    raise unreadable_position(f"lane {lane}", position, "a file source") from error
-            yield files
-        finally:
-            worker.finish()
-            files.close()
 
 
 def owner_of(name: str, partitions: int) -> int:
@@ -78,30 +39,31 @@ def bytes_read(file: SourceFile | None) -> int:
     return 0 if file is None or file.name.endswith((".gz", ".zst")) else file.mark.offset
 
 
-class FileSourceLane(PositionedLane):
-    """One lane of files that end. See `SourceLane`."""
+def begun(file: SourceFile, damaged: Callable[[str], DamageError]) -> SourceFile:
+    """Blocks. The file, at its mark. `damaged`: the error if it is not the file that the mark belongs to."""
+    try:
+        fault = file.fault()
+        if fault is not None:
+            raise damaged(fault)
+        file.begin()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
-    def __init__(
-        self,
-        names: list[str],
-        sizes: list[int],
-        patterns: FilePatterns,
-        text: TextFormat,
-        lane: LaneId,
-        partitions: int,
-        worker: Worker,
-        clock: Clock,
-    ) -> None:
-        self._names = names
-        self._sizes = sizes
-        self._waiting_bytes = sum(sizes)
-        """Bytes of the files that are not finished."""
+
+class FileSourceLane(PositionedLane):
+    """One lane of the files that exist when it is opened. See `SourceLane`."""
+
+    def __init__(self, patterns: FilePatterns, text: TextFormat, owner: SourceOwner, worker: Worker) -> None:
         self._patterns = patterns
         self._text = text
-        self._lane = lane
-        self._partitions = partitions
+        self._owner = owner
         self._worker = worker
-        self._clock = clock
+        self._names: list[str] = []
+        self._sizes: list[int] = []
+        self._waiting_bytes = 0
+        """Bytes of the files that are not finished."""
         self._done = 0
         """Number of files of `names` that are finished."""
         self._read: int | None = 0
@@ -110,7 +72,33 @@ class FileSourceLane(PositionedLane):
         self._last = ("", FileMark(), False)
         """The newest file that was opened, its mark, and whether it is finished."""
 
-    async def go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
+    async def open(self) -> None:
+        """See `WorkerLane`. Errors: `UserError` if there are no files, `DamageError` if the file that was being read
+        has changed."""
+        owner, patterns = self._owner, self._patterns
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        found = await self._worker.run(patterns.find)
+        if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {owner.lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
+            )
+        if not found and body is None:
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {owner.lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
+            )
+        self._names = [name for name in found if owner_of(name, owner.partitions) == owner.lane.partition]
+        self._sizes = await self._worker.run(lambda: list(map(patterns.size, self._names)))
+        self._waiting_bytes = sum(self._sizes)
+        if body is not None:
+            try:
+                mark, read = FileMark(*body["mark"]), body.get("read")
+                await self._go_on(body["file"], mark, body["finished"], body["done"], read)
+            except (KeyError, TypeError) as error:
+                raise unreadable_position(f"lane {owner.lane}", owner.position, "a file source") from error
+
+    async def _go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
         """Go to a position of an earlier run."""
         self._last, self._read = (name, mark, finished), read
         if not name:
@@ -121,7 +109,7 @@ class FileSourceLane(PositionedLane):
             _log.warning(
                 "lane %s: %d files that sort before %s appeared after the run had passed their place, and are not "
                 "read. Give new files names that sort later, or use `follow`",
-                self._lane,
+                self._owner.lane,
                 self._done - done,
                 name,
             )
@@ -130,7 +118,7 @@ class FileSourceLane(PositionedLane):
             _log.warning(
                 "lane %s: the files that the run has read, up to %s, have %s more now, which are not read. To read "
                 "what is appended to files, use `follow`; to read them again from their start, start over with --fresh",
-                self._lane,
+                self._owner.lane,
                 name,
                 counted(more, "byte"),
             )
@@ -148,7 +136,7 @@ class FileSourceLane(PositionedLane):
                     return SourceBatch(None, self._position(), ended=True)
                 self._file = await self._worker.run(self._open, self._names[self._done], FileMark())
                 self._last = (self._file.name, self._file.mark, False)
-            taken = self._file.take(records_max, bytes_max, now_us=self._clock.now_us(), closing=True)
+            taken = self._file.take(records_max, bytes_max, now_us=self._owner.clock.now_us(), closing=True)
             if taken is not None:
                 self._last = (self._file.name, self._file.mark, False)
                 if taken.frame is not None or taken.invalid:
@@ -178,9 +166,8 @@ class FileSourceLane(PositionedLane):
 
     def _position(self) -> bytes:
         name, mark, finished = self._last
-        done = self._done
-        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done, "read": self._read}
-        return pack_position(KIND, self._partitions, body)
+        body = {"file": name, "mark": list(mark), "finished": finished, "done": self._done, "read": self._read}
+        return pack_position(KIND, self._owner.partitions, body)
 
     def _open(self, name: str, mark: FileMark) -> SourceFile:
         """Blocks."""
@@ -188,15 +175,7 @@ class FileSourceLane(PositionedLane):
             file = open_any_file(self._patterns.path(name), name, self._text, mark)
         except FileNotFoundError as error:
             raise self._damaged(name, "it no longer exists") from error
-        try:
-            fault = file.fault()
-            if fault is not None:
-                raise self._damaged(name, fault)
-            file.begin()
-        except BaseException:
-            file.close()
-            raise
-        return file
+        return begun(file, lambda fault: self._damaged(name, fault))
 
     def _fill(self, file: SourceFile) -> None:
         """Blocks."""
@@ -208,6 +187,6 @@ class FileSourceLane(PositionedLane):
     def _damaged(self, name: str, fault: str) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._lane}: {name} changed while it was being read: {fault}. Records that were already read "
+            f"lane {self._owner.lane}: {name} changed while it was being read: {fault}. Records that were already read "
             "are kept. Put the file back as it was, or start over with --fresh",
         )

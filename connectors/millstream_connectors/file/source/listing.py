@@ -35,8 +35,7 @@ class ListedObject(NamedTuple):
     @property
     def number(self) -> int:
         """A number derived from name and etag."""
-        text = f"{self.name}\0{self.etag}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+        return int.from_bytes(hashlib.blake2b(f"{self.name}\0{self.etag}".encode(), digest_size=8).digest())
 
 
 @dataclass(slots=True)
@@ -98,9 +97,9 @@ class ObjectPositions:
                 raise ReplacedError([item.name for item in newer or by_age[: max(late, 1)]])
             fresh = ()
         came_late = {item.name for item in fresh}
-        read = [item for item in known if item.name not in came_late]
-        self.read = {item.name: item for item in read}
-        self.past = Past(len(read), sum(item.number for item in read) % _MODULUS, past.greatest, past.newest_us)
+        self.read = {item.name: item for item in known if item.name not in came_late}
+        total = sum(item.number for item in self.read.values())
+        self.past = Past(len(self.read), total % _MODULUS, past.greatest, past.newest_us)
 
     def unread(self, listing: Sequence[ListedObject], in_hand: str) -> list[ListedObject]:
         """The unread objects, by name. Raises `ReplacedError` for objects that were replaced after they were read."""

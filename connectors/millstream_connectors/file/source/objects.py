@@ -17,25 +17,22 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream_connectors.file.source.buckets import Buckets, ChangedObjectError
-from millstream_connectors.file.source.disk import Worker, open_worker
-from millstream_connectors.file.source.lane import bytes_read, owner_of
+from millstream_connectors.file.source.disk import Worker
+from millstream_connectors.file.source.lane import begun, bytes_read, owner_of
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
-from millstream_connectors.file.source.opening import SourceFile, open_any_file
+from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch
 
 KIND = "objects"
 _CHANGED = "Put the object back as it was, or start over with --fresh; write new data to objects with new names"
@@ -50,10 +47,9 @@ class ObjectSourceLane(PositionedLane):
         self,
         buckets: Buckets,
         text: TextFormat,
-        owner: SourceOwner,
         poll_every_s: float | None,
+        owner: SourceOwner,
         worker: Worker,
-        directory: Path,
     ) -> None:
         """`poll_every_s`: None to end when all objects are read."""
         self._buckets = buckets
@@ -61,7 +57,7 @@ class ObjectSourceLane(PositionedLane):
         self._owner = owner
         self._poll_every_s = poll_every_s
         self._worker = worker
-        self._directory = directory
+        self._directory = TemporaryDirectory(prefix="millstream-objects-")
         self._ledger = ObjectPositions()
         self._next: deque[ListedObject] = deque()
         self._next_bytes = 0
@@ -76,16 +72,20 @@ class ObjectSourceLane(PositionedLane):
         """Whether the objects that were read earlier have been checked."""
         self._ended = False
 
-    def resume(self, body: dict[str, Any]) -> None:
-        """Go to a position of an earlier run. Raises `LookupError` or similar for an invalid one."""
-        self._ledger.past = Past(*body["past"])
-        if body["object"] is not None:
-            self._item = ListedObject(*body["object"])
-            self._mark = FileMark(*body["mark"])
-        self._began = bool(body["began"])
-
     async def open(self) -> None:
-        """Reports problems that show immediately. If the store is away, `read` waits for it."""
+        """See `WorkerLane`. If the store is away, `read` waits for it."""
+        owner = self._owner
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is not None:
+            try:
+                self._ledger.past = Past(*body["past"])
+                if body["object"] is not None:
+                    self._item = ListedObject(*body["object"])
+                    self._mark = FileMark(*body["mark"])
+                self._began = bool(body["began"])
+            except (LookupError, TypeError, ValueError) as error:
+                described = "a file source that reads objects"
+                raise unreadable_position(f"lane {owner.lane}", owner.position, described) from error
         try:
             await self._start()
         except RetryLaterError as error:
@@ -144,6 +144,10 @@ class ObjectSourceLane(PositionedLane):
         return self._reaching.is_away
 
     def close(self) -> None:
+        self._close_file()
+        self._directory.cleanup()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -190,7 +194,7 @@ class ObjectSourceLane(PositionedLane):
 
     def _open(self, item: ListedObject, mark: FileMark) -> SourceFile:
         """Blocks."""
-        path = self._directory / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
+        path = Path(self._directory.name) / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
         path.unlink(missing_ok=True)
         try:
             self._buckets.fetch(item, path)
@@ -201,26 +205,19 @@ class ObjectSourceLane(PositionedLane):
         finally:
             # The temporary file exists while it is open.
             os.unlink(path)
-        try:
-            if file.fault() is not None:
-                raise self._changed(item.name)
-            file.begin()
-        except BaseException:
-            file.close()
-            raise
-        return file
+        return begun(file, lambda _: self._changed(item.name))
 
     def _finish(self) -> None:
         assert self._item is not None, "an object was read"
         self._ledger.finish(self._item)
         self._item = None
-        self.close()
+        self._close_file()
 
     def _position(self) -> bytes:
         body = {
             "began": self._began,
             "object": list(self._item) if self._item is not None else None,
-            "mark": self._mark.pack(),
+            "mark": list(self._mark),
             "past": self._ledger.past.pack(),
         }
         return pack_position(KIND, self._owner.partitions, body)
@@ -239,27 +236,3 @@ class ObjectSourceLane(PositionedLane):
             f"lane {self._owner.lane}: {name} was replaced or removed while it was being read. Records that were "
             f"already read are kept. {_CHANGED}",
         )
-
-
-@asynccontextmanager
-async def open_objects(
-    buckets: Buckets, text: TextFormat, owner: SourceOwner, poll_every_s: float | None
-) -> AsyncIterator[SourceLane]:
-    """A lane of the existing objects, which continues at `owner.position`."""
-    body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
-    with TemporaryDirectory(prefix="millstream-objects-") as directory:
-        async with open_worker(f"objects-{owner.lane.partition}") as worker:
-            lane = ObjectSourceLane(buckets, text, owner, poll_every_s, worker, Path(directory))
-            try:
-                if body is not None:
-                    try:
-                        lane.resume(body)
-                    except (LookupError, TypeError, ValueError) as error:
-                        raise unreadable_position(
-                            f"lane {owner.lane}", owner.position, "a file source that reads objects"
-                        ) from error
-                await lane.open()
-                yield lane
-            finally:
-                worker.finish()
-                lane.close()

@@ -69,12 +69,8 @@ def texts_of(file: Any) -> list[str]:
         for at, column in columns
         if column.physical_type == "BYTE_ARRAY"
         and column.path == column.name
-        and all(_stays_in_dictionary(group.column(at)) for group in groups)
+        and not any(encoding.startswith("DELTA") for group in groups for encoding in group.column(at).encodings)
     ]
-
-
-def _stays_in_dictionary(chunk: Any) -> bool:
-    return not any(encoding.startswith("DELTA") for encoding in chunk.encodings)
 
 
 def place_of(group: Any) -> tuple[int, int]:
@@ -115,10 +111,7 @@ def decoded_bytes(stream: Any, enough: int) -> int:
         group = file.metadata.row_group(index)
         for at, column in enumerate(map(file.schema.column, range(len(file.schema)))):
             chunk = group.column(at)
-            pages = list(_pages(stream, chunk))
-            for page in pages:
-                _check(page, column)
-            size += _decoded(stream, chunk, column, pages)
+            size += _decoded(stream, chunk, column, list(_pages(stream, chunk, column)))
             if size > enough:
                 return size
         size += _repeated(stream, file, index, enough - size)
@@ -155,9 +148,7 @@ def _expansion(stream: Any, chunk: Any, column: Any, *, in_dictionary: bool) -> 
     """`chunk`: of the footer. `column`: of the schema."""
     is_text, is_flat = column.physical_type == "BYTE_ARRAY", column.path == column.name
     width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _CELL_BYTES
-    pages = list(_pages(stream, chunk))
-    for page in pages:
-        _check(page, column)
+    pages = list(_pages(stream, chunk, column))
     if is_text:
         width += _longest_text(stream, chunk, column, pages, in_dictionary=in_dictionary)
     values = 1
@@ -189,13 +180,6 @@ def _longest_text(stream: Any, chunk: Any, column: Any, pages: list[_Page], *, i
     return longest
 
 
-def _check(page: _Page, column: Any) -> None:
-    entries = page.values * _ENTRY_BYTES if page.kind == _DICTIONARY else 0
-    if page.size + entries > PARQUET_PAGE_BYTES_MAX:
-        what = f"a page of the column {column.path} takes {page.size + entries} bytes"
-        raise ValueError(f"{what}, more than {PARQUET_PAGE_BYTES_MAX}, the limit. Write smaller pages")
-
-
 def _begin(chunk: Any) -> int:
     begin: int = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
@@ -203,11 +187,16 @@ def _begin(chunk: Any) -> int:
     return begin
 
 
-def _pages(stream: Any, chunk: Any) -> Iterator[_Page]:
+def _pages(stream: Any, chunk: Any, column: Any) -> Iterator[_Page]:
+    """Raises `ValueError` for one that takes more than the limit."""
     at = _begin(chunk)
     end = at + chunk.total_compressed_size
     while at < end:
         page = _head(stream, at)
+        taken = page.size + (page.values * _ENTRY_BYTES if page.kind == _DICTIONARY else 0)
+        if taken > PARQUET_PAGE_BYTES_MAX:
+            what = f"a page of the column {column.path} takes {taken} bytes"
+            raise ValueError(f"{what}, more than {PARQUET_PAGE_BYTES_MAX}, the limit. Write smaller pages")
         yield page
         at = page.start + page.stored
 
@@ -289,8 +278,7 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
 def _contents(stream: Any, page: _Page, chunk: Any) -> bytes:
     """A page, decompressed."""
     stream.seek(page.start)
-    stored = stream.read(page.stored)
-    return _unpacked(stored, page.size, chunk.compression)
+    return _unpacked(stream.read(page.stored), page.size, chunk.compression)
 
 
 def _unpacked(stored: bytes, size: int, compression: str) -> bytes:

@@ -33,8 +33,7 @@ def json_rows(batch: pa.RecordBatch) -> list[bytes]:
     parts: list[_Array] = []
     for index, field in enumerate(batch.schema):
         before = f"{',' if index else '{'}{encode_basestring(field.name)}:"
-        members = pc.fill_null(_members(batch.column(index), field.type), _text("null"))
-        parts += (_text(before), members)
+        parts += (_text(before), pc.fill_null(_members(batch.column(index), field.type), _text("null")))
     joined = pc.binary_join_element_wise(*parts, _text("}"), _text(""))
     values: list[bytes] = joined.cast(pa.large_binary()).to_pylist()
     return values
@@ -102,8 +101,7 @@ def _members(column: _Array, kind: pa.DataType) -> _Array:
     if types.is_integer(kind) or types.is_boolean(kind):
         return column.cast(pa.large_string())
     if types.is_float32(kind) or types.is_float64(kind):
-        finite = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind))
-        return finite.cast(pa.large_string())
+        return pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind)).cast(pa.large_string())
     if types.is_decimal(kind) or types.is_date(kind):
         return _between_quotes(column.cast(pa.string()).cast(pa.large_string()))
     if types.is_timestamp(kind):

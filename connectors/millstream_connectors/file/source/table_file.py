@@ -1,16 +1,17 @@
 """One open file of typed rows, Parquet or Avro: read in blocks, each row a JSON object, with a mark after every step.
 
-Above it: `lane` and `objects`, which use it as they use a `TextFile`. Below it: pyarrow and fastavro, which are extras.
+Above it: `lane` and `objects`, which open files of any format here, and use this one as they use a `TextFile`. Below
+it: pyarrow and fastavro, which are extras.
 Arrow converts a column to JSON as a whole, if its type has one form in JSON; the mark counts rows.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
 import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,26 +21,24 @@ from typing import IO, Any
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.extract import Extraction
-from millstream.frame import build_frame
-from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX, RECORD_BYTES_MAX
-from millstream_connectors.file.source.text_file import FileMark, FileRecords
+from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream_connectors.file.source.row_buffer import RowBuffer
+from millstream_connectors.file.source.text_file import FileMark, FileRecords, TextFile, TextFormat, open_text_file
 from millstream_connectors.file.source.value_as_json import as_json
 from millstream_connectors.shared.extracting_lane import extract
-from millstream_reader.source import InvalidRecord
 
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 """Bytes at the end of the file to check: in Parquet, they contain the sizes of all parts."""
 UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
 """What the libraries, including Arrow, raise for bytes that are not in their format."""
-_SHOWN_BYTES = 64 * 1024
 _READ_BYTES = 1024 * 1024
 _FETCH_BYTES = 8 * _READ_BYTES
 """Bytes of a request for a part of a remote file."""
 
 
 class TableFile:
-    """An open file. Opened by `open_table_file`. See `TextFile`."""
+    """An open file. Opened by `open_any_file`. See `TextFile`."""
 
     def __init__(self, name: str, stream: IO[bytes], kind: str, extraction: Extraction, mark: FileMark) -> None:
         self.name = name
@@ -49,24 +48,17 @@ class TableFile:
         self._kind = kind
         self._extraction = extraction
         self._blocks: Iterator[list[bytes]] = iter(())
-        self._values: list[bytes] = []
-        self._next = 0
+        self._rows = RowBuffer()
 
     # On the disk: these methods block.
 
     def fault(self) -> str | None:
         """Why this is not the file that the mark belongs to; None if it is."""
-        mark = self.mark
-        if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
-            return "its contents have changed"
-        return None
+        return "its contents have changed" if self.mark.head_bytes and self._identified() != self.mark else None
 
     def begin(self) -> None:
         """Called once, before the first `fill`: goes to the mark."""
-        head_bytes, head_crc, tail_bytes, tail_crc = self._identity()
-        self.mark = replace(
-            self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
-        )
+        self.mark = self._identified()
         rows = parquet_rows if self._kind == "parquet" else _avro_rows
         self._stream.seek(0)
         self._blocks = rows(self._stream, self.mark.line)
@@ -85,57 +77,44 @@ class TableFile:
         self.at_end = block is None
         if block is None:
             return False
-        self._values = self._values[self._next :] + block
-        self._next = 0
+        self._rows.add(block)
         return True
 
     def close(self) -> None:
         self._stream.close()
 
-    def _identity(self) -> tuple[int, int, int, int]:
+    def _identified(self) -> FileMark:
+        """The mark, with the checksums of the open file."""
         descriptor = self._stream.fileno()
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEAD_BYTES, 0)
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return len(head), zlib.crc32(head), len(tail), zlib.crc32(tail)
+        return FileMark(*self.mark[:2], len(head), zlib.crc32(head), len(tail), zlib.crc32(tail))
 
     # In memory.
 
     def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> FileRecords | None:
         """The next records in memory; None if they need another `fill`."""
-        if self._next == len(self._values):
+        if not self._rows:
             return None
-        size, stop = 0, self._next
-        values: list[bytes] = []
-        invalid: list[InvalidRecord] = []
-        while stop < len(self._values) and len(values) < records_max:
-            value = self._values[stop]
-            if values and size + len(value) > bytes_max:
-                break
-            stop += 1
-            if len(value) > RECORD_BYTES_MAX:
-                invalid.append(self._invalid(stop, value, f"its JSON has {len(value)} bytes; the limit is 7 MiB"))
-                continue
-            size += len(value) + 16
-            values.append(value)
-        frame = None
-        if values:
-            frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us)
-            if self._extraction.reads_anything:
-                frame, found, _ = extract(frame, self._extraction)
-                invalid += (replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
-        self.mark = replace(self.mark, line=self.mark.line + stop - self._next)
-        self._next = stop
-        return FileRecords(frame, tuple(invalid))
-
-    def _invalid(self, stop: int, value: bytes, reason: str) -> InvalidRecord:
-        place = f"{self.name}, row {self.mark.line + stop - self._next}"
-        return InvalidRecord(value[:_SHOWN_BYTES], f"{place}: {reason}", place)
+        frame, invalid, rows = self._rows.take(
+            records_max, bytes_max, now_us=now_us, source=self.name, before=self.mark.line
+        )
+        if frame is not None and self._extraction.reads_anything:
+            frame, found, _ = extract(frame, self._extraction)
+            invalid += tuple(replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
+        self.mark = self.mark._replace(line=self.mark.line + rows)
+        return FileRecords(frame, invalid)
 
 
-def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mark: FileMark) -> TableFile:
-    """Blocks. Open a file at `mark`; Call `begin` next. Errors: `OSError`."""
-    return TableFile(name, open(path, "rb"), kind, extraction, mark)
+SourceFile = TextFile | TableFile
+
+
+def open_any_file(path: str, name: str, text: TextFormat, mark: FileMark) -> SourceFile:
+    """Blocks. Open a file in its format at `mark`; call `begin` next. Errors: `OSError`."""
+    if text.name in ("parquet", "avro"):
+        return TableFile(name, open(path, "rb"), text.name, text.extraction, mark)
+    return open_text_file(path, name, text, mark)
 
 
 def parquet_rows(
@@ -158,8 +137,7 @@ def copy_of(stream: Any) -> Iterator[IO[bytes]]:
     """A copy of a file on this machine. Raises `OSError`."""
     stream.seek(0)
     with tempfile.TemporaryFile() as copy:
-        while some := stream.read(_FETCH_BYTES):
-            copy.write(some)
+        shutil.copyfileobj(stream, copy, _FETCH_BYTES)
         copy.seek(0)
         yield copy
 
@@ -236,8 +214,7 @@ def _fetch(stream: Any, copy: IO[bytes], begin: int, end: int) -> None:
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
-    from millstream_connectors.shared.formats.avro_blocks import bound_blocks, check_items
-    from millstream_connectors.shared.formats.avro_depth import TOO_DEEP, file_reader
+    from millstream_connectors.shared.formats.avro_bounds import TOO_DEEP, bound_blocks, check_items, file_reader
 
     bound_blocks()
     block: list[bytes] = []

@@ -18,8 +18,9 @@ from bisect import bisect_right
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, compress
+from typing import NamedTuple
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
@@ -44,9 +45,8 @@ _RECORD_OVERHEAD = 16
 """Bytes of a record in the columns besides its value and keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """How far a file has been read, and the checksums that identify it."""
+class FileMark(NamedTuple):
+    """How far a file has been read, and the checksums that identify it. A position has it as a list."""
 
     offset: int = 0
     """Bytes consumed (of the decompressed text, for a compressed file)."""
@@ -58,10 +58,6 @@ class FileMark:
     tail_bytes: int = 0
     tail_crc: int = 0
     """CRC-32 of the `tail_bytes` bytes before `offset`."""
-
-    def pack(self) -> list[int]:
-        """The form in a position."""
-        return [self.offset, self.line, self.head_bytes, self.head_crc, self.tail_bytes, self.tail_crc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,7 @@ class TextFile:
         return os.fstat(self._descriptor)
 
     def begun_anew(self) -> TextFile:
-        """The same open file, from its beginning; this object must not be used any more."""
+        """The same open file, from its beginning. Only one of the two may be read at a time."""
         return TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
 
     def close(self) -> None:
@@ -161,7 +157,7 @@ class TextFile:
         """Called once, before the first `fill`: goes to the mark, and reads the header before it."""
         if self.mark.offset == 0 and normal_encoding(self._text.encoding) == UTF_8:
             if self._start().startswith(BOM_UTF8):
-                self.mark = replace(self.mark, offset=len(BOM_UTF8))
+                self.mark = self.mark._replace(offset=len(BOM_UTF8))
         elif self.mark.line > 0 and self._text.reads_header:
             self._parser = self._parser_behind_header()
         self._read_offset = self.mark.offset
@@ -216,11 +212,11 @@ class TextFile:
 
     def _note_head(self) -> None:
         head = self._head()
-        self.mark = replace(self.mark, head_bytes=len(head), head_crc=zlib.crc32(head))
+        self.mark = self.mark._replace(head_bytes=len(head), head_crc=zlib.crc32(head))
 
     def _parser_behind_header(self) -> Parser:
         """The header of a file that is read from a later place."""
-        before = TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
+        before = self.begun_anew()
         if self._unpacked is not None:
             self._unpacked.seek(0)
         before.begin()
@@ -360,8 +356,7 @@ class TextFile:
         if self._unpacked is None:
             end = b"\n".join(consumed.lines[-_TAIL_BYTES:]) + b"\n" * (consumed.newlines - count + 1)
             self._tail = b"" if consumed.dropped else (self._tail + end)[-_TAIL_BYTES:]
-        self.mark = replace(
-            self.mark,
+        self.mark = self.mark._replace(
             offset=self.mark.offset + consumed.size,
             line=self.mark.line + count,
             tail_bytes=len(self._tail),

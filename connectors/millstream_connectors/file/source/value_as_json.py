@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 
 def as_json(value: object) -> bytes:
@@ -19,7 +18,7 @@ def as_json(value: object) -> bytes:
 
 def _finite(value: object) -> object:
     """JSON has no NaN and no infinity."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {str(name): _finite(member) for name, member in value.items()}
@@ -34,8 +33,4 @@ def _plain(value: Any) -> object:
         return moment.isoformat().replace("+00:00", "Z")
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal | UUID):
-        return str(value)
-    return str(value)
+    return value.isoformat() if isinstance(value, date | time) else str(value)

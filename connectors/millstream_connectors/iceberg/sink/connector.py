@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.iceberg.settings import IcebergSink, table_findings, table_notes
 from millstream_connectors.lake.connector import TableConnector
+from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkOwner
 
 if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+    from millstream_connectors.lake.lane_table import LaneTable
+    from millstream_connectors.lake.rows import TableRows
 
 
 class _Iceberg(TableConnector[IcebergSink]):
@@ -38,11 +39,7 @@ class _Iceberg(TableConnector[IcebergSink]):
     def online_findings(self, settings: IcebergSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.iceberg.sink.table import look
 
-        async def findings() -> Sequence[Finding]:
-            faults = await asyncio.to_thread(look, settings, place.base_dir)
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
 
     def notes(self, settings: IcebergSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from table_notes(settings, settings.store, path)
@@ -51,14 +48,10 @@ class _Iceberg(TableConnector[IcebergSink]):
         catalog = settings.catalog
         return f"{catalog.sqlite or catalog.rest} {catalog.name} {catalog.warehouse or ''} {settings.table}"
 
-    def open(self, settings: IcebergSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def lane_table(self, settings: IcebergSink, rows: TableRows, owner: SinkOwner) -> LaneTable[Any]:
         from millstream_connectors.iceberg.sink.table import IcebergLaneTable
-        from millstream_connectors.lake.opening import open_table_sink
-        from millstream_connectors.lake.rows import TableRows
 
-        settings = self.with_envelope(settings, owner)
-        rows = TableRows(settings.columns, settings.of_time)
-        return open_table_sink(settings, rows, IcebergLaneTable(settings, rows, owner), owner)
+        return IcebergLaneTable(settings, rows, owner)
 
 
 ICEBERG = _Iceberg()

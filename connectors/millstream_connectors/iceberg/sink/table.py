@@ -52,7 +52,7 @@ from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.iceberg.client import ABSENT, CONFLICT, EXISTS, FAILURES, error_of, open_catalog
 from millstream_connectors.iceberg.settings import IcebergSink
-from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable
+from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_writer.connector import SinkOwner
@@ -124,9 +124,8 @@ class IcebergLaneTable(LaneTable[Table]):
                 if self._must_exist:
                     raise self._lost() from None
                 table = self._created(self._catalog)
-            faults = list(faults_of(table, self._schema, self._settings))
-            self._check_fit([fault for fault in faults if not isinstance(fault, _Lacking)])
-            if faults:
+            self._check_fit(list(faults_of(table, self._schema, self._settings)))
+            if not {field.name for field in table.schema().fields}.issuperset(self._schema.names):
                 self._add_columns(table)
             self._table = table
         return self._table
@@ -178,10 +177,6 @@ class IcebergLaneTable(LaneTable[Table]):
         frame = kept.frame if kept is not None and kept.position == position else ""
         with step("iceberg_sink.take_over", self._owner.lane.vertex):
             self._put(table, (), position, frame)
-
-    def _is_certain(self, table: Table) -> bool:
-        """Whether its state was created or checked by this owner."""
-        return True
 
     def _regain(self) -> Position:
         with self._errors():
@@ -243,7 +238,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
         """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
-        said = self._written_position(TargetPosition(owner.ledger_id, owner.epoch, str(self._name), position, frame))
+        said = self._written_position(TargetPosition(owner.ledger_id, owner.epoch, self.name, position, frame))
         transaction = table.transaction()
         transaction.set_properties({self._application: said})
         shown = {"millstream-lane": self._application, "millstream-position": f"{position.sequence}/{position[1]}"}
@@ -276,10 +271,6 @@ class IcebergLaneTable(LaneTable[Table]):
         self._refused.clear()
 
 
-class _Lacking(Fault):
-    """A column that the sink may add."""
-
-
 def _field_name(column: str, transform: str) -> str:
     return column if transform == "identity" else f"{column}_{transform}"
 
@@ -289,22 +280,9 @@ def faults_of(table: Table, schema: pa.Schema, settings: IcebergSink) -> Iterato
     if TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL in table.properties:
         what = f"its property {TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL} names code, which is never loaded"
         yield Fault(("table",), what, "a table without this property")
-    there = {field.name: field for field in table.schema().fields}
-    for field in schema:
-        loc, expected = settings.place_of(field.name), _TYPES[str(field.type)]
-        found = there.get(field.name)
-        if found is None:
-            what, remedy = f"the table has no column `{field.name}`", "`schemaMode: merge`, or a column that it has"
-            yield (_Lacking if settings.schema_mode == "merge" else Fault)(loc, what, remedy)
-        elif found.field_type != expected:
-            what = f"column `{field.name}` of the table has the type {found.field_type}"
-            yield Fault(loc, what, f"a column of the type {expected}")
-        elif field.nullable and found.required:
-            what = f"column `{field.name}` of the table accepts no nulls"
-            yield Fault(loc, what, "a column that accepts nulls")
-    for name, one in there.items():
-        if name not in schema.names and one.required:
-            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
+    wanted = {field.name: TableField(str(_TYPES[str(field.type)]), field.nullable) for field in schema}
+    there = {field.name: TableField(str(field.field_type), not field.required) for field in table.schema().fields}
+    yield from column_faults(wanted, there, settings)
     partitions = _partitions(table)
     if settings.partition_by and partitions != list(settings.partitions):
         said = [column if transform == "identity" else f"{transform}({column})" for column, transform in partitions]
@@ -330,9 +308,7 @@ def look(settings: IcebergSink, base_dir: Path) -> Sequence[Fault]:
     try:
         with open_catalog(catalog, settings.store, base_dir, "validate", create=False) as opened:
             table = opened.load_table(settings.table)
-            rows = TableRows(settings.columns, settings.of_time)
-            found = [*faults_of(table, rows.schema, settings)]
-            return [fault for fault in found if not isinstance(fault, _Lacking)]
+            return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))
     except ABSENT:
         return ()
     except FAILURES as error:

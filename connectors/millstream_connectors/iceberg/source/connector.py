@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -49,9 +50,10 @@ class _Iceberg(SourceConnector[IcebergSource]):
         yield from table_notes(settings, settings.store, path)
 
     def open(self, settings: IcebergSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
-        from millstream_connectors.iceberg.source.lane import open_iceberg_source
+        from millstream_connectors.file.source.disk import open_lane
+        from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 
-        return open_iceberg_source(settings, owner)
+        return open_lane(partial(IcebergSourceLane, settings), owner)
 
 
 ICEBERG = _Iceberg()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
+from pyiceberg.io import InputStream
 from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
@@ -18,12 +19,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from millstream import codes
-from millstream.errors import DamageError, MillstreamError, UserError
-from millstream.limits import TABLE_FILES_MAX
-from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
+from millstream.errors import DamageError, MillstreamError
+from millstream_connectors.file.source.table_file import parquet_rows
 from millstream_connectors.iceberg.bounds import live_entries
 from millstream_connectors.iceberg.client import ABSENT, FAILURES, error_of, open_catalog
 from millstream_connectors.iceberg.settings import IcebergSource
+from millstream_connectors.lake.source_lane import StateFiles, TableReader
 from millstream_connectors.shared.objects.settings import is_url
 
 
@@ -36,50 +37,41 @@ class AddedFile(NamedTuple):
     rows: int | None
 
 
-class SnapshotFiles(NamedTuple):
-    """The files of a snapshot to read."""
+class Snapshots(TableReader[AddedFile]):
+    """See `TableReader`."""
 
-    files: Sequence[AddedFile]
-    skipped: str = ""
-    """Why none is read: the operation that changed rows."""
-
-
-class Snapshots:
-    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
+    failures = FAILURES
+    noun = "snapshot"
+    removal = "its snapshot expired"
 
     def __init__(self, settings: IcebergSource, base_dir: Path, where: str) -> None:
+        super().__init__(where, f"the Iceberg table {settings.table}", skip_changes=settings.skip_changes)
         self._settings = settings
         self._base_dir = base_dir
-        self._where = where
-        self._named = f"the Iceberg table {settings.table}"
         self._catalog: Catalog | None = None
         self._table: Table | None = None
 
     def close(self) -> None:
-        """Close connections to the catalog."""
         if self._catalog is not None:
             self._catalog.close()
 
     def open(self) -> str:
-        """Reach the table; returns its id."""
-        settings = self._settings
+        settings, where = self._settings, self._where
         if self._table is None:
-            try:
+            with self._errors():
                 if self._catalog is None:
-                    where, store = self._where, settings.store
-                    self._catalog = open_catalog(settings.catalog, store, self._base_dir, where, create=False)
-                self._table = self._catalog.load_table(settings.table)
-            except ABSENT as error:
-                what = f"{self._where}: there is no Iceberg table {settings.table} in the catalog. Correct `table`"
-                raise UserError(codes.TARGET_UNFIT, what) from error
-            except FAILURES as error:
-                raise self._error(error) from error
+                    self._catalog = open_catalog(settings.catalog, settings.store, self._base_dir, where, create=False)
+                try:
+                    self._table = self._catalog.load_table(settings.table)
+                except ABSENT as error:
+                    raise self._unfit(
+                        f"there is no Iceberg table {settings.table} in the catalog. Correct `table`"
+                    ) from error
         return str(self._opened.metadata.table_uuid)
 
     def newest(self) -> int | None:
         """The newest snapshot; None if the table has none yet."""
-        table = self._refreshed()
-        snapshot = table.current_snapshot()
+        snapshot = self._refreshed().current_snapshot()
         return None if snapshot is None else snapshot.snapshot_id
 
     def after(self, last: int | None) -> list[int] | None:
@@ -115,34 +107,31 @@ class Snapshots:
                 rows += int(summary.additional_properties.get("added-records", 0))
         return rows
 
-    def whole(self, snapshot_id: int) -> SnapshotFiles:
+    def whole(self, snapshot_id: int) -> StateFiles[AddedFile]:
         """All files that the table has in a snapshot."""
-        try:
+        with self._errors():
             snapshot, manifests = self._read(snapshot_id)
             removing = [one for one in manifests if one.content == ManifestContent.DELETES]
             if any(one.has_added_files() or one.has_existing_files() for one in removing):
-                what = f"{self._where}: {self._named} has delete files, which the source does not support. Compact it"
-                raise UserError(codes.TARGET_UNFIT, what)
+                raise self._unfit(f"{self.named} has delete files, which the source does not support. Compact it")
             entries = (
                 entry.data_file
                 for manifest in manifests
                 if manifest.content == ManifestContent.DATA
                 for entry in live_entries(manifest, self._opened.io)
             )
-            return SnapshotFiles(self._added(snapshot, entries))
-        except FAILURES as error:
-            raise self._error(error) from error
+            return StateFiles(self._added(snapshot, entries))
 
-    def added(self, snapshot_id: int) -> SnapshotFiles:
+    def added(self, snapshot_id: int) -> StateFiles[AddedFile]:
         """The files that a snapshot has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
-        try:
+        with self._errors():
             snapshot, manifests = self._read(snapshot_id)
             operation = None if snapshot.summary is None else snapshot.summary.operation
             if operation == Operation.REPLACE:
                 # Compaction: rows were only moved.
-                return SnapshotFiles(())
+                return StateFiles(())
             if operation != Operation.APPEND:
-                return self._changed(snapshot_id, "unknown" if operation is None else operation.value)
+                return self._changing(snapshot_id, "unknown" if operation is None else operation.value)
             entries = (
                 entry.data_file
                 for manifest in manifests
@@ -150,28 +139,14 @@ class Snapshots:
                 for entry in live_entries(manifest, self._opened.io)
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot_id
             )
-            return SnapshotFiles(self._added(snapshot, entries))
-        except FAILURES as error:
-            raise self._error(error) from error
+            return StateFiles(self._added(snapshot, entries))
 
-    def rows(self, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
-        try:
-            with self._opened.io.new_input(file.path).open() as stream:
-                try:
-                    yield from parquet_rows(
-                        stream, skipped, lambda batch: _members(batch, file.schema), is_remote=_is_remote(file.path)
-                    )
-                except UNREADABLE as error:
-                    raise unreadable_file(self._where, f"{file.path} of {self._named}", error) from error
-        except FileNotFoundError as error:
-            raise DamageError(
-                codes.SOURCE_FILE_CHANGED,
-                f"{self._where}: {file.path} of {self._named} is missing: its snapshot expired before it was read. "
-                "Restore it, or start over with --fresh",
-            ) from error
-        except FAILURES as error:
-            raise self._error(error) from error
+    def _stream(self, file: AddedFile) -> InputStream:
+        return self._opened.io.new_input(file.path).open()
+
+    def _rows_in(self, stream: Any, file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
+        is_remote = is_url(file.path) and not file.path.startswith("file:")
+        return parquet_rows(stream, skipped, lambda batch: _members(batch, file.schema), is_remote=is_remote)
 
     @property
     def _opened(self) -> Table:
@@ -179,13 +154,12 @@ class Snapshots:
         return self._table
 
     def _refreshed(self) -> Table:
-        try:
-            return self._opened.refresh()
-        except ABSENT as error:
-            what = f"{self._where}: {self._named} was dropped. Restore it, or start over with --fresh"
-            raise DamageError(codes.SOURCE_FILE_CHANGED, what) from error
-        except FAILURES as error:
-            raise self._error(error) from error
+        with self._errors():
+            try:
+                return self._opened.refresh()
+            except ABSENT as error:
+                what = f"{self._where}: {self.named} was dropped. Restore it, or start over with --fresh"
+                raise DamageError(codes.SOURCE_FILE_CHANGED, what) from error
 
     def _read(self, snapshot_id: int) -> tuple[Snapshot, list[ManifestFile]]:
         snapshot = self._opened.metadata.snapshot_by_id(snapshot_id)
@@ -201,39 +175,21 @@ class Snapshots:
         found: list[AddedFile] = []
         for file in files:
             if file.file_format != FileFormat.PARQUET:
-                what = f"{self._where}: {file.file_path} of {self._named} is not a Parquet file"
-                raise UserError(codes.TARGET_UNFIT, what)
+                raise self._unfit(f"{file.file_path} of {self.named} is not a Parquet file")
             found.append(AddedFile(file.file_path, schema, file.record_count))
-            if len(found) > TABLE_FILES_MAX:
-                what = f"{self._where}: {self._named} has more than {TABLE_FILES_MAX} data files, the limit"
-                raise UserError(codes.TARGET_UNFIT, f"{what}. Compact it")
+            self._check_number(len(found))
         return sorted(found, key=lambda file: file.path)
-
-    def _changed(self, snapshot_id: int, operation: str) -> SnapshotFiles:
-        if self._settings.skip_changes:
-            return SnapshotFiles((), operation)
-        raise UserError(
-            codes.TARGET_UNFIT,
-            f"{self._where}: snapshot {snapshot_id} of {self._named} changes or removes rows ({operation}), but the "
-            "source reads only added rows. Rows of earlier snapshots are kept. Set `skipChanges: true` to skip such "
-            "snapshots, or start over with --fresh to begin with the current rows of the table",
-        )
 
     def _gone(self, snapshot_id: int) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"{self._where}: snapshot {snapshot_id} of {self._named} expired before all later snapshots were "
+            f"{self._where}: snapshot {snapshot_id} of {self.named} expired before all later snapshots were "
             "read. Start over with --fresh to begin with the current rows of the table; keep snapshots "
             "for longer",
         )
 
     def _error(self, error: BaseException) -> MillstreamError:
         return error_of(error, self._settings, self._where)
-
-
-def _is_remote(path: str) -> bool:
-    """Whether a file of a table is in an object store."""
-    return is_url(path) and not path.startswith("file:")
 
 
 def _members(batch: pa.RecordBatch, schema: Schema) -> Any:

@@ -79,8 +79,8 @@ class MqttSubscription:
         """A message is held as long as the connection lasts."""
 
     async def adjust(self, inbox: AcknowledgedInbox) -> None:
-        fitting = max(1, inbox.bounds.size // max(1, self._largest))
-        if inbox.size >= inbox.bounds.size and fitting < self._window:
+        fitting = max(1, inbox.bytes_max // max(1, self._largest))
+        if inbox.size >= inbox.bytes_max and fitting < self._window:
             # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
             self._window = fitting
             what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
@@ -106,7 +106,7 @@ class MqttSubscription:
         message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
         self._largest = max(self._largest, message.size)
         inbox.put(message)
-        if inbox.size >= inbox.bounds.size:
+        if inbox.size >= inbox.bytes_max:
             inbox.changed.set()
 
 

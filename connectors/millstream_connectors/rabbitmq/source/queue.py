@@ -148,7 +148,7 @@ class RabbitSubscription:
 
     def _fitting(self, inbox: AcknowledgedInbox) -> int:
         """Number of messages of the largest size that fit."""
-        return min(inbox.bounds.messages, inbox.bounds.size // max(1, self._largest))
+        return min(inbox.messages_max, inbox.bytes_max // max(1, self._largest))
 
     def _fits_badly(self, inbox: AcknowledgedInbox) -> bool:
         """Whether the consumers prefetch too much or, as experience has shown, too little."""

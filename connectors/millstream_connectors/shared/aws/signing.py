@@ -74,8 +74,9 @@ class AwsCredentials:
         except ClientError as error:
             if _passes(error.response):
                 raise self._away(error) from error
-            what = f"{self._where}: AWS refuses the credentials of the role: {error}"
-            raise UserError(codes.TARGET_REFUSES, what) from error
+            raise UserError(
+                codes.TARGET_REFUSES, f"{self._where}: AWS refuses the credentials of the role: {error}"
+            ) from error
         except (BotoCoreError, OSError, RuntimeError) as error:
             # botocore says by a RuntimeError that even renewed ones have expired.
             raise self._away(error) from error
@@ -102,8 +103,7 @@ def open_credentials(settings: AwsService, base_dir: Path, where: str) -> AwsCre
     try:
         found = get_session().get_credentials()
     except (BotoCoreError, OSError) as error:
-        what = f"{where}: the credentials of AWS cannot be used: {error}"
-        raise UserError(codes.TARGET_REFUSES, what) from error
+        raise UserError(codes.TARGET_REFUSES, f"{where}: the credentials of AWS cannot be used: {error}") from error
     if found is None:
         what = f"{where}: there are no credentials of AWS in the environment or on the machine"
         advice = "Set `accessKey` and `secretKey`, or AWS_ACCESS_KEY_ID and others"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from io import BytesIO
@@ -19,8 +19,7 @@ from uuid import UUID
 from fastavro import parse_schema
 
 from millstream.json_parser import parse_json
-from millstream_connectors.shared.formats.avro_blocks import check_items
-from millstream_connectors.shared.formats.avro_depth import TOO_DEEP, values_reader
+from millstream_connectors.shared.formats.avro_bounds import TOO_DEEP, check_items, values_reader
 from millstream_connectors.shared.formats.registry import Schema
 
 
@@ -75,19 +74,21 @@ def as_json(value: Any) -> bytes:
     return text.encode()
 
 
+_TEXTS: Mapping[type, Callable[[Any], str]] = {
+    bytes: lambda value: b64encode(value).decode(),
+    Decimal: lambda value: format(value, "f"),
+    datetime: lambda value: value.isoformat().removesuffix("+00:00") + ("Z" if value.tzinfo is not None else ""),
+    date: date.isoformat,
+    time: time.isoformat,
+    UUID: str,
+}
+"""The JSON form of types that JSON lacks."""
+
+
 def _text(value: object) -> str:
-    """The JSON form of types that JSON lacks."""
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime):
-        return value.isoformat().removesuffix("+00:00") + ("Z" if value.tzinfo is not None else "")
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise ValueError(f"{type(value).__name__} has no form in JSON")
+    if type(value) not in _TEXTS:
+        raise ValueError(f"{type(value).__name__} has no form in JSON")
+    return _TEXTS[type(value)](value)
 
 
 def _finite(value: Any) -> Any:

@@ -14,8 +14,9 @@ import math
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, date, datetime, time
+from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from io import BytesIO
 from typing import Any
 from uuid import UUID
@@ -23,15 +24,13 @@ from uuid import UUID
 from fastavro import schemaless_writer
 
 from millstream.exact_json import double_of
-from millstream.extract import shown
+from millstream.extract import microseconds_of, shown
 from millstream_connectors.shared.formats.json_values import value_of
 
 Convert = Callable[[Any], Any]
 """Converts a JSON value to what Avro stores. Raises `ValueError`."""
 
-_DAY_US = 86_400_000_000
-_UNIT_US = {"millis": 1000, "micros": 1}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = date(1970, 1, 1)
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127
 
@@ -132,8 +131,8 @@ class _Types:
 
         self._keep(schema, convert)
         fields += [(field["name"], self.of(field["type"]), "default" in field) for field in schema["fields"]]
-        stored = _Defaults(self._schemas)
-        defaults = {one["name"]: stored.of(one["type"], one["default"]) for one in schema["fields"] if "default" in one}
+        given = [field for field in schema["fields"] if "default" in field]
+        defaults = {field["name"]: self._default(field["type"], field["default"]) for field in given}
         return convert
 
     def _array(self, item: Convert) -> Convert:
@@ -184,31 +183,25 @@ class _Types:
 
         return convert
 
-
-class _Defaults:
-    """Defaults of fields, as they appear in schemas: a union's default has the type of its first branch, and bytes are
-    text in which each character is one byte."""
-
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = named
-
-    def of(self, schema: Any, value: Any) -> Any:
+    def _default(self, schema: Any, value: Any) -> Any:
+        """The default of a field, as it appears in schemas: a union's default has the type of its first branch, and
+        bytes are text in which each character is one byte."""
         if isinstance(schema, list):
-            return _branch_name(schema[0]), self.of(schema[0], value)
+            return _branch_name(schema[0]), self._default(schema[0], value)
         if isinstance(schema, str):
-            if schema in self._named:
-                return self.of(self._named[schema], value)
+            if schema in self._schemas:
+                return self._default(self._schemas[schema], value)
             return value.encode("latin-1") if schema == "bytes" else value
         type_ = schema["type"]
         if type_ in ("record", "error"):
-            made = {}
-            for field in schema["fields"]:
-                made[field["name"]] = self.of(field["type"], value.get(field["name"], field.get("default")))
-            return made
+            return {
+                field["name"]: self._default(field["type"], value.get(field["name"], field.get("default")))
+                for field in schema["fields"]
+            }
         if type_ == "array":
-            return [self.of(schema["items"], entry) for entry in value]
+            return [self._default(schema["items"], entry) for entry in value]
         if type_ == "map":
-            return {name: self.of(schema["values"], entry) for name, entry in value.items()}
+            return {name: self._default(schema["values"], entry) for name, entry in value.items()}
         return value.encode("latin-1") if type_ in ("bytes", "fixed") else value
 
 
@@ -216,9 +209,8 @@ def _branch_name(schema: Any) -> str:
     """The name by which fastavro finds a type in a union."""
     if isinstance(schema, str):
         return schema
-    type_ = schema["type"]
-    named = type_ in ("record", "error", "enum", "fixed")
-    return str(schema["name"]) if named else str(type_)
+    is_named = schema["type"] in ("record", "error", "enum", "fixed")
+    return str(schema["name"] if is_named else schema["type"])
 
 
 def _expected(what: str, value: Any) -> _MisfitError:
@@ -319,21 +311,14 @@ def _fixed(size: int) -> Convert:
 
 def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
     """Functions of logical types. An unknown name is ignored, as Avro's specification requires."""
-    stored = _PRIMITIVES[kind]
     if (kind, logical) == ("bytes", "decimal"):
         return _decimal(schema, None)
     if (kind, logical) == ("string", "uuid"):
         return _uuid
-    if (kind, logical) == ("int", "date"):
-        return _or_stored(_date, stored)
-    name, _, unit = logical.rpartition("-")
-    fits = (kind, unit) == ("long", "micros") or (kind, name, unit) in (
-        ("int", "time", "millis"),
-        ("long", "timestamp", "millis"),
-        ("long", "local-timestamp", "millis"),
-    )
-    reads = {"time": _time_us, "timestamp": _instant_us, "local-timestamp": _local_us}.get(name)
-    return _or_stored(_in_unit(reads, _UNIT_US[unit]), stored) if fits and reads is not None else stored
+    if (kind, logical) not in _READS:
+        return _PRIMITIVES[kind]
+    read, unit_us = _READS[kind, logical]
+    return _or_stored(_in_unit(read, unit_us), _PRIMITIVES[kind])
 
 
 def _or_stored(read: Callable[[str], int], stored: Convert) -> Convert:
@@ -373,23 +358,25 @@ def _time_us(text: str) -> int:
     return ((found.hour * 60 + found.minute) * 60 + found.second) * 1_000_000 + found.microsecond
 
 
-def _instant_us(text: str) -> int:
+def _moment_us(text: str, *, has_zone: bool) -> int:
     found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
-        raise ValueError("it has no zone, such as Z")
-    return _since_epoch_us(found)
+    if (found.tzinfo is not None) != has_zone:
+        raise ValueError("it has no zone, such as Z" if has_zone else "a local timestamp has no zone")
+    return microseconds_of(found)
 
 
-def _local_us(text: str) -> int:
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is not None:
-        raise ValueError("a local timestamp has no zone")
-    return _since_epoch_us(found.replace(tzinfo=UTC))
-
-
-def _since_epoch_us(moment: datetime) -> int:
-    delta = moment - _EPOCH
-    return delta.days * _DAY_US + delta.seconds * 1_000_000 + delta.microseconds
+_instant_us = partial(_moment_us, has_zone=True)
+_local_us = partial(_moment_us, has_zone=False)
+_READS: Mapping[tuple[str, str], tuple[Callable[[str], int], int]] = {
+    ("int", "date"): (_date, 1),
+    ("int", "time-millis"): (_time_us, 1000),
+    ("long", "time-micros"): (_time_us, 1),
+    ("long", "timestamp-millis"): (_instant_us, 1000),
+    ("long", "timestamp-micros"): (_instant_us, 1),
+    ("long", "local-timestamp-millis"): (_local_us, 1000),
+    ("long", "local-timestamp-micros"): (_local_us, 1),
+}
+"""The function that reads a text of a logical type, and how many of its units are one that Avro stores."""
 
 
 def _uuid(value: Any) -> Any:

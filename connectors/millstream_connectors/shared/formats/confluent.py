@@ -27,7 +27,7 @@ def indexes_written(indexes: tuple[int, ...]) -> bytes:
     nested in that, and so on. The first message is encoded as a single zero."""
     if indexes == (0,):
         return b"\0"
-    return b"".join(map(_varint, (len(indexes), *indexes)))
+    return b"".join(map(varint, (len(indexes), *indexes)))
 
 
 def indexes_read(data: bytes) -> tuple[tuple[int, ...], int]:
@@ -44,8 +44,8 @@ def indexes_read(data: bytes) -> tuple[tuple[int, ...], int]:
     return tuple(indexes), at
 
 
-def _varint(number: int) -> bytes:
-    """Zigzag, as in Avro. No index is negative."""
+def varint(number: int) -> bytes:
+    """A number that is not negative, in zigzag, as in Avro."""
     left, made = number << 1, bytearray()
     while left > 0x7F:
         made.append(left & 0x7F | 0x80)

@@ -117,8 +117,7 @@ class Decoder:
                 raise ValueError("is not known to the registry" if schema is None else f"is of type {schema.type}")
             self._reader = await importing(_parsed, schema)
         except ValueError as error:
-            what = f"{self._where}: `readerSchema`: schema {wanted} {error}"
-            raise UserError(codes.TARGET_UNFIT, what) from error
+            raise UserError(codes.TARGET_UNFIT, f"{self._where}: `readerSchema`: schema {wanted} {error}") from error
 
     def _decoded(self, value: bytes) -> bytes | ValueError:
         if not value:

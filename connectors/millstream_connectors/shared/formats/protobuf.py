@@ -73,8 +73,7 @@ def decoder(file: FileDescriptor) -> Callable[[bytes], bytes]:
         if kind is None:
             kind = classes[indexes] = GetMessageClass(_at(file, indexes))
         try:
-            message = kind.FromString(data[at:])
-            text = json_format.MessageToJson(message, indent=None, ensure_ascii=False, **_NAMES)
+            text = json_format.MessageToJson(kind.FromString(data[at:]), indent=None, ensure_ascii=False, **_NAMES)
             return text.encode()
         except (DecodeError, json_format.Error, UnicodeError, TypeError, RecursionError) as error:
             raise ValueError(f"the value is not a message {kind.DESCRIPTOR.full_name}: {error}") from error
@@ -97,8 +96,7 @@ def encoder(file: FileDescriptor, name: str | None) -> Callable[[bytes], bytes]:
             # An empty array would be parsed as a message without fields.
             raise ValueError(f"the value does not fit the message {kind.DESCRIPTOR.full_name}: it is not an object")
         try:
-            message = json_format.ParseDict(numbers(given), kind())
-            return head + message.SerializeToString(deterministic=True)
+            return head + json_format.ParseDict(numbers(given), kind()).SerializeToString(deterministic=True)
         except (json_format.Error, EncodeError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"the value does not fit the message {kind.DESCRIPTOR.full_name}: {error}") from error
 

@@ -7,7 +7,6 @@ registry that does not answer raises `RetryLaterError`, so the lane waits for it
 from __future__ import annotations
 
 import asyncio
-import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -132,11 +131,10 @@ class RegistryClient:
     async def _ask(self, path: str, body: Mapping[str, str] | None = None) -> dict[str, object] | None:
         """The answer; None if the requested item does not exist. `body` is sent as JSON."""
         method = "GET" if body is None else "POST"
-        data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": _CONTENT}
         url = self._settings.url + path
         try:
-            async with self._session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+            async with self._session.request(method, url, json=body, headers=headers, allow_redirects=False) as answer:
                 status, given = answer.status, await body_within(answer, REGISTRY_ANSWER_BYTES_MAX)
         except TooLargeError as error:
             raise self._strange(str(error)) from error
@@ -199,10 +197,11 @@ async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) ->
         user = resolve(settings.user, base_dir, f"{where}: registry.user")
         password = resolve(settings.password, base_dir, f"{where}: registry.password")
         headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
-    tls = context_of(settings.tls or ServerTls(), base_dir, where) if settings.encrypted else None
-
-    connector = TCPConnector(ssl=tls if tls is not None else True, limit=REGISTRY_REQUESTS_MAX)
-    timeout = ClientTimeout(total=settings.timeout_s)
-    session = ClientSession(connector=connector, headers=headers, timeout=timeout, response_class=BoundedResponse)
-    async with session:
+    tls = context_of(settings.tls or ServerTls(), base_dir, where) if settings.encrypted else True
+    async with ClientSession(
+        connector=TCPConnector(ssl=tls, limit=REGISTRY_REQUESTS_MAX),
+        headers=headers,
+        timeout=ClientTimeout(total=settings.timeout_s),
+        response_class=BoundedResponse,
+    ) as session:
         yield RegistryClient(settings, session, where)

@@ -50,8 +50,9 @@ async def open_channel(
         async with asyncio.timeout(timeout_s):
             found = await asyncio.to_thread(_credentials, key, scope)
     except _NotAKeyError as error:
-        what = f"{where}: `credentials` for {endpoint} are not the JSON key of a service account"
-        raise UserError(codes.TARGET_REFUSES, what) from error
+        raise UserError(
+            codes.TARGET_REFUSES, f"{where}: `credentials` for {endpoint} are not the JSON key of a service account"
+        ) from error
     except (GoogleAuthError, OSError, TimeoutError) as error:
         raise local_error_of(error, f"{where}: {service} at {endpoint}") from error
     create: Any = grpc_helpers_async.create_channel

@@ -18,8 +18,9 @@ from millstream.spec.values import ShapeProblem
 
 def endpoint_check(what: str) -> Callable[[str], str]:
     """Checks an endpoint; `what` names it in messages."""
-    expected = "https://host, or http://host:port for an emulator"
-    return address_check(what, ("http", "https"), expected, path=("", "/").__contains__)
+    return address_check(
+        what, ("http", "https"), "https://host, or http://host:port for an emulator", path=("", "/").__contains__
+    )
 
 
 def is_encrypted(endpoint: str) -> bool:

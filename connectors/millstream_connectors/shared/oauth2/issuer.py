@@ -174,8 +174,7 @@ class Issuer:
             headers = {"Accept": "application/json"}
             if form is not None and self._settings.auth_method == "client_secret_basic":
                 headers["Authorization"] = _basic(*self._client)
-            request = Request(address, form, headers)
-            with self._opener.open(request, timeout=_left_s(deadline_s)) as answer:
+            with self._opener.open(Request(address, form, headers), timeout=_left_s(deadline_s)) as answer:
                 found = parse_json(_body(answer, deadline_s))
         except HTTPError as error:
             with error:

@@ -14,11 +14,10 @@ from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
-from millstream_connectors.shared.access_keys import access_key_problems
+from millstream_connectors.shared.aws.settings import access_key_problems
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 """Schemes of URLs, with the usual name of the store."""
-_SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "sasToken", "serviceAccountKey")
 _FIELDS = {
     "s3": ("region", "accessKey", "secretKey", "sessionToken"),
     "az": ("account", "accountKey", "sasToken"),
@@ -108,13 +107,25 @@ class ObjectStore(SpecModel):
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
         """The secrets that are set, by the names of their fields."""
-        values = (
-            *(self.access_key, self.secret_key, self.session_token),
-            *(self.account_key, self.sas_token, self.service_account_key),
+        values = {
+            "accessKey": self.access_key,
+            "secretKey": self.secret_key,
+            "sessionToken": self.session_token,
+            "accountKey": self.account_key,
+            "sasToken": self.sas_token,
+            "serviceAccountKey": self.service_account_key,
+        }
+        yield from ((name, value) for name, value in values.items() if value is not None)
+
+
+def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iterator[ShapeProblem]:
+    """What is wrong with a `path`, and with a `store` for it. `url`: an example of one in a store."""
+    yield from url_problem(path, ("path",))
+    yield from unused_problems(settings, (path,))
+    if settings is not None and not is_url(path):
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect when `path` is a directory", f"`path: {url}`"
         )
-        for name, value in zip(_SECRETS, values, strict=True):
-            if value is not None:
-                yield name, value
 
 
 def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Iterator[ShapeProblem]:
@@ -134,16 +145,18 @@ def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Itera
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
 
 
-def store_findings(settings: ObjectStore, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+def store_findings(settings: ObjectStore | None, path: Path, base_dir: FilePath) -> Iterator[Finding]:
     """Credentials that this machine does not have."""
-    for name, value in settings.secrets:
+    for name, value in settings.secrets if settings is not None else ():
         reason = missing(value, base_dir)
         if reason is not None:
             yield Finding(codes.SECRET_MISSING, (*path, name), reason, "an existing variable or file")
 
 
-def store_notes(settings: ObjectStore, path: Path) -> Iterator[tuple[Path, str]]:
+def store_notes(settings: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
     """What `validate` notes about the access to a store."""
+    if settings is None:
+        return
     for name, value in settings.secrets:
         if isinstance(value, str) and name != "accessKey":
             yield (*path, name), secret_in_file(name)

@@ -6,8 +6,10 @@ itself becomes `RetryLaterError`, so the lane waits for a store that is away or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from obstore import store as stores
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import OBJECTS_LISTED_MAX
-from millstream.spec.references import resolve
+from millstream.spec.references import TextOrReference, resolve
 from millstream_connectors.shared.objects.certificates import distrust
 from millstream_connectors.shared.objects.settings import SCHEMES, ObjectStore, ObjectUrl
 
@@ -38,31 +40,34 @@ TAKEN = exceptions.AlreadyExistsError
 CHANGED = exceptions.PreconditionError
 """The object has changed since it was listed."""
 
+_STORES: Mapping[str, Any] = {"s3": stores.S3Store, "az": stores.AzureStore, "gs": stores.GCSStore}
 _OBJECT_TIMEOUT = timedelta(hours=1)
 _CONNECT = timedelta(seconds=5)
 _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
 _SHOWN = 300
 """Characters of a client's message."""
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
 _REFUSED = ("403 Forbidden", "401 Unauthorized")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
 
 def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str) -> Store:
     """The bucket; sends no request. Raises `UserError` for missing credentials."""
-    config: dict[str, Any] = {}
-    named = {
-        "s3": (("access_key_id", settings.access_key), ("secret_access_key", settings.secret_key),
-               ("session_token", settings.session_token)),
-        "az": (("account_key", settings.account_key), ("sas_key", settings.sas_token)),
-        "gs": (("service_account_key", settings.service_account_key),),
-    }  # fmt: skip
-    for name, value in named[url.scheme]:
-        if value is not None:
-            config[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    config: dict[str, Any] = {
+        name: resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+        for name, value in secrets_of(url, settings).items()
+        if value is not None
+    }
     credential = _credential(config)
     # The client prefers what a provider gives to credentials of the environment, and does not mix the two.
     provider: Any = {} if credential is None else {"credential_provider": lambda: credential}
+    places = {
+        "s3": {"endpoint": settings.endpoint, "region": settings.region},
+        "az": {"endpoint": settings.endpoint, "account_name": settings.account},
+        "gs": {"base_url": settings.endpoint},
+    }
+    config.update((name, text) for name, text in places[url.scheme].items() if text is not None)
     if settings.anonymous:
         config["skip_signature"] = True
         if url.scheme == "gs":
@@ -75,30 +80,29 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
     if settings.endpoint is not None and settings.endpoint.startswith("http://"):
         client["allow_http"] = True
     retry: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=min(_RETRY_S, settings.timeout_s))}
+    make = partial(_STORES[url.scheme], url.bucket, client_options=client, retry_config=retry, **config)
     try:
-        if url.scheme == "s3":
-            if settings.endpoint is not None:
-                config["endpoint"] = settings.endpoint
-            if settings.region is not None:
-                config["region"] = settings.region
-            return stores.S3Store(url.bucket, client_options=client, retry_config=retry, **config, **provider)
-        if url.scheme == "az":
-            if settings.account is not None:
-                config["account_name"] = settings.account
-            if settings.endpoint is not None:
-                config["endpoint"] = settings.endpoint
-            store = stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
-            if not provider:
-                return store
-            # The first one has checked the form of the credential, which one with a provider does not.
-            return stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config, **provider)
-        if settings.endpoint is not None:
-            config["base_url"] = settings.endpoint
-        return stores.GCSStore(url.bucket, client_options=client, retry_config=retry, **config)
+        if url.scheme == "az" and provider:
+            # It checks the form of the credential, which a store with a provider does not.
+            make()
+        return make(**provider)
     except (exceptions.BaseError, ValueError, TypeError) as error:
         raise UserError(
             codes.CONNECTOR_SETTINGS, f"{where}: {url.root} cannot be used with these settings: {first_line(error)}"
         ) from error
+
+
+def secrets_of(url: ObjectUrl, settings: ObjectStore) -> Mapping[str, TextOrReference | None]:
+    """The secrets for a store of this kind, by the names that clients have for them, some with a prefix."""
+    return {
+        "s3": {
+            "access_key_id": settings.access_key,
+            "secret_access_key": settings.secret_key,
+            "session_token": settings.session_token,
+        },
+        "az": {"account_key": settings.account_key, "sas_key": settings.sas_token},
+        "gs": {"service_account_key": settings.service_account_key},
+    }[url.scheme]
 
 
 def _credential(given: Mapping[str, str]) -> Any:
@@ -116,8 +120,7 @@ def _credential(given: Mapping[str, str]) -> Any:
 def listed(store: Store, prefix: str | None) -> Iterator[obstore.ObjectMeta]:
     """The objects whose names begin with a prefix, for a caller that keeps them. Raises `FAILURES`, also if there are
     too many."""
-    objects = (meta for page in obstore.list(store, prefix) for meta in page)
-    for number, meta in enumerate(objects):
+    for number, meta in enumerate(meta for page in obstore.list(store, prefix) for meta in page):
         if number == OBJECTS_LISTED_MAX:
             raise LongListError(f"there are more than {OBJECTS_LISTED_MAX} objects, the limit. Name fewer of them")
         yield meta
@@ -127,7 +130,7 @@ def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamErro
     """The Millstream error for an error of the client. No message holds a credential."""
     said = str(error)
     place = f"{where}: {SCHEMES[url.scheme]} at {url.root}"
-    code = _word(said, "Code")[:_SHOWN] or first_line(error)
+    code = code_in(said) or first_line(error)
     if isinstance(error, LongListError):
         return UserError(codes.TARGET_UNFIT, f"{place}: {error}")
     if any(word in said for word in _MISSING):
@@ -148,7 +151,7 @@ def first_line(error: BaseException) -> str:
     return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
 
 
-def _word(said: str, tag: str) -> str:
-    """The text of a tag in an answer of S3."""
-    _, found, rest = said.partition(f"<{tag}>")
-    return rest.partition("<")[0] if found else ""
+def code_in(said: str) -> str:
+    """The code in an answer of S3; empty if there is none."""
+    found = _CODE.search(said)
+    return found[1][:_SHOWN] if found is not None else ""

@@ -17,8 +17,9 @@ _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\([0-9, ]+\))?( with(out)? time zone
 
 def _checked_name(written: str) -> str:
     if "\0" in written or len(written.encode()) > NAME_BYTES_MAX:
-        what = f"{written[:80]!r} is not a name in a database"
-        raise problem(codes.VALUE_MALFORMED, what, f"at most {NAME_BYTES_MAX} bytes")
+        raise problem(
+            codes.VALUE_MALFORMED, f"{written[:80]!r} is not a name in a database", f"at most {NAME_BYTES_MAX} bytes"
+        )
     return written
 
 

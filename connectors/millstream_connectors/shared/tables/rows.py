@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
-from millstream.exact_json import parse, parse_all, text_of
-from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
+from millstream.exact_json import parse_all, text_of
+from millstream_connectors.shared.json_rows import json_objects
 from millstream_connectors.shared.kept import ConvertedRecords
-from millstream_connectors.shared.tables.settings import DeleteWhen, TableColumn, TableSink
+from millstream_connectors.shared.tables.settings import DeleteWhen, Part, TableColumn, TableSink
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 KEY_MISSING = "key column is null"
@@ -91,12 +91,15 @@ class RowFormat(ABC, Generic[T]):
         columns: list[Sequence[Any]] = []
         kept: dict[int, Sequence[Any]] = {}
         for index, column in enumerate(self.columns):
-            keeps = self._keeps and column.part is None and index not in self.keys
-            values = _cells(column, item, rows, objects, _ABSENT if keeps else None)
+            if column.part is not None:
+                columns.append(_part(column.part, item, rows))
+                continue
+            keeps = self._keeps and index not in self.keys
+            values = members_of(objects, _path_of(column), _ABSENT if keeps else None)
             if keeps and _ABSENT in values:
                 kept[index] = values
                 values = [None if value is _ABSENT else value for value in values]
-            columns.append(self._fitted(column, values, objects) if column.part is None else values)
+            columns.append(self._fitted(column, values, objects))
         if not kept:
             return columns, ()
         return columns, [
@@ -116,7 +119,7 @@ class RowFormat(ABC, Generic[T]):
         with their keys. `absent`: the columns of each row that keep their value, which are None in `columns`; empty if
         there are none."""
 
-    def _parsed(self, item: SinkFrame) -> tuple[dict[int, Any], list[SinkFailure]]:
+    def _parsed(self, item: SinkFrame) -> tuple[Mapping[int, Any], list[SinkFailure]]:
         """The JSON objects by row, if columns are members of them, and the failures of records that are not objects."""
         if not self._with_json:
             return dict.fromkeys(range(item.frame.records)), []
@@ -124,27 +127,7 @@ class RowFormat(ABC, Generic[T]):
         many = parse_all(values)
         if many is not None and set(map(type, many)) == {dict}:
             return dict(enumerate(many)), []
-        parsed: dict[int, Any] = {}
-        failures = []
-        for row, value in enumerate(values):
-            try:
-                one = parse(value)
-            except ValueError as error:
-                failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-                continue
-            if isinstance(one, dict):
-                parsed[row] = one
-            else:
-                failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
-        return parsed, failures
-
-
-def _cells(
-    column: TableColumn, item: SinkFrame, rows: Sequence[int], objects: Sequence[dict[str, Any]], absent: object
-) -> Sequence[Any]:
-    if column.part is None:
-        return members_of(objects, _path_of(column), absent)
-    return _part(column.part, item, rows)
+        return json_objects(values)
 
 
 def _path_of(column: TableColumn) -> Sequence[str]:
@@ -181,24 +164,27 @@ def _unchanged(members: dict[str, str], rows: Sequence[int], objects: Sequence[d
     return failures
 
 
-def _part(part: str, item: SinkFrame, rows: Sequence[int]) -> Sequence[Any]:
-    frame = item.frame
-    if part == "value":
-        values = frame.values()
-        return [values[row] for row in rows]
-    if part == "eventTime":
-        times = frame.event_times_us()
-        return [_EPOCH + timedelta(microseconds=times[row]) for row in rows]
-    if part == "headers":
-        headers = frame.headers()
-        return [{name: value.decode(errors="replace") for name, value in headers[row].items()} for row in rows]
-    if part == "id":
-        ids = item.record_ids()
-        return [ids[row] for row in rows]
-    keys = frame.keys()
-    if part == "key":
-        return [keys[row][0].decode(errors="replace") if keys[row] else None for row in rows]
-    return [[key.decode(errors="replace") for key in keys[row]] for row in rows]
+def _keys_of(item: SinkFrame) -> list[list[str]]:
+    given = item.frame.keys()
+    return [[key.decode(errors="replace") for key in keys] for keys in given]
+
+
+_PARTS: Mapping[Part, Callable[[SinkFrame], Sequence[Any]]] = {
+    "value": lambda item: item.frame.values(),
+    "key": lambda item: [keys[0] if keys else None for keys in _keys_of(item)],
+    "keys": _keys_of,
+    "eventTime": lambda item: [_EPOCH + timedelta(microseconds=time_us) for time_us in item.frame.event_times_us()],
+    "headers": lambda item: [
+        {name: value.decode(errors="replace") for name, value in headers.items()} for headers in item.frame.headers()
+    ],
+    "id": lambda item: item.record_ids(),
+}
+"""Each part of the records of a frame."""
+
+
+def _part(part: Part, item: SinkFrame, rows: Sequence[int]) -> Sequence[Any]:
+    column = _PARTS[part](item)
+    return column if len(rows) == len(column) else [column[row] for row in rows]
 
 
 _COMPARED: dict[type, Callable[[Any], str]] = {

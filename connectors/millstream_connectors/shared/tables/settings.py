@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from millstream import codes
-from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text
+from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, conflicts
 from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.tables.names import ColumnName, ColumnTypeName, TableName
 
@@ -105,15 +105,26 @@ class TableSink(SpecModel):
             if name not in names:
                 what = f"there is no column `{name}`"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, ("keys", index), what, f"one of {', '.join(names)}")
-        if self.mode != "insert" and not self.keys:
-            what = f"`mode: {self.mode}` needs `keys`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), what, "`keys: [column]`")
-        if self.mode == "insert" and self.keys and not self.create_table:
-            what = "`keys` has no effect with `mode: insert`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("keys",), what, "`mode: upsert`, or `createTable: true`")
-        if self.delete_when is not None and self.mode != "upsert":
-            what = f"`deleteWhen` has no effect with `mode: {self.mode}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("deleteWhen",), what, "`mode: upsert`")
+        yield from conflicts(
+            (
+                self.mode != "insert" and not self.keys,
+                ("mode",),
+                f"`mode: {self.mode}` needs `keys`",
+                "`keys: [column]`",
+            ),
+            (
+                self.mode == "insert" and self.keys and not self.create_table,
+                ("keys",),
+                "`keys` has no effect with `mode: insert`",
+                "`mode: upsert`, or `createTable: true`",
+            ),
+            (
+                self.delete_when is not None and self.mode != "upsert",
+                ("deleteWhen",),
+                f"`deleteWhen` has no effect with `mode: {self.mode}`",
+                "`mode: upsert`",
+            ),
+        )
 
     @property
     def row(self) -> tuple[TableColumn, ...]:

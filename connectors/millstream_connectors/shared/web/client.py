@@ -48,9 +48,8 @@ from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.bodies import BoundedResponse, TooLargeError
 from millstream.wire.client_tls import context_of, is_not_accepted
-from millstream_connectors.shared.web.bearer import open_bearer
+from millstream_connectors.shared.web.authorizing import open_bearer, open_signer
 from millstream_connectors.shared.web.settings import WebServer, is_url
-from millstream_connectors.shared.web.signed import open_signer
 
 PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 that pass by themselves. A server answers 409 while it is still processing the same request."""
@@ -146,8 +145,9 @@ class WebLink:
             what = f"{self.where}: {self.place} refuses the request with status {status}: check `auth` and `headers`"
             return UserError(codes.TARGET_REFUSES, what)
         if status >= 500 or status in PASSING:
-            what = f"{self.where}: {self.place} answers with status {status}"
-            return AskedToWaitError(what, retry_after_s(headers, datetime.now(UTC)))
+            return AskedToWaitError(
+                f"{self.where}: {self.place} answers with status {status}", retry_after_s(headers, datetime.now(UTC))
+            )
         if 300 <= status < 400:
             return self.unfit(
                 f"answers with status {status} and redirects to {_origin_text(headers.get('Location', ''))}; redirects "
@@ -162,8 +162,9 @@ def translated(link: WebLink) -> Iterator[None]:
     try:
         yield
     except (ClientConnectorCertificateError, ClientConnectorSSLError, ssl.SSLError) as error:
-        what = f"{link.where}: no encrypted connection to {link.place}: {error}; check `tls`"
-        raise UserError(codes.TARGET_REFUSES, what) from error
+        raise UserError(
+            codes.TARGET_REFUSES, f"{link.where}: no encrypted connection to {link.place}: {error}; check `tls`"
+        ) from error
     except _RedirectedError as error:
         raise link.refused(error.status, error.headers) from error
     except TooLargeError as error:
@@ -276,8 +277,9 @@ def headers_of(settings: WebServer, base_dir: Path, where: str) -> dict[str, str
 def check_header(name: str, value: str, where: str) -> None:
     """Raises `UserError` for a header that cannot be sent."""
     if NOT_A_HEADER_NAME.search(name) is not None:
-        what = f"{where}: the header {name!r} cannot be sent: this is not a valid header name"
-        raise UserError(codes.WEB_SETTINGS, what)
+        raise UserError(
+            codes.WEB_SETTINGS, f"{where}: the header {name!r} cannot be sent: this is not a valid header name"
+        )
     if CONTROL.search(value) is not None:
         what = f"{where}: the header {name!r} cannot be sent: its value has a line break or another control character"
         raise UserError(codes.WEB_SETTINGS, what)

@@ -12,7 +12,7 @@ from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Reference, Secret, TextOrReference, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, exactly_one, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, conflicts, exactly_one, field, problem
 from millstream_connectors.shared.aws.settings import AwsService
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
 from millstream_connectors.shared.servers import BasicAuth
@@ -84,12 +84,20 @@ class WebServer(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects two sources of `Authorization`, and `tls` for an unencrypted connection."""
-        if self.auth is not None and any(name.lower() == "authorization" for name in self.headers):
-            what = "`auth` sets the header `Authorization`, which is also in `headers`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("auth",), what, "only one of them")
-        if self.tls is not None and isinstance(self.url, str) and urlsplit(self.url).scheme not in _ENCRYPTED:
-            what = "`tls` has no effect with an unencrypted `url`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, " or ".join(f"{one}://" for one in _ENCRYPTED))
+        yield from conflicts(
+            (
+                self.auth is not None and any(name.lower() == "authorization" for name in self.headers),
+                ("auth",),
+                "`auth` sets the header `Authorization`, which is also in `headers`",
+                "only one of them",
+            ),
+            (
+                self.tls is not None and isinstance(self.url, str) and urlsplit(self.url).scheme not in _ENCRYPTED,
+                ("tls",),
+                "`tls` has no effect with an unencrypted `url`",
+                " or ".join(f"{one}://" for one in _ENCRYPTED),
+            ),
+        )
 
 
 def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:

@@ -1,13 +1,20 @@
-"""Bounds for the memory that Avro data takes: blocks of files, and items of arrays without bytes.
+"""Bounds for Avro data: blocks of files, items of arrays without bytes, and how deep values can be.
 
 fastavro decompresses a block as a whole, and makes as many items of an array as the data says. So a small file, or a
-message of a few bytes, could take any amount of memory. Above it: readers of Avro. Below it: fastavro, an extra.
+message of a few bytes, could take any amount of memory.
+
+Its compiled reader has no limit of its own: a value with some thousand levels, which takes as many bytes, ends the
+process. Only a schema that refers to itself allows such values, so its values are read by fastavro's reader in Python,
+which ends at Python's limit. It needs ten times as long.
+
+Above it: readers of Avro values and files. Below it: fastavro, an extra.
 """
 
 from __future__ import annotations
 
 import bz2
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -15,10 +22,12 @@ from io import BytesIO
 from typing import IO, Any
 
 import fastavro._read as reading
-from fastavro import _read_py
+from fastavro import _read_py, reader, schemaless_reader
 
-from millstream.limits import AVRO_BLOCK_BYTES_MAX
+from millstream.limits import AVRO_BLOCK_BYTES_MAX, JSON_NESTED_MAX
+from millstream_connectors.shared.formats.confluent import varint
 
+TOO_DEEP = f"it is nested more than {JSON_NESTED_MAX} levels deep"
 Decompress = Callable[[bytes, int], bytes]
 """Of a block, with the number of bytes that are enough."""
 
@@ -39,12 +48,12 @@ def _bound(readers: dict[str, Callable[[Any], Any]], made: Callable[[IO[bytes]],
         "deflate": lambda data, enough: zlib.decompressobj(-15).decompress(data, enough),
         "bzip2": lambda data, enough: bz2.BZ2Decompressor().decompress(data, enough),
         "xz": lambda data, enough: lzma.LZMADecompressor().decompress(data, enough),
+        "zstandard": _from_zstandard,
     }
     readers.update((codec, _decompressing(decompress)) for codec, decompress in whole.items())
     # These begin with the length of the contents.
     readers["snappy"] = _measured(readers["snappy"], made, lambda data: _unsigned(BytesIO(data)))
     readers["lz4"] = _measured(readers["lz4"], made, lambda data: int.from_bytes(data[:4], "little"))
-    readers["zstandard"] = _measured(readers["zstandard"], made, _of_zstandard)
 
 
 def _decompressing(decompress: Decompress) -> Callable[[Any], BytesIO]:
@@ -64,24 +73,16 @@ def _measured(
     def measured(source: Any) -> Any:
         data = _block(getattr(source, "fo", source))
         _check(measure(data))
-        return read(made(BytesIO(_length(len(data)) + data)))
+        return read(made(BytesIO(varint(len(data)) + data)))
 
     return measured
 
 
-def _of_zstandard(data: bytes) -> int:
+def _from_zstandard(data: bytes, enough: int) -> bytes:
     import zstandard
 
-    return sum(len(part) for part in _limited(zstandard.ZstdDecompressor().read_to_iter(data, write_size=1 << 20)))
-
-
-def _limited(parts: Any) -> Any:
-    size = 0
-    for part in parts:
-        yield part
-        size += len(part)
-        if size > AVRO_BLOCK_BYTES_MAX:
-            return
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        return reader.read(enough)
 
 
 def _check(size: int) -> None:
@@ -109,16 +110,6 @@ def _unsigned(file: IO[bytes]) -> int:
         shift += 7
         if byte[0] < 0x80:
             return number
-
-
-def _length(size: int) -> bytes:
-    """As Avro writes it."""
-    number, made = size << 1, bytearray()
-    while number >= 0x80:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
 
 
 def check_items(schema: Any, named: Mapping[str, Any] | None = None) -> None:
@@ -159,3 +150,71 @@ def _takes_bytes(schema: Any, named: dict[str, Any], entered: set[str]) -> bool:
     if kind == "fixed":
         return bool(schema["size"])
     return True if kind == "enum" else _takes_bytes(kind, named, entered)
+
+
+def values_reader(schema: Any) -> Callable[[Any, Any, Any], Any]:
+    """The function that reads one value of a parsed schema: from a stream, with the writer's and the reader's schema.
+    Raises `ValueError` for a schema without values."""
+    found: Callable[[Any, Any, Any], Any]
+    found = schemaless_reader if _levels(schema) <= JSON_NESTED_MAX else _read_py.schemaless_reader
+    return found
+
+
+def file_reader(stream: Any) -> Any:
+    """The rows of an Avro file. Raises `ValueError`, also while they are read, and what fastavro raises."""
+    rows: Any = reader(stream)
+    if _levels(rows.writer_schema) > JSON_NESTED_MAX:
+        stream.seek(0)
+        rows = _read_py.reader(stream)
+    return rows
+
+
+def _levels(schema: Any) -> float:
+    """The most levels that a value of a parsed schema has; infinite if it may have any number. Raises `ValueError` for
+    a record that always contains itself."""
+    named = dict(schema.get("__named_schemas") or {}) if isinstance(schema, dict) else {}
+    try:
+        return _Walk(named).levels(schema, frozenset())
+    except RecursionError:
+        return math.inf
+
+
+class _Walk:
+    """A walk through a schema."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = dict(named)
+        self._known: dict[str, float] = {}
+        self._open: set[str] = set()
+
+    def levels(self, schema: Any, certain: frozenset[str]) -> float:
+        """`certain`: records around this one whose values always contain a value of it."""
+        if isinstance(schema, list):
+            return max((self.levels(branch, frozenset()) for branch in schema), default=0)
+        if isinstance(schema, str):
+            return self._levels_of_name(schema, certain)
+        kind = schema["type"]
+        if kind in ("array", "map"):
+            return 1 + self.levels(schema["items" if kind == "array" else "values"], frozenset())
+        if kind in ("record", "error"):
+            name = schema["name"]
+            self._named.setdefault(name, schema)
+            return self._levels_of_name(name, certain)
+        return 0 if isinstance(kind, str) and kind not in self._named else self.levels(kind, certain)
+
+    def _levels_of_name(self, name: str, certain: frozenset[str]) -> float:
+        if name not in self._named:
+            return 0
+        if name in certain:
+            raise ValueError(f"the record {name} always contains itself")
+        if name in self._open:
+            return math.inf
+        if name not in self._known:
+            schema = self._named[name]
+            if schema["type"] not in ("record", "error"):
+                return 0
+            self._open.add(name)
+            around = certain | {name}
+            self._known[name] = 1 + max((self.levels(field["type"], around) for field in schema["fields"]), default=0)
+            self._open.discard(name)
+        return self._known[name]
