@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX
@@ -22,6 +22,9 @@ from millstream.spec.rules import Strict
 from millstream.spec.values import Needed, ShapeProblem, SpecModel
 
 S = TypeVar("S", bound=SpecModel)
+
+OnlineFindings: TypeAlias = Coroutine[Any, Any, Sequence[Finding]]
+"""A look at an external system, which runs on the event loop."""
 
 
 class Unfit(Protocol):
@@ -150,7 +153,7 @@ class Connector(Generic[S]):
         machine."""
         yield from ()
 
-    def online_findings(self, settings: S, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: S, place: Place) -> OnlineFindings:
         """Problems with the external system: address, credentials, rights, topics and tables, for `validate --online`.
         Changes nothing. It has limited time, and raises the same errors as `open`. The call itself is made in a thread,
         so that it can import modules; what it returns runs on the event loop."""

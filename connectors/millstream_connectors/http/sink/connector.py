@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.http.settings import HttpSink
 from millstream_connectors.shared.web.settings import server_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Http(SinkConnector[HttpSink]):
@@ -32,7 +27,7 @@ class _Http(SinkConnector[HttpSink]):
         )
         return Guarantee(GuaranteeId.IDEMPOTENT, what)
 
-    def online_findings(self, settings: HttpSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: HttpSink, place: Place) -> OnlineFindings:
         from millstream_connectors.http.sink.reach import unreachable
 
         async def look() -> Sequence[Finding]:
@@ -44,7 +39,7 @@ class _Http(SinkConnector[HttpSink]):
     def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    def open(self, settings: HttpSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: HttpSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.http.sink.lane import open_http_sink
 
         return open_http_sink(settings, owner.base_dir, owner.where, envelope=owner.envelope)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
@@ -14,10 +12,7 @@ from millstream.spec.values import (
     as_duration,
 )
 from millstream_connectors.http.settings import HttpSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Http(SourceConnector[HttpSource]):
@@ -60,7 +55,7 @@ class _Http(SourceConnector[HttpSource]):
             )
             yield (*path, "auth"), what
 
-    def open(self, settings: HttpSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.http.source.lane import open_http
         from millstream_connectors.http.source.plan import http_plan
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 _ONCE = (
     "at most once: data that the server had only between two requests is missed, and uncommitted data of a killed "
@@ -47,12 +42,12 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
     def notes(self, settings: HttpPollSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    def online_findings(self, settings: HttpPollSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: HttpPollSource, place: Place) -> OnlineFindings:
         from millstream_connectors.http_poll.source.lane import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: HttpPollSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: HttpPollSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.http_poll.source.lane import open_http_poll
 
         return open_http_poll(settings, owner)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.mqtt.settings import MqttSink
 from millstream_connectors.shared.servers import notes_by_url
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Mqtt(SinkConnector[MqttSink]):
@@ -30,7 +26,7 @@ class _Mqtt(SinkConnector[MqttSink]):
     def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    def online_findings(self, settings: MqttSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: MqttSink, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.client import linked
 
         async def look() -> Sequence[Finding]:
@@ -40,7 +36,7 @@ class _Mqtt(SinkConnector[MqttSink]):
 
         return look()
 
-    def open(self, settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: MqttSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.mqtt.sink.lane import open_mqtt_sink
 
         return open_mqtt_sink(settings, owner)

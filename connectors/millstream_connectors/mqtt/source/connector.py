@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.mqtt.settings import MqttSource
 from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.shared.servers import notes_by_url
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Mqtt(SourceConnector[MqttSource]):
@@ -45,12 +41,12 @@ class _Mqtt(SourceConnector[MqttSource]):
     def notes(self, settings: MqttSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    def online_findings(self, settings: MqttSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: MqttSource, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.source.topic import look
 
         return unfit_setting(place, "topic", look(settings, place.base_dir))
 
-    def open(self, settings: MqttSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: MqttSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.mqtt.source.topic import KIND, MqttSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.pubsub.settings import PubsubSink, project_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Pubsub(SinkConnector[PubsubSink]):
@@ -32,7 +28,7 @@ class _Pubsub(SinkConnector[PubsubSink]):
     def notes(self, settings: PubsubSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from project_notes(settings, path)
 
-    def online_findings(self, settings: PubsubSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PubsubSink, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.sink.lane import look
 
         async def findings() -> Sequence[Finding]:
@@ -47,7 +43,7 @@ class _Pubsub(SinkConnector[PubsubSink]):
 
         return findings()
 
-    def open(self, settings: PubsubSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: PubsubSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.pubsub.sink.lane import open_pubsub_sink
 
         return open_pubsub_sink(settings, owner)

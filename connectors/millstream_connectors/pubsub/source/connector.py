@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import as_duration
 from millstream_connectors.pubsub.settings import PubsubSource, project_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Pubsub(SourceConnector[PubsubSource]):
@@ -39,7 +35,7 @@ class _Pubsub(SourceConnector[PubsubSource]):
     def notes(self, settings: PubsubSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from project_notes(settings, path)
 
-    def online_findings(self, settings: PubsubSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.source.subscription import look
 
         async def findings() -> Sequence[Finding]:
@@ -56,7 +52,7 @@ class _Pubsub(SourceConnector[PubsubSource]):
 
         return findings()
 
-    def open(self, settings: PubsubSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: PubsubSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.pubsub.source.subscription import KIND, subscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.looking import unfit_settings
 from millstream_connectors.shared.servers import notes_by_url
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Rabbit(SinkConnector[RabbitSink]):
@@ -32,12 +28,12 @@ class _Rabbit(SinkConnector[RabbitSink]):
     def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    def online_findings(self, settings: RabbitSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RabbitSink, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.sink.lane import look
 
         return unfit_settings(place, look(settings, place.base_dir))
 
-    def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: RabbitSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink
 
         return open_rabbit_sink(settings, owner)

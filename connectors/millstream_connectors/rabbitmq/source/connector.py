@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.shared.servers import notes_by_url
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Rabbit(SourceConnector[RabbitSource]):
@@ -49,12 +45,12 @@ class _Rabbit(SourceConnector[RabbitSource]):
     def notes(self, settings: RabbitSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    def online_findings(self, settings: RabbitSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RabbitSource, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.source.queue import look
 
         return unfit_setting(place, "queue", look(settings, place.base_dir))
 
-    def open(self, settings: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: RabbitSource, owner: SourceOwner) -> SourceOpening:
         if settings.stream:
             from millstream_connectors.rabbitmq.source.stream import open_stream
 

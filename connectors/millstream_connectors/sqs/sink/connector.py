@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.sqs.settings import SqsSink, queue_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 _PLAIN = (
     "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
@@ -37,12 +33,12 @@ class _Sqs(SinkConnector[SqsSink]):
     def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from queue_notes(settings, path)
 
-    def online_findings(self, settings: SqsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SqsSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.look import look
 
         return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
 
-    def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: SqsSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.sqs.sink.lane import open_sqs_sink
 
         return open_sqs_sink(settings, owner)

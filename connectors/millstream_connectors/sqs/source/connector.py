@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.shared.looking import unfit_setting
 from millstream_connectors.sqs.settings import SqsSource, queue_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Sqs(SourceConnector[SqsSource]):
@@ -37,12 +33,12 @@ class _Sqs(SourceConnector[SqsSource]):
     def notes(self, settings: SqsSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from queue_notes(settings, path)
 
-    def online_findings(self, settings: SqsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SqsSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.look import look
 
         return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
 
-    def open(self, settings: SqsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: SqsSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.shared.acknowledged import open_acknowledged
         from millstream_connectors.sqs.source.queue import KIND, subscription
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.problems import Path
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.sse.settings import SseSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 _ONCE = "at most once: events sent while there is no connection, or not committed by a killed process, are lost"
 
@@ -41,12 +36,12 @@ class _Sse(SourceConnector[SseSource]):
     def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    def online_findings(self, settings: SseSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SseSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sse.source.stream import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: SseSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: SseSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.sse.source.stream import open_sse_source
 
         return open_sse_source(settings, owner)
