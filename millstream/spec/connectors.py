@@ -164,8 +164,9 @@ class Connector(Generic[S]):
         return nothing()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
-        """Notes on valid settings, each with its place; `path` is that of the settings."""
-        yield from ()
+        """Notes on valid settings, each with its place; `path` is that of the settings. By default those that the
+        settings have themselves (`SpecModel.notes`)."""
+        yield from settings.notes(path)
 
 
 IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]

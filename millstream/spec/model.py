@@ -211,6 +211,10 @@ class PlainModel:
         """The modules that may be missing and that these values need; without those of the models within."""
         yield from ()
 
+    def notes(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Notes on these valid values, each with its place; `path` is that of the model."""
+        yield from ()
+
     @classmethod
     def completed(cls, data: Any) -> Any:
         """The written value with derived members, such as a default name."""

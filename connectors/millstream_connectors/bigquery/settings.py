@@ -58,14 +58,12 @@ class BigQueryDataset(SpecModel):
         yield from super().relation_problems()
         yield from credential_problems(self.credentials, self.endpoint)
 
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from endpoint_notes(self.endpoint, path)
+
     def resource(self, table: str) -> str:
         """The full name of a table, as requests need it."""
         return f"projects/{self.project}/datasets/{self.dataset}/tables/{table}"
-
-
-def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes on the connection to a dataset, for `validate`."""
-    yield from endpoint_notes(settings.endpoint, path)
 
 
 class BigQuerySink(BigQueryDataset):

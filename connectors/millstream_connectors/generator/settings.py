@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from millstream import codes
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.spec.problems import Path
 from millstream.spec.rules import After, Strict
 from millstream.spec.values import (
     Count,
@@ -98,3 +99,7 @@ class GeneratorSource(SpecModel):
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
             what = "with `rpu: 0`, `start` needs a step of event time"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("start",), what, "`eventTimeStep` as well")
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        if "msg_size" in self.model_fields_set and self.value_blob is not None:
+            yield (*path, "msgSize"), "`msgSize` has no effect with `valueBlob`"

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
 from millstream.spec.connectors import IdsCount
+from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, Strict
+from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import (
     Flag,
     PositiveCount,
@@ -110,6 +112,15 @@ class HttpSource(SpecModel):
             yield ShapeProblem(
                 codes.HTTP_SOURCE_OPEN, ("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`"
             )
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Warns about tokens that are sent unencrypted over the network."""
+        if self.auth is not None and self.tls is None and not stays_on_this_machine(self.host):
+            what = (
+                f"senders send their token unencrypted to {self.host}; set `tls`, or put a proxy in front, to "
+                "encrypt it"
+            )
+            yield (*path, "auth"), what
 
 
 class HttpBatch(SpecModel):

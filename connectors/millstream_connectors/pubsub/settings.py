@@ -61,10 +61,8 @@ class PubsubProject(SpecModel):
         """Rejects credentials that would be sent unencrypted."""
         yield from credential_problems(self.credentials, self.endpoint)
 
-
-def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes about the connection to a project."""
-    yield from endpoint_notes(settings.endpoint, path)
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from endpoint_notes(self.endpoint, path)
 
 
 class PubsubSource(PubsubProject):

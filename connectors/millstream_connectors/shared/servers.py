@@ -66,11 +66,10 @@ class ServerByUrl(SpecModel):
         parts = urlsplit(self.url)
         return parts.port or self.ports[parts.scheme]
 
-
-def notes_by_url(settings: ServerByUrl, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about a connection: secrets in the pipeline file, and unencrypted ones on the network."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    if settings.password is not None and not settings.encrypted and not stays_on_this_machine(settings.host.lower()):
-        what = "the password and the records are sent to the server unencrypted"
-        yield (*path, "url"), f"{what}; {tuple(settings.ports)[1]}:// encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on unencrypted ones on the network."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        if self.password is not None and not self.encrypted and not stays_on_this_machine(self.host.lower()):
+            what = "the password and the records are sent to the server unencrypted"
+            yield (*path, "url"), f"{what}; {tuple(self.ports)[1]}:// encrypts them"

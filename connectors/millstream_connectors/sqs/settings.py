@@ -71,15 +71,14 @@ class SqsQueue(SpecModel):
         found = _REGION.fullmatch(urlsplit(self.queue_url).hostname or "")
         return self.region or (found[1] if found is not None else "us-east-1")
 
-
-def queue_notes(settings: SqsQueue, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the access to a queue."""
-    for name, value in (("secretKey", settings.secret_key), ("sessionToken", settings.session_token)):
-        if isinstance(value, str):
-            yield (*path, name), secret_in_file(name)
-    parts = urlsplit(settings.address)
-    if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
-        yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on an unencrypted connection."""
+        for name, value in (("secretKey", self.secret_key), ("sessionToken", self.session_token)):
+            if isinstance(value, str):
+                yield (*path, name), secret_in_file(name)
+        parts = urlsplit(self.address)
+        if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
+            yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
 
 
 _HOURS_12 = 12 * 3600

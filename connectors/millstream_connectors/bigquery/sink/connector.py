@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
-from millstream_connectors.bigquery.settings import BigQuerySink, dataset_notes
+from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.shared.looking import unfit
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
 
@@ -33,9 +32,6 @@ class _BigQuery(SinkConnector[BigQuerySink]):
         from millstream_connectors.bigquery.sink.lane import look
 
         return unfit(place, look(settings, place.base_dir))
-
-    def notes(self, settings: BigQuerySink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from dataset_notes(settings, path)
 
     def open(self, settings: BigQuerySink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.bigquery.sink.lane import open_bigquery_sink

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.problems import Path
 from millstream_connectors.generator.settings import GeneratorSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -19,10 +16,6 @@ class _Generator(SourceConnector[GeneratorSource]):
 
     def bounded(self, settings: GeneratorSource) -> bool | None:
         return settings.records is not None
-
-    def notes(self, settings: GeneratorSource, path: Path) -> Iterator[tuple[Path, str]]:
-        if "msg_size" in settings.model_fields_set and settings.value_blob is not None:
-            yield (*path, "msgSize"), "`msgSize` has no effect with `valueBlob`"
 
     def open(self, settings: GeneratorSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.generator.source.lane import open_generator

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.http.settings import HttpSink
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -35,9 +34,6 @@ class _Http(SinkConnector[HttpSink]):
             return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
 
         return look()
-
-    def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def open(self, settings: HttpSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.http.sink.lane import open_http_sink

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
-from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import (
-    as_duration,
-)
+from millstream.spec.problems import Finding
+from millstream.spec.values import as_duration
 from millstream_connectors.http.settings import HttpSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -45,15 +42,6 @@ class _Http(SourceConnector[HttpSource]):
         if place.replicas > 1 and settings.port != 0:
             what = f"{place.replicas} processes cannot listen on the same port of this machine"
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
-
-    def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
-        """Warns about tokens that are sent unencrypted over the network."""
-        if settings.auth is not None and settings.tls is None and not stays_on_this_machine(settings.host):
-            what = (
-                f"senders send their token unencrypted to {settings.host}; set `tls`, or put a proxy in front, to "
-                "encrypt it"
-            )
-            yield (*path, "auth"), what
 
     def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.http.source.lane import open_http

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 _ONCE = (
@@ -38,9 +34,6 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
 
     def bounded(self, settings: HttpPollSource) -> bool | None:
         return settings.stop_at_end
-
-    def notes(self, settings: HttpPollSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def online_findings(self, settings: HttpPollSource, place: Place) -> OnlineFindings:
         from millstream_connectors.http_poll.source.lane import look

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.mqtt.settings import MqttSink
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -22,9 +21,6 @@ class _Mqtt(SinkConnector[MqttSink]):
         "which a reader can drop duplicates",
     )
     whole = True
-
-    def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def online_findings(self, settings: MqttSink, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.client import linked

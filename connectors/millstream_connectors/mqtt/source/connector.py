@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.mqtt.settings import MqttSource
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -37,9 +35,6 @@ class _Mqtt(SourceConnector[MqttSource]):
             f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0"
         )
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
-
-    def notes(self, settings: MqttSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def online_findings(self, settings: MqttSource, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.source.topic import look

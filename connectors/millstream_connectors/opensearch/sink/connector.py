@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -31,9 +28,6 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
         from millstream_connectors.opensearch.sink.lane import look
 
         return no_findings(look(settings, place.base_dir))
-
-    def notes(self, settings: OpenSearchSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def open(self, settings: OpenSearchSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.opensearch.sink.lane import open_opensearch_sink

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.pubsub.settings import PubsubSink, project_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.pubsub.settings import PubsubSink
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -24,9 +24,6 @@ class _Pubsub(SinkConnector[PubsubSink]):
         "which a reader can drop duplicates",
     )
     whole = True
-
-    def notes(self, settings: PubsubSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from project_notes(settings, path)
 
     def online_findings(self, settings: PubsubSink, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.sink.lane import look

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream.spec.values import as_duration
-from millstream_connectors.pubsub.settings import PubsubSource, project_notes
+from millstream_connectors.pubsub.settings import PubsubSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -31,9 +31,6 @@ class _Pubsub(SourceConnector[PubsubSource]):
     def guarantee(self, settings: PubsubSource) -> Guarantee:
         sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
-
-    def notes(self, settings: PubsubSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from project_notes(settings, path)
 
     def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.source.subscription import look

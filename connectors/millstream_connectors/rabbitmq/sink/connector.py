@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.looking import unfit_settings
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -24,9 +22,6 @@ class _Rabbit(SinkConnector[RabbitSink]):
         "can drop duplicates",
     )
     whole = True
-
-    def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def online_findings(self, settings: RabbitSink, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.sink.lane import look

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -41,9 +39,6 @@ class _Rabbit(SourceConnector[RabbitSource]):
             f"{as_duration(settings.id_ttl_s)}; at least once without one"
         )
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
-
-    def notes(self, settings: RabbitSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def online_findings(self, settings: RabbitSource, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.source.queue import look

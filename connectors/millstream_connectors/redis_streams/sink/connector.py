@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -43,9 +42,6 @@ class _Redis(SinkConnector[RedisSink]):
 
         loc = "stream" if settings.mode == "stream" else "prefix"
         return unfit_setting(place, loc, look(settings, place.base_dir))
-
-    def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def open(self, settings: RedisSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_connectors.redis_streams.sink.lane import open_redis_sink

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Finding
 from millstream_connectors.redis_streams.settings import RedisSource
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ class _Redis(SourceConnector[RedisSource]):
 
     def bounded(self, settings: RedisSource) -> bool | None:
         return settings.stop_at_end
-
-    def notes(self, settings: RedisSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
 
     def online_findings(self, settings: RedisSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_connectors.redis_streams.source.lane import look

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.sqs.settings import SqsSink, queue_notes
+from millstream_connectors.sqs.settings import SqsSink
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 _PLAIN = (
@@ -29,9 +28,6 @@ class _Sqs(SinkConnector[SqsSink]):
             return self.promise
         what = "at least once; the FIFO queue drops a message that is sent again within five minutes"
         return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
-
-    def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from queue_notes(settings, path)
 
     def online_findings(self, settings: SqsSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.look import look

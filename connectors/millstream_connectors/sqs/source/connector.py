@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream.spec.values import as_duration
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.sqs.settings import SqsSource, queue_notes
+from millstream_connectors.sqs.settings import SqsSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -29,9 +28,6 @@ class _Sqs(SourceConnector[SqsSource]):
     def guarantee(self, settings: SqsSource) -> Guarantee:
         sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
-
-    def notes(self, settings: SqsSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from queue_notes(settings, path)
 
     def online_findings(self, settings: SqsSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.look import look

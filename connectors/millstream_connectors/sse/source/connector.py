@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.sse.settings import SseSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -32,9 +28,6 @@ class _Sse(SourceConnector[SseSource]):
             "last commit"
         )
         return Guarantee(GuaranteeId.POSITION, what)
-
-    def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def online_findings(self, settings: SseSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sse.source.stream import look

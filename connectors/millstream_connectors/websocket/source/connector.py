@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Path
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.websocket.settings import WebSocketSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -24,9 +20,6 @@ class _WebSocket(SourceConnector[WebSocketSource]):
 
     def bounded(self, settings: WebSocketSource) -> bool | None:
         return False
-
-    def notes(self, settings: WebSocketSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
 
     def online_findings(self, settings: WebSocketSource, place: Place) -> OnlineFindings:
         from millstream_connectors.websocket.source.stream import look
