@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from millstream import codes
-from millstream.limits import IDS_MAX
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
@@ -65,7 +64,7 @@ class PubsubProject(SpecModel):
         yield from endpoint_notes(self.endpoint, path)
 
 
-class PubsubSource(PubsubProject):
+class PubsubSource(RemembersIds, PubsubProject):
     """Takes messages from a subscription of Google Cloud Pub/Sub, and acknowledges them once they are committed."""
 
     noun = "a pubsub source"
@@ -81,12 +80,6 @@ class PubsubSource(PubsubProject):
     """Attribute with a unique id that the publisher gave the message, such as `Millstream-Id`. A message that was
     published twice then counts once. Default: the id that the service gave the message; it is also used if a message
     lacks the attribute."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
-    a remembered id takes 30 bytes of memory."""
 
     @property
     def path(self) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from millstream.limits import IDS_MAX
 from millstream.spec.addresses import SERVER_CHECK, address_check
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
@@ -84,7 +83,7 @@ class SqsQueue(SpecModel):
 _HOURS_12 = 12 * 3600
 
 
-class SqsSource(SqsQueue):
+class SqsSource(RemembersIds, SqsQueue):
     """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
 
     noun = "an sqs source"
@@ -96,12 +95,6 @@ class SqsSource(SqsQueue):
     crash the message is delivered again when the time is over. Duration of 3s to 12h, in whole seconds, default 60s."""
     prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
     """Approximate maximum number of messages that are held without being deleted."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
-    a remembered id takes 30 bytes of memory."""
 
 
 class SqsSink(SqsQueue):
