@@ -19,10 +19,8 @@ class _Generator(SourceConnector[GeneratorSource]):
 
     def open(self, settings: GeneratorSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.generator.source.lane import open_generator
-        from millstream_connectors.generator.source.plan import generator_plan
 
-        plan = generator_plan(settings)
-        return open_generator(plan, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+        return open_generator(settings, owner)
 
 
 GENERATOR = _Generator()

@@ -44,12 +44,9 @@ class _Http(SourceConnector[HttpSource]):
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.http.source.lane import open_http
-        from millstream_connectors.http.source.plan import http_plan
+        from millstream_connectors.http.source.lane import http_plan, open_http
 
-        plan = http_plan(settings, owner.base_dir, owner.lane, owner.clock)
-        where = (owner.lane, owner.partitions, owner.position)
-        return open_http(plan, owner.extraction, *where, clock=owner.clock, seen=owner.seen)
+        return open_http(http_plan(settings, owner), owner)
 
 
 HTTP = _Http()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream import codes
 from millstream.errors import MillstreamError
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream_connectors.user_defined.settings import UserSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -19,10 +19,6 @@ class _Udsource(SourceConnector[UserSource]):
     ends = "when its function says so"
     untrusted = True
 
-    def id_bounds(self, settings: UserSource) -> IdBounds | None:
-        # Only its first records show whether it gives ids.
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def open(self, settings: UserSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.user_defined.source.lane import open_user_defined
 
@@ -30,8 +26,7 @@ class _Udsource(SourceConnector[UserSource]):
             raise MillstreamError(
                 codes.IMPOSSIBLE, f"lane {owner.lane}: a user-defined source was opened without its function"
             )
-        where = (owner.lane, owner.partitions, owner.position)
-        return open_user_defined(owner.client, owner.stream_name, *where, clock=owner.clock)
+        return open_user_defined(owner.client, owner.stream_name, owner)
 
 
 UDSOURCE = _Udsource()
