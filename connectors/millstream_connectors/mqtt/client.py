@@ -30,6 +30,7 @@ from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
+from millstream_connectors.shared.failures import failure_of
 
 _KEEPALIVE_S = 15
 _SETTLE_S = 5.0
@@ -211,16 +212,12 @@ class MqttLink:
         return UserError(codes.TARGET_UNFIT, f"{self._place}: {what}")
 
     def _error_of(self, error: BaseException) -> MillstreamError:
-        said = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError):
-            return UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {said}")
-        if isinstance(error, TimeoutError):
-            return RetryLaterError(codes.TARGET_AWAY, f"{self._place} did not answer in time")
-        also = ""
-        if isinstance(error, _EndedError) and self._broker.tls is not None and self._broker.tls.certificate is not None:
+        tls = self._broker.tls
+        if isinstance(error, _EndedError) and tls is not None and tls.certificate is not None:
             # Paho does not say why.
-            also = ", or does not accept `tls.certificate`"
-        return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now{also}: {said}")
+            what = f"{self._place} cannot be used now, or does not accept `tls.certificate`: {error}"
+            return RetryLaterError(codes.TARGET_AWAY, what)
+        return failure_of(error, self._place)
 
     def _check(self, error: MQTTErrorCode) -> None:
         if error != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -307,3 +304,9 @@ async def linked(broker: MqttBroker, base_dir: Path, where: str) -> AsyncIterato
         yield link
     finally:
         await link.close()
+
+
+async def look(broker: MqttBroker, base_dir: Path) -> None:
+    """Raises Millstream errors if the broker cannot be reached or refuses the user."""
+    async with linked(broker, base_dir, "validate --online"):
+        pass

@@ -18,6 +18,7 @@ import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -50,10 +51,11 @@ from millstream_connectors.bigquery.sink.positions import (
     restriction,
     schema_faults,
 )
-from millstream_connectors.bigquery.sink.rows import BigQueryFormat, RowType, TableRow, column_faults, requests_of
+from millstream_connectors.bigquery.sink.rows import ROW_BYTES_MAX, BigQueryFormat, RowType, TableRow, column_faults
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced
 from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
+from millstream_connectors.shared.requests import requests_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 
@@ -143,7 +145,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         trial = Appending(self._link, stream.name, self._row_type.descriptor)
 
         async def attempt(rows: Sequence[TableRow]) -> None:
-            requests = [Request([row.data for row in part], None) for part in requests_of(rows)]
+            requests = [Request([row.data for row in part], None) for part in _requests(rows)]
             if await trial.append(requests) < len(requests):
                 assert trial.refusal is not None, "that is why it ended"
                 raise trial.refusal
@@ -159,7 +161,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         # Requests before a refused one have been written.
         records = part.records()
         made = records if self._owner.fallback else [row for row in records if row.end > self._durable]
-        parts = requests_of(made)
+        parts = _requests(made)
         if not parts and end <= self._durable and not part.refused:
             return
         requests: list[Request] = []
@@ -381,6 +383,10 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         values = ", ".join("NULL" if cell is None else literal(cell) for cell in cells)
         inserted = f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})"
         return f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; {inserted}`"
+
+
+def _requests(rows: Sequence[TableRow]) -> list[list[TableRow]]:
+    return requests_of(rows, attrgetter("size"), ROW_BYTES_MAX)
 
 
 def faults_of(table: Any, positions: Any, settings: BigQuerySink) -> list[Fault]:

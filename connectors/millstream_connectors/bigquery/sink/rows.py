@@ -48,6 +48,11 @@ class TableRow(NamedTuple):
     frame: str
     """Name of the record's frame."""
 
+    @property
+    def size(self) -> int:
+        """Bytes in a request. Each row has a tag of one byte and a length of up to four."""
+        return len(self.data) + 5
+
 
 class ColumnFault(NamedTuple):
     """A column of the settings or of the table that does not fit."""
@@ -166,20 +171,6 @@ class BigQueryFormat(RowFormat[bytes]):
             kept.append(row)
             made.append(data)
         return kept, made, failures
-
-
-def requests_of(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """Divide the rows into requests, in order, with as many rows as fit into each."""
-    made: list[list[TableRow]] = []
-    size = 0
-    for row in rows:
-        # Each row has a tag of one byte and a length of up to four.
-        if not made or size + len(row.data) + 5 > ROW_BYTES_MAX:
-            made.append([])
-            size = 0
-        made[-1].append(row)
-        size += len(row.data) + 5
-    return made
 
 
 def _is_known(field: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding
 from millstream_connectors.mqtt.settings import MqttSink
+from millstream_connectors.shared.looking import no_findings
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -23,14 +23,10 @@ class _Mqtt(SinkConnector[MqttSink]):
     whole = True
 
     def online_findings(self, settings: MqttSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.mqtt.client import linked
+        from millstream_connectors.mqtt.client import look
 
-        async def look() -> Sequence[Finding]:
-            async with linked(settings, place.base_dir, "validate --online"):
-                # MQTT has no way to ask whether a client may publish to a topic.
-                return []
-
-        return look()
+        # MQTT has no way to ask whether a client may publish to a topic.
+        return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: MqttSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.mqtt.sink.lane import open_mqtt_sink

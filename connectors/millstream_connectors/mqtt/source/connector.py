@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.mqtt.settings import MqttSource
 from millstream_connectors.shared.looking import unfit_setting
@@ -25,9 +25,6 @@ class _Mqtt(SourceConnector[MqttSource]):
 
     def bounded(self, settings: MqttSource) -> bool | None:
         return False
-
-    def id_bounds(self, settings: MqttSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
 
     def guarantee(self, settings: MqttSource) -> Guarantee:
         sentence = (

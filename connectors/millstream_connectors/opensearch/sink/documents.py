@@ -56,6 +56,11 @@ class Put(NamedTuple):
     number: int = 0
     """Index of its frame in the write."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the lines."""
+        return len(self.lines)
+
 
 class OwnerVersions(NamedTuple):
     """The versions that an owner of a lane writes."""
@@ -98,19 +103,6 @@ def convert(
         puts = [Put(row, head + one_line(values[row]) + b"\n") for row, head in zip(rows, heads, strict=True)]
         return puts, failures
     return _upserts(item, settings, owned, rows, failures)
-
-
-def batches(puts: Sequence[Put], bytes_max: int) -> list[list[Put]]:
-    """Divide the writes into requests, in order, with as many as fit into each."""
-    made: list[list[Put]] = []
-    size = 0
-    for put in puts:
-        if not made or size + len(put.lines) > bytes_max:
-            made.append([])
-            size = 0
-        made[-1].append(put)
-        size += len(put.lines)
-    return made
 
 
 def judged(answer: Mapping[str, Any]) -> Misfit | None:

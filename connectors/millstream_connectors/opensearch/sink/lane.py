@@ -16,6 +16,7 @@ import gzip
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,11 +37,11 @@ from millstream_connectors.opensearch.sink.documents import (
     Misfit,
     OwnerVersions,
     Put,
-    batches,
     convert,
     judged,
 )
 from millstream_connectors.shared.kept import fenced
+from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.web.client import WebLink, body_of, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_writer.connector import SinkOwner
@@ -87,7 +88,7 @@ class OpenSearchSinkLane(UnkeptLane):
             puts += made if number == 0 else [put._replace(number=number) for put in made]
             failures.append(unfit)
         # A request may have records of several frames: a small frame takes as long as a large one.
-        for batch in batches(puts, self._bytes_max):
+        for batch in requests_of(puts, attrgetter("size"), self._bytes_max):
             for put, failure in await self._send(batch):
                 failures[put.number].append(failure)
         for found in failures:
@@ -137,7 +138,7 @@ class OpenSearchSinkLane(UnkeptLane):
 
     async def _divided(self, batch: Sequence[Put]) -> list[tuple[Put, SinkFailure]]:
         """Send writes that are too large for one request, in order. A single one cannot be divided, so it fails."""
-        size = sum(len(put.lines) for put in batch)
+        size = sum(put.size for put in batch)
         if len(batch) == 1:
             detail = f"the server accepts no request of {size} bytes"
             return [(batch[0], SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail))]
@@ -150,7 +151,11 @@ class OpenSearchSinkLane(UnkeptLane):
             self._link.place,
             size,
         )
-        return [failed for half in batches(batch, self._bytes_max) for failed in await self._send(half)]
+        return [
+            failed
+            for half in requests_of(batch, attrgetter("size"), self._bytes_max)
+            for failed in await self._send(half)
+        ]
 
     async def _check_newer(self, ids: Sequence[str]) -> None:
         """Raises an error if a later owner, or another lane, has written a newer version of one of the documents.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
-from millstream import codes
-from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding
 from millstream_connectors.pubsub.settings import PubsubSink
+from millstream_connectors.shared.looking import absent
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -28,17 +26,8 @@ class _Pubsub(SinkConnector[PubsubSink]):
     def online_findings(self, settings: PubsubSink, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            try:
-                await look(settings, place.base_dir)
-            except UserError as error:
-                if error.code is not codes.TARGET_UNFIT:
-                    raise
-                what = f"there is no topic {settings.path}"
-                return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, "an existing topic")]
-            return []
-
-        return findings()
+        looking, what = look(settings, place.base_dir), f"there is no topic {settings.path}"
+        return absent(place, "topic", looking, what, "an existing topic")
 
     def open(self, settings: PubsubSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.pubsub.sink.lane import open_pubsub_sink

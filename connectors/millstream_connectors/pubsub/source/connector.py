@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.pubsub.settings import PubsubSource
+from millstream_connectors.shared.looking import absent
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -25,9 +23,6 @@ class _Pubsub(SourceConnector[PubsubSource]):
     def bounded(self, settings: PubsubSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: PubsubSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: PubsubSource) -> Guarantee:
         sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
@@ -35,19 +30,8 @@ class _Pubsub(SourceConnector[PubsubSource]):
     def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.source.subscription import look
 
-        async def findings() -> Sequence[Finding]:
-            try:
-                await look(settings, place.base_dir)
-            except UserError as error:
-                if error.code is not codes.TARGET_UNFIT:
-                    raise
-                what = f"there is no subscription {settings.path}"
-                return [
-                    Finding(codes.TARGET_UNFIT, (*place.path, "subscription"), what, "an existing pull subscription")
-                ]
-            return []
-
-        return findings()
+        looking, what = look(settings, place.base_dir), f"there is no subscription {settings.path}"
+        return absent(place, "subscription", looking, what, "an existing pull subscription")
 
     def open(self, settings: PubsubSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.pubsub.source.subscription import KIND, subscription

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.rabbitmq.settings import RabbitSink
-from millstream_connectors.shared.looking import unfit_settings
+from millstream_connectors.shared.looking import absent
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -26,7 +26,13 @@ class _Rabbit(SinkConnector[RabbitSink]):
     def online_findings(self, settings: RabbitSink, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.sink.lane import look
 
-        return unfit_settings(place, look(settings, place.base_dir))
+        kind, setting, name = (
+            ("exchange", "exchange", settings.exchange)
+            if settings.exchange
+            else ("queue", "routingKey", settings.routing_key)
+        )
+        what = f"there is no {kind} {name} in the virtual host {settings.virtual_host}"
+        return absent(place, setting, look(settings, place.base_dir), what, "an existing one", sign="NOT_FOUND")
 
     def open(self, settings: RabbitSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink

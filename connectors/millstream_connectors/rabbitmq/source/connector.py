@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import absent
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
@@ -27,9 +27,6 @@ class _Rabbit(SourceConnector[RabbitSource]):
     def bounded(self, settings: RabbitSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: RabbitSource) -> IdBounds | None:
-        return None if settings.stream else IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: RabbitSource) -> Guarantee:
         if settings.stream:
             what = "exactly once: it continues after the message in its last commit"
@@ -43,7 +40,8 @@ class _Rabbit(SourceConnector[RabbitSource]):
     def online_findings(self, settings: RabbitSource, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.source.queue import look
 
-        return unfit_setting(place, "queue", look(settings, place.base_dir))
+        what = f"there is no queue {settings.queue} in the virtual host {settings.virtual_host}"
+        return absent(place, "queue", look(settings, place.base_dir), what, "an existing queue", sign="NOT_FOUND")
 
     def open(self, settings: RabbitSource, owner: SourceOwner) -> SourceOpening:
         if settings.stream:
@@ -54,13 +52,7 @@ class _Rabbit(SourceConnector[RabbitSource]):
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
         subscription = RabbitSubscription(settings, owner)
-        return open_acknowledged(
-            KIND,
-            settings.queue,
-            owner,
-            subscription,
-            messages_max=settings.prefetch,
-        )
+        return open_acknowledged(KIND, settings.queue, owner, subscription, messages_max=settings.prefetch)
 
 
 RABBITMQ = _Rabbit()

@@ -24,7 +24,7 @@ from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import UserError
 from millstream.extract import EPOCH_S
-from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
+from millstream_connectors.rabbitmq.client import RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
@@ -66,32 +66,22 @@ class RabbitSubscription:
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
-        self._link = link
-        try:
+        async with link.closed_on_failure():
             declared = await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             self._there = int(declared.message_count or 0)
             self._second, self._window, self._seen = "", self._first, 0
             await self._consume(link, inbox, self._first)
-        except FAILURES as error:
-            await self.close()
-            raise link.error_of(error) from error
-        except BaseException:
-            await self.close()
-            raise
         link.on_loss(inbox.lose)
+        self._link = link
 
     async def receive(self, inbox: AcknowledgedInbox) -> None:
         """The server sends messages without requests."""
 
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        link = self._link
-        if link is None:
-            return
-        try:
-            # Their tags are consecutive: one acknowledgement of the last covers all.
-            await link.channel.basic_ack(messages[-1].tag, multiple=True)
-        except FAILURES as error:
-            raise link.error_of(error) from error
+        if self._link is not None:
+            with self._link.translated():
+                # Their tags are consecutive: one acknowledgement of the last covers all.
+                await self._link.channel.basic_ack(messages[-1].tag, multiple=True)
 
     async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """A message is held as long as the connection lasts."""
@@ -100,7 +90,7 @@ class RabbitSubscription:
         link = self._link
         if link is None or not self._fits_badly(inbox):
             return
-        try:
+        with link.translated():
             if self._second:
                 # After the cancellation of a consumer, a quorum queue redelivers its unacknowledged messages, out of
                 # order.
@@ -110,8 +100,6 @@ class RabbitSubscription:
             if more > 0:
                 self._second = await self._consume(link, inbox, more)
                 self._window += more
-        except FAILURES as error:
-            raise link.error_of(error) from error
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -211,14 +199,7 @@ def _text(value: Any) -> bytes | None:
     return str(value).encode()
 
 
-async def look(spec: RabbitSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    try:
-        async with linked(spec, base_dir, "validate --online") as link:
-            await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)
-    except UserError as error:
-        if "NOT_FOUND" in str(error):
-            return [(f"there is no queue {spec.queue} in the virtual host {spec.virtual_host}", "an existing queue")]
-        raise
-    return []
+async def look(spec: RabbitSource, base_dir: Path) -> None:
+    """Check for `validate --online` that the queue exists. Raises Millstream errors."""
+    async with linked(spec, base_dir) as link:
+        await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)

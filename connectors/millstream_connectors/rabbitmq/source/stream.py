@@ -65,22 +65,18 @@ class RabbitStream:
         self._at = int(at) if at else None
         link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
-        try:
+        async with link.closed_on_failure():
             # If the queue is missing, consuming from it would only close the channel.
             await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
-            start = start_time(self._spec.start)
-            first = "first" if start is None else start
-            await _consume(link, self._spec, first if self._at is None else self._at, _WINDOW, arrived)
-        except FAILURES as error:
-            await link.close()
-            if OFFSET in str(error):
+            start = (start_time(self._spec.start) or "first") if self._at is None else self._at
+            try:
+                await _consume(link, self._spec, start, _WINDOW, arrived)
+            except FAILURES as error:
+                if OFFSET not in str(error):
+                    raise
                 # The server's message about the argument would not help the user.
                 what = f"{self._where}: {self._spec.queue} is not a stream; leave out `stream`"
                 raise UserError(codes.TARGET_UNFIT, what) from error
-            raise link.error_of(error) from error
-        except BaseException:
-            await link.close()
-            raise
         link.on_loss(arrived.put_nowait)
         self._link, self._arrived = link, arrived
 
@@ -93,20 +89,18 @@ class RabbitStream:
             item = await arrived.get()
             if isinstance(item, MillstreamError):
                 raise item
-            await self._take(link, item, inbox)
+            await self._take(item, inbox)
             if arrived.empty():
-                try:
+                with link.translated():
                     # This acknowledges all messages before it, too.
                     await link.channel.basic_ack(item.delivery_tag or 0, multiple=True)
-                except FAILURES as error:
-                    raise link.error_of(error) from error
 
     async def close(self) -> None:
         link, self._link = self._link, None
         if link is not None:
             await link.close()
 
-    async def _take(self, link: RabbitLink, delivered: DeliveredMessage, inbox: Arrivals) -> None:
+    async def _take(self, delivered: DeliveredMessage, inbox: Arrivals) -> None:
         offset = _offset_of(delivered)
         message = message_of(delivered, self._owner.clock.now_us())
         digest = digest_of(message)
@@ -119,21 +113,20 @@ class RabbitStream:
         if last is not None:
             if offset <= last:
                 return
-            if offset > last + 1 and (first := await self._first(link)) > last + 1:
+            if offset > last + 1 and (first := await self._first()) > last + 1:
                 raise self._removed(last, first)
         self._at = offset
         inbox.put(ReceivedMessage(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
 
-    async def _first(self, link: RabbitLink) -> int:
+    async def _first(self) -> int:
         """The offset of the first message that is now in the stream."""
         found: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         try:
-            await _consume(beside, self._spec, "first", 1, found)
-            async with asyncio.timeout(self._spec.timeout_s):
-                item = await found.get()
-        except FAILURES as error:
-            raise link.error_of(error) from error
+            with beside.translated():
+                await _consume(beside, self._spec, "first", 1, found)
+                async with asyncio.timeout(self._spec.timeout_s):
+                    item = await found.get()
         finally:
             await beside.close()
         assert not isinstance(item, MillstreamError), "nothing puts one there"

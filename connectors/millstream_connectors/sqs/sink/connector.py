@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import absent
 from millstream_connectors.sqs.settings import SqsSink
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
@@ -30,9 +30,10 @@ class _Sqs(SinkConnector[SqsSink]):
         return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
 
     def online_findings(self, settings: SqsSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.sqs.look import look
+        from millstream_connectors.sqs.client import look
 
-        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
+        looking = look(settings, place.base_dir)
+        return absent(place, "queueUrl", looking, "there is no such queue", "an existing one", sign="there is no queue")
 
     def open(self, settings: SqsSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.sqs.sink.lane import open_sqs_sink

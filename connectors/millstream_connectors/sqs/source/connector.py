@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineFindings, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
-from millstream_connectors.shared.looking import unfit_setting
+from millstream_connectors.shared.looking import absent
 from millstream_connectors.sqs.settings import SqsSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
@@ -22,17 +22,15 @@ class _Sqs(SourceConnector[SqsSource]):
     def bounded(self, settings: SqsSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: SqsSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: SqsSource) -> Guarantee:
         sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def online_findings(self, settings: SqsSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.sqs.look import look
+        from millstream_connectors.sqs.client import look
 
-        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
+        looking = look(settings, place.base_dir)
+        return absent(place, "queueUrl", looking, "there is no such queue", "an existing one", sign="there is no queue")
 
     def open(self, settings: SqsSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.shared.acknowledged import open_acknowledged
