@@ -39,8 +39,6 @@ COLUMNS: Mapping[str, str] = {
 }
 """Columns of the table, with their types."""
 
-Refused = Mapping[Position, tuple[str, str]]
-
 
 class StreamClaim(NamedTuple):
     """An owner, and the stream to which it writes."""
@@ -80,10 +78,6 @@ class History(NamedTuple):
     """In ascending order of rank."""
     noted: Mapping[str, Sequence[StreamPosition]]
     """The positions of each stream, in order."""
-
-    def newest(self) -> StreamClaim | None:
-        """The claim of the highest rank."""
-        return self.claims[-1] if self.claims else None
 
     def open_streams(self, below: StreamClaim) -> list[StreamClaim]:
         """Claims whose streams may still grow: the newest one with a position, and all after it. An owner notes its
