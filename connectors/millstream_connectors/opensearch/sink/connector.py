@@ -21,8 +21,10 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
     def guarantee(self, settings: OpenSearchSink, *, fallback: bool) -> Guarantee:
         if settings.mode == "insert":
             return self.promise
-        what = "exactly once: each write has a version, and OpenSearch refuses one that is older than the document's"
-        return Guarantee(GuaranteeId.IDEMPOTENT, what)
+        return Guarantee(
+            GuaranteeId.IDEMPOTENT,
+            "exactly once: each write has a version, and OpenSearch refuses one that is older than the document's",
+        )
 
     def online_findings(self, settings: OpenSearchSink, place: Place) -> OnlineFindings:
         from millstream_connectors.opensearch.sink.lane import look

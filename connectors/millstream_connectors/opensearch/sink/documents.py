@@ -129,7 +129,11 @@ def _upserts(
     objects: list[Any] = []
     if with_members:
         rows, objects = _parsed(values, rows, failures)
-    ids = members_of(objects, settings.id.split(".")) if settings.id is not None else _keys(item, rows)
+    if settings.id is not None:
+        ids = members_of(objects, settings.id.split("."))
+    else:
+        keys = item.frame.keys()
+        ids = [_key_text(keys[row]) for row in rows]
     deletes = deletes_of(when, item, rows, objects) if when is not None else [False] * len(rows)
     puts = []
     for row, name, is_deleted in zip(rows, ids, deletes, strict=True):
@@ -170,11 +174,6 @@ def _parsed(
 
 def _head(operation: str, meta: Mapping[str, Any]) -> bytes:
     return json.dumps({operation: meta}, separators=(",", ":")).encode() + b"\n"
-
-
-def _keys(item: SinkFrame, rows: Sequence[int]) -> list[str | None]:
-    keys = item.frame.keys()
-    return [_key_text(keys[row]) for row in rows]
 
 
 def _key_text(keys: Sequence[bytes]) -> str | None:
