@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiormq import Connection, exceptions, spec
+from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
 from aiormq.connection import exception_by_code
 from yarl import URL
@@ -129,6 +130,20 @@ class RabbitLink:
 
         self.channel.closing.add_done_callback(ended)
         self.channel.on_consumer_cancel_callbacks.add(cancelled)
+
+    async def consume(
+        self, queue: str, put: Callable[[DeliveredMessage], object], window: int, arguments: Any = None
+    ) -> str:
+        """Start a consumer, which passes each message to `put`; `window`: how many it gets before it acknowledges one.
+        Returns its name. Raises errors of the client."""
+
+        async def arrived(delivered: DeliveredMessage) -> None:
+            put(delivered)
+
+        timeout_s = self._server.timeout_s
+        await self.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
+        answer = await self.channel.basic_consume(queue, arrived, arguments=arguments, timeout=timeout_s)
+        return str(answer.consumer_tag)
 
     async def error_of_publishing(self, error: BaseException) -> MillstreamError:
         """The same for a publication. A server that is short of disk space or memory takes none, and says so."""

@@ -62,13 +62,10 @@ class LeasedSubscription:
         """`open_queue`: a connection to the queue. Raises an error if the queue does not exist."""
         self._open_queue = open_queue
         self._pace = pace
+        self.lease_s: float | None = pace.lease_s
         self._queue: LeasingQueue | None = None
         self._inbox: AcknowledgedInbox | None = None
         self._connection = AsyncExitStack()
-
-    @property
-    def lease_s(self) -> float | None:
-        return float(self._pace.lease_s)
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         self._queue, self._inbox = await self._connection.enter_async_context(self._open_queue()), inbox

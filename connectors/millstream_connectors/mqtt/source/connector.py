@@ -27,11 +27,11 @@ class _Mqtt(SourceConnector[MqttSource]):
         return False
 
     def guarantee(self, settings: MqttSource) -> Guarantee:
-        sentence = (
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             f"exactly once for messages of QoS 1 with the user property `{settings.id_property}`, which is remembered "
-            f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0"
+            f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def online_findings(self, settings: MqttSource, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.source.topic import look
@@ -42,8 +42,9 @@ class _Mqtt(SourceConnector[MqttSource]):
         from millstream_connectors.mqtt.source.topic import KIND, MqttSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
-        subscription = MqttSubscription(settings, owner)
-        return open_acknowledged(KIND, settings.topic, owner, subscription, messages_max=settings.prefetch)
+        return open_acknowledged(
+            KIND, settings.topic, owner, MqttSubscription(settings, owner), messages_max=settings.prefetch
+        )
 
 
 MQTT = _Mqtt()

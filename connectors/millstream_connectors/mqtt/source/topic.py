@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream_connectors.mqtt.client import MqttLink, MqttSession, linked, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_reader.connector import SourceOwner
 
 KIND = "mqtt"
@@ -30,7 +30,7 @@ TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
 _log = logging.getLogger(__name__)
 
 
-class MqttSubscription:
+class MqttSubscription(PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
@@ -43,10 +43,6 @@ class MqttSubscription:
         self._known = bool(owner.position)
         """Whether a lane has read from the session before, so the broker should have it."""
         self._warned_dropped = False
-
-    @property
-    def lease_s(self) -> float | None:
-        return None
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         spec, owner = self._spec, self._owner
@@ -66,17 +62,11 @@ class MqttSubscription:
             )
         self._link, self._known = link, True
 
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The broker sends messages by itself."""
-
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         if self._link is not None:
             for message in messages:
                 if message.tag is not None:
                     self._link.acknowledge(message.tag)
-
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
 
     async def adjust(self, inbox: AcknowledgedInbox) -> None:
         fitting = max(1, inbox.bounds.size // max(1, self._largest))

@@ -29,13 +29,12 @@ class _Rabbit(SourceConnector[RabbitSource]):
 
     def guarantee(self, settings: RabbitSource) -> Guarantee:
         if settings.stream:
-            what = "exactly once: it continues after the message in its last commit"
-            return Guarantee(GuaranteeId.POSITION, what)
-        sentence = (
+            return Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             "exactly once for messages with a unique `message_id`, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without one"
+            f"{as_duration(settings.id_ttl_s)}; at least once without one",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def online_findings(self, settings: RabbitSource, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.source.queue import look
@@ -51,8 +50,9 @@ class _Rabbit(SourceConnector[RabbitSource]):
         from millstream_connectors.rabbitmq.source.queue import KIND, RabbitSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
-        subscription = RabbitSubscription(settings, owner)
-        return open_acknowledged(KIND, settings.queue, owner, subscription, messages_max=settings.prefetch)
+        return open_acknowledged(
+            KIND, settings.queue, owner, RabbitSubscription(settings, owner), messages_max=settings.prefetch
+        )
 
 
 RABBITMQ = _Rabbit()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from millstream.extract import EPOCH_S
 from millstream_connectors.rabbitmq.client import RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
 
@@ -40,7 +41,7 @@ _FIRST = 16
 """Prefetch of the first consumer."""
 
 
-class RabbitSubscription:
+class RabbitSubscription(PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
@@ -60,31 +61,21 @@ class RabbitSubscription:
         self._there = 0
         """How many of the messages that were in the queue at the connection's start still wait."""
 
-    @property
-    def lease_s(self) -> float | None:
-        return None
-
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         async with link.closed_on_failure():
             declared = await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             self._there = int(declared.message_count or 0)
             self._second, self._window, self._seen = "", self._first, 0
-            await self._consume(link, inbox, self._first)
+            await link.consume(self._spec.queue, partial(self._arrived, inbox), self._first)
         link.on_loss(inbox.lose)
         self._link = link
-
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The server sends messages without requests."""
 
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         if self._link is not None:
             with self._link.translated():
                 # Their tags are consecutive: one acknowledgement of the last covers all.
                 await self._link.channel.basic_ack(messages[-1].tag, multiple=True)
-
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
 
     async def adjust(self, inbox: AcknowledgedInbox) -> None:
         link = self._link
@@ -98,7 +89,7 @@ class RabbitSubscription:
                 self._second, self._window = "", self._first
             more = self._fitting(inbox) - self._first
             if more > 0:
-                self._second = await self._consume(link, inbox, more)
+                self._second = await link.consume(self._spec.queue, partial(self._arrived, inbox), more)
                 self._window += more
 
     async def close(self) -> None:
@@ -109,18 +100,7 @@ class RabbitSubscription:
     def pending(self) -> int | None:
         return self._there
 
-    async def _consume(self, link: RabbitLink, inbox: AcknowledgedInbox, window: int) -> str:
-        """Start another consumer; returns its name."""
-        timeout_s = self._spec.timeout_s
-        await link.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
-
-        async def arrived(delivered: DeliveredMessage) -> None:
-            self._arrived(delivered, inbox)
-
-        answer = await link.channel.basic_consume(self._spec.queue, arrived, timeout=timeout_s)
-        return str(answer.consumer_tag)
-
-    def _arrived(self, delivered: DeliveredMessage, inbox: AcknowledgedInbox) -> None:
+    def _arrived(self, inbox: AcknowledgedInbox, delivered: DeliveredMessage) -> None:
         if OFFSET in (delivered.header.properties.headers or {}):
             # Acknowledgements leave no trace in it: after a restart, only new messages would come.
             what = f"{self._where}: {self._spec.queue} is a stream; add `stream: true`"

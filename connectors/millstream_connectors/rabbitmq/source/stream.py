@@ -39,6 +39,9 @@ _WINDOW = 32
 class RabbitStream:
     """See `Stream`."""
 
+    replayable = True
+    pause_s = 0.0
+
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
@@ -51,14 +54,6 @@ class RabbitStream:
         self._digest = ""
         """Digest of the message in the mark; empty once it has been compared."""
 
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @property
-    def pause_s(self) -> float:
-        return 0.0
-
     async def connect(self, place: str) -> None:
         await self.close()
         at, _, self._digest = place.partition(" ")
@@ -70,7 +65,7 @@ class RabbitStream:
             await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             start = (start_time(self._spec.start) or "first") if self._at is None else self._at
             try:
-                await _consume(link, self._spec, start, _WINDOW, arrived)
+                await link.consume(self._spec.queue, arrived.put_nowait, _WINDOW, {OFFSET: start})
             except FAILURES as error:
                 if OFFSET not in str(error):
                     raise
@@ -120,16 +115,15 @@ class RabbitStream:
 
     async def _first(self) -> int:
         """The offset of the first message that is now in the stream."""
-        found: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
+        found: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
         beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         try:
             with beside.translated():
-                await _consume(beside, self._spec, "first", 1, found)
+                await beside.consume(self._spec.queue, found.put_nowait, 1, {OFFSET: "first"})
                 async with asyncio.timeout(self._spec.timeout_s):
                     item = await found.get()
         finally:
             await beside.close()
-        assert not isinstance(item, MillstreamError), "nothing puts one there"
         return _offset_of(item)
 
     def _removed(self, at: int, first: int) -> DamageError:
@@ -153,27 +147,7 @@ class RabbitStream:
 def open_stream(spec: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
     """The lane at `owner.position`. Only one of several lanes reads the stream."""
     idle = crc32(spec.queue.encode()) % owner.partitions != owner.lane.partition
-    stream = RabbitStream(spec, owner)
-    return open_receiving(KIND, spec.queue, owner, stream, idle=idle)
-
-
-async def _consume(
-    link: RabbitLink,
-    spec: RabbitSource,
-    start: object,
-    window: int,
-    arrived: asyncio.Queue[DeliveredMessage | MillstreamError],
-) -> None:
-    async def put(delivered: DeliveredMessage) -> None:
-        arrived.put_nowait(delivered)
-
-    await link.channel.basic_qos(prefetch_count=window, timeout=spec.timeout_s)
-    await link.channel.basic_consume(
-        spec.queue,
-        put,
-        arguments={OFFSET: start},  # type: ignore[dict-item]
-        timeout=spec.timeout_s,
-    )
+    return open_receiving(KIND, spec.queue, owner, RabbitStream(spec, owner), idle=idle)
 
 
 def _offset_of(delivered: DeliveredMessage) -> int:
