@@ -20,14 +20,14 @@ class _Http(SinkConnector[HttpSink]):
     )
 
     def guarantee(self, settings: HttpSink, *, fallback: bool) -> Guarantee:
-        what = (
+        return Guarantee(
+            GuaranteeId.IDEMPOTENT,
             f"exactly once if the receiver honours the `{settings.idempotency_header}` header: the key of a request "
-            "is the same on every retry"
+            "is the same on every retry",
         )
-        return Guarantee(GuaranteeId.IDEMPOTENT, what)
 
     def online_findings(self, settings: HttpSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.http.sink.reach import unreachable
+        from millstream_connectors.http.sink.lane import unreachable
 
         async def look() -> Sequence[Finding]:
             found = await unreachable(settings, place.base_dir)

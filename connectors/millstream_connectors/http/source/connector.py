@@ -29,11 +29,11 @@ class _Http(SourceConnector[HttpSource]):
         return IdBounds(settings.id_ttl_s, settings.ids_max)
 
     def guarantee(self, settings: HttpSource) -> Guarantee:
-        sentence = (
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             "exactly once for records that are sent with an id, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without one"
+            f"{as_duration(settings.id_ttl_s)}; at least once without one",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def address(self, settings: HttpSource, partition: int) -> tuple[str, int] | None:
         return (settings.host, settings.port + partition) if settings.port else None

@@ -22,7 +22,7 @@ import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -49,7 +49,7 @@ from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, is
 from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
 from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
-from millstream_connectors.http.source.server import HttpServer, open_http_server
+from millstream_connectors.http.source.server import HttpServer
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.ids import FULL_REPORTED_EVERY_S, full
@@ -140,23 +140,17 @@ async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSou
         host, port = listener.getsockname()[:2]
         scheme = "http" if plan.tls is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        http = HttpSourceLane(plan, owner, taken, address)
+        server = HttpServer(plan.limits, f"lane {lane}", owner.clock)
+        http = HttpSourceLane(plan, owner, taken, address, server)
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
         # Found without a pattern. The other route answers for the names of other vertices.
         application.router.add_post(f"/vertices/{lane.vertex}", http.take_in)
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
-        async with open_http_server(
-            application,
-            listener,
-            plan.limits,
-            where=f"lane {lane}",
-            clock=owner.clock,
-            tls=plan.tls,
-            shutdown_timeout_s=_ANSWER_TIMEOUT_S,
-            closing=http.give_up,
-        ) as http.server:
+        async with server.running(
+            application, listener, tls=plan.tls, shutdown_timeout_s=_ANSWER_TIMEOUT_S, closing=http.give_up
+        ):
             _log.info("lane %s: accepts records at %s", lane, address)
             yield http
     finally:
@@ -195,10 +189,13 @@ def _listen(plan: HttpPlan, lane: LaneId) -> socket.socket:
 class HttpSourceLane:
     """One lane of an HTTP source. See `SourceLane`."""
 
-    def __init__(self, plan: HttpPlan, owner: SourceOwner, taken: int, address: str) -> None:
+    replayable = False
+
+    def __init__(self, plan: HttpPlan, owner: SourceOwner, taken: int, address: str, server: HttpServer) -> None:
         self.address = address
         """The URL to POST to."""
         self._plan = plan
+        self._server = server
         self._owner = owner
         self._clock = owner.clock
         self._ids_waiting = 0
@@ -218,12 +215,6 @@ class HttpSourceLane:
         self._body_bytes = 0
         """Bytes of unanswered requests."""
         self._draining = False
-        self.server: HttpServer | None = None
-        """None before it listens."""
-
-    @property
-    def replayable(self) -> bool:
-        return False
 
     # The lane's side.
 
@@ -275,7 +266,7 @@ class HttpSourceLane:
         return self._taken - self._read
 
     def listener(self) -> ListenerStatistics:
-        return self.server.statistics() if self.server is not None else ListenerStatistics(0, {})
+        return self._server.statistics()
 
     def is_held_up(self) -> bool:
         return self._clock.monotonic_s() < self._refused_until_s
@@ -306,9 +297,8 @@ class HttpSourceLane:
             self._check_allowed(request)
             count = await self._commit(request)
         except RequestRefusedError as refusal:
-            if self.server is not None:
-                worth_logging = refusal.status not in _NOT_LOGGED
-                self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
+            worth_logging = refusal.status not in _NOT_LOGGED
+            self._server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
             headers = {}
             # The unread part of the body would be parsed as the next request.
             if not request.content.at_eof():
@@ -326,7 +316,7 @@ class HttpSourceLane:
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
                 raise RequestRefusedError(401, "a bearer token is required: `Authorization: Bearer <token>`")
-        if self.server is not None and not self.server.show(request, partial(self._identity, request)):
+        if not self._server.show(request, partial(self._identity, request)):
             raise _later(429, f"{TOO_MANY_OF_CLIENT}; use fewer, or try again later")
         here = self._owner.lane.vertex
         vertex = request.match_info.get("vertex", here)
@@ -345,9 +335,8 @@ class HttpSourceLane:
 
     async def _commit(self, request: web.Request) -> int:
         """Accept the request's records and wait until they are committed. Returns their number."""
-        held = _HeldBytes(self)
-        try:
-            body = await self._body(request, held)
+        with self._holding() as reserve:
+            body = await self._body(request, reserve)
             came_us = self._clock.now_us()
             # Names are lower case; if a header is repeated, the first one counts.
             headers = {name.lower(): _text(value) for name, value in reversed(list(request.headers.items()))}
@@ -356,10 +345,8 @@ class HttpSourceLane:
                 return 0
             await self._admit(records.frame, records.ids_are_made_up)
             return records.frame.records
-        finally:
-            held.release()
 
-    async def _body(self, request: web.Request, held: _HeldBytes) -> bytes:
+    async def _body(self, request: web.Request, reserve: Callable[[int], None]) -> bytes:
         if (request.content_length or 0) > BODY_BYTES_MAX:
             raise RequestRefusedError(
                 413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}"
@@ -377,7 +364,7 @@ class HttpSourceLane:
                         allowed_s = HTTP_BODY_GRACE_S + came / HTTP_BODY_RATE_MIN
                         waiting.reschedule(begun_s + min(HTTP_BODY_TIMEOUT_S, allowed_s))
                     for text in unpacker.add(part):
-                        held.add(len(text))
+                        reserve(len(text))
                         parts.append(text)
             unpacker.finish()
         except TimeoutError:
@@ -425,28 +412,25 @@ class HttpSourceLane:
             raise RequestRefusedError(503, reason, again_s)
         self._ids_waiting += len(given)
 
-    def hold(self, count: int) -> None:
-        """Reserve space for more bytes of bodies, or release it. Errors: `RequestRefusedError`."""
-        if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
-            raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
-        self._body_bytes += count
+    @contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Space for the body of one request. It yields a function that reserves more bytes of it, and raises
+        `RequestRefusedError` if there are none."""
+        held = 0
 
+        def reserve(count: int) -> None:
+            nonlocal held
+            if held + count > BODY_BYTES_MAX:
+                raise RequestRefusedError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
+            if self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
+                raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
+            self._body_bytes += count
+            held += count
 
-class _HeldBytes:
-    """The share of one request in the lane's space for bodies."""
-
-    def __init__(self, lane: HttpSourceLane) -> None:
-        self._lane = lane
-        self._count = 0
-
-    def add(self, count: int) -> None:
-        if self._count + count > BODY_BYTES_MAX:
-            raise RequestRefusedError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
-        self._lane.hold(count)
-        self._count += count
-
-    def release(self) -> None:
-        self._lane.hold(-self._count)
+        try:
+            yield reserve
+        finally:
+            self._body_bytes -= held
 
 
 def _text(header: str) -> str:
