@@ -91,8 +91,7 @@ async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[S
         retries={"total_max_attempts": 1},
         http_session_cls=_Session,
     )
-    session = get_session()
-    async with session.create_client(
+    async with get_session().create_client(
         "sqs", region_name=queue.region_name, endpoint_url=queue.address, config=config, **given
     ) as client:
         yield SqsLink(queue, where, client)

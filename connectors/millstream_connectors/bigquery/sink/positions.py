@@ -109,17 +109,16 @@ def refused_until(
 
 def claim_cells(pipeline: str, lane: str, claim: StreamClaim) -> list[Any]:
     """A claim as a row."""
-    run, epoch, owner, attempt, stream = claim
-    return [pipeline, lane, run, epoch, owner, attempt, 0, stream, *[None] * 6]
+    *owner, stream = claim
+    return [pipeline, lane, *owner, 0, stream, *[None] * 6]
 
 
 def noted_cells(pipeline: str, lane: str, claim: StreamClaim, noted: StreamPosition) -> list[Any]:
     """A position as a row."""
-    run, epoch, owner, attempt, stream = claim
-    place = [noted.position.sequence, noted.position.record_index]
+    *owner, stream = claim
     refused = json.dumps(noted.refused) if noted.refused else None
-    counts = [noted.rows, noted.confirmed]
-    return [pipeline, lane, run, epoch, owner, attempt, noted.number, stream, *counts, *place, noted.frame, refused]
+    place = [noted.rows, noted.confirmed, *noted.position, noted.frame]
+    return [pipeline, lane, *owner, noted.number, stream, *place, refused]
 
 
 def history_of(rows: Iterable[Mapping[str, Any]]) -> History:

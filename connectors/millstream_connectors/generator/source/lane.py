@@ -129,8 +129,8 @@ class GeneratorLane(PositionedLane):
         return max(self._schedule.wait_s(self._made), self._read_s + self._tick_s - self._clock.monotonic_s())
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
-        body = {"made": self._made, "origin_us": self._origin_us}
-        return SourceBatch(frame, pack_position(KIND, self._partitions, body), self._ended)
+        position = pack_position(KIND, self._partitions, {"made": self._made, "origin_us": self._origin_us})
+        return SourceBatch(frame, position, self._ended)
 
     def _make(self, count: int) -> Frame:
         start = self._made

@@ -26,11 +26,11 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
     def guarantee(self, settings: HttpPollSource) -> Guarantee:
         if settings.cursor is None:
             return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
-        what = (
+        return Guarantee(
+            GuaranteeId.POSITION,
             "exactly once if the server always returns the same records after a cursor, in the same order: the cursor "
-            "is in the lane's last commit"
+            "is in the lane's last commit",
         )
-        return Guarantee(GuaranteeId.POSITION, what)
 
     def bounded(self, settings: HttpPollSource) -> bool | None:
         return settings.stop_at_end

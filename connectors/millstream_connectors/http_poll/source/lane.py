@@ -39,7 +39,7 @@ from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
 KIND = "httpPoll"
 _OK, _NO_CONTENT, _UNCHANGED, _GONE = 200, 204, 304, 410
@@ -78,7 +78,8 @@ class _Given:
 class HttpPollLane:
     """One lane. See `SourceLane`."""
 
-    def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink) -> None:
+    def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink, tasks: asyncio.TaskGroup) -> None:
+        self.replayable = settings.cursor is not None
         self._settings = settings
         self._owner = owner
         self._link = link
@@ -102,18 +103,13 @@ class HttpPollLane:
         self._draining = False
         self._reaching = Reaching(owner.clock, _log)
         self._asking: asyncio.Task[_Got | MillstreamError] | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-
-    @property
-    def replayable(self) -> bool:
-        return self._settings.cursor is not None
-
-    async def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Send the first request. Errors: those of `SourceConnector.open`."""
         self._tasks = tasks
+
+    async def open(self) -> None:
+        """Send the first request. Errors: those of `SourceConnector.open`."""
         self._restore()
         if not self._idle:
-            await self._first()
+            self._accept(await self._request())
 
     def stop(self) -> None:
         """Send no more requests."""
@@ -172,27 +168,26 @@ class HttpPollLane:
 
     def _position(self) -> bytes:
         given = _Given() if self._settings.cursor is None else self._given
-        body = {
-            "by": self._by,
-            "cursor": self._cursor if self._settings.cursor is not None else "",
-            "given": given.records if self._expected is None else self._expected[0],
-            "digest": given.digest if self._expected is None else self._expected[1],
-            "validators": {} if self._settings.cursor is not None else dict(self._validators),
-            "polls": self._polls,
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return pack_position(
+            KIND,
+            self._owner.partitions,
+            {
+                "by": self._by,
+                "cursor": self._cursor if self._settings.cursor is not None else "",
+                "given": given.records if self._expected is None else self._expected[0],
+                "digest": given.digest if self._expected is None else self._expected[1],
+                "validators": {} if self._settings.cursor is not None else dict(self._validators),
+                "polls": self._polls,
+            },
+        )
 
     # Requests
-
-    async def _first(self) -> None:
-        self._accept(await self._request())
 
     async def _poll(self, timeout_s: float) -> None:
         """Send a request if it is due, and wait for the answer as long as a read may."""
         if self._asking is None:
             if not await self._reaching.may_try(timeout_s):
                 return
-            assert self._tasks is not None, "it is open"
             self._asking = self._tasks.create_task(self._asked(), name=f"poll {self._owner.lane}")
         done, _ = await asyncio.wait((self._asking,), timeout=timeout_s)
         if not done:
@@ -303,16 +298,14 @@ class HttpPollLane:
             if not self._rest:
                 self._done(self._following, new=True)
         ended = self._ended and not self._rest
-        invalid = tuple(self._too_large(value) for value in taken if size_of(value, {}) > RECORD_BYTES_MAX)
-        good = [value for value in taken if size_of(value, {}) <= RECORD_BYTES_MAX]
-        if not good:
-            return SourceBatch(None, self._position(), ended, invalid)
-        now_us = self._owner.clock.now_us()
-        frame = build_frame(good, array("q", [now_us] * len(good)), ingest_time_us=now_us)
+        sizes = [size_of(value, {}) for value in taken]
+        large = [(value, size) for value, size in zip(taken, sizes, strict=True) if size > RECORD_BYTES_MAX]
+        good = [value for value, size in zip(taken, sizes, strict=True) if size <= RECORD_BYTES_MAX]
+        now_us, frame = self._owner.clock.now_us(), None
+        if good:
+            frame = build_frame(good, array("q", [now_us] * len(good)), ingest_time_us=now_us)
+        invalid = tuple(too_large(value, size, self._link.place) for value, size in large)
         return SourceBatch(frame, self._position(), ended, invalid)
-
-    def _too_large(self, value: bytes) -> InvalidRecord:
-        return too_large(value, size_of(value, {}), self._link.place)
 
 
 class _GoneError(Exception):
@@ -360,10 +353,9 @@ async def open_http_poll(settings: HttpPollSource, owner: SourceOwner) -> AsyncI
     """The lane at `owner.position`. Only one of several lanes polls."""
     async with AsyncExitStack() as life:
         link = await life.enter_async_context(linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP))
-        lane = HttpPollLane(settings, owner, link)
-        tasks = await life.enter_async_context(open_tasks())
+        lane = HttpPollLane(settings, owner, link, await life.enter_async_context(open_tasks()))
         try:
-            await lane.open(tasks)
+            await lane.open()
             yield lane
         finally:
             lane.stop()

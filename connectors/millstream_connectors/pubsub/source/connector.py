@@ -24,8 +24,10 @@ class _Pubsub(SourceConnector[PubsubSource]):
         return False
 
     def guarantee(self, settings: PubsubSource) -> Guarantee:
-        sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
+            f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}",
+        )
 
     def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.source.subscription import look

@@ -26,8 +26,10 @@ class _Sqs(SinkConnector[SqsSink]):
     def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:
         if not settings.fifo:
             return self.promise
-        what = "at least once; the FIFO queue drops a message that is sent again within five minutes"
-        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return Guarantee(
+            GuaranteeId.AT_LEAST_ONCE,
+            "at least once; the FIFO queue drops a message that is sent again within five minutes",
+        )
 
     def online_findings(self, settings: SqsSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.client import look

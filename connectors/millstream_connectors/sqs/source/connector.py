@@ -23,8 +23,10 @@ class _Sqs(SourceConnector[SqsSource]):
         return False
 
     def guarantee(self, settings: SqsSource) -> Guarantee:
-        sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
+            f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}",
+        )
 
     def online_findings(self, settings: SqsSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sqs.client import look

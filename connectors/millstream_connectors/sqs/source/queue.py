@@ -61,8 +61,9 @@ class SqsMessages:
         return self._there
 
     async def _about(self, request: str, messages: Sequence[AcknowledgedMessage], more: Mapping[str, Any]) -> None:
-        entries = [{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(messages)]
-        await self._link.ask(request, Entries=entries)
+        await self._link.ask(
+            request, Entries=[{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(messages)]
+        )
 
 
 def subscription(spec: SqsSource, owner: SourceOwner) -> LeasedSubscription:

@@ -23,11 +23,11 @@ class _Sse(SourceConnector[SseSource]):
     def guarantee(self, settings: SseSource) -> Guarantee:
         if not settings.replay:
             return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
-        what = (
+        return Guarantee(
+            GuaranteeId.POSITION,
             "exactly once if the server replays the events after the id in `Last-Event-ID`, which is in the lane's "
-            "last commit"
+            "last commit",
         )
-        return Guarantee(GuaranteeId.POSITION, what)
 
     def online_findings(self, settings: SseSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sse.source.stream import look
