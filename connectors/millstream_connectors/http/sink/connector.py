@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding
 from millstream_connectors.http.settings import HttpSink
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
@@ -27,13 +24,9 @@ class _Http(SinkConnector[HttpSink]):
         )
 
     def online_findings(self, settings: HttpSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.http.sink.lane import unreachable
+        from millstream_connectors.http.sink.lane import look
 
-        async def look() -> Sequence[Finding]:
-            found = await unreachable(settings, place.base_dir)
-            return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
-
-        return look()
+        return look(settings, place)
 
     def open(self, settings: HttpSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.http.sink.lane import open_http_sink

@@ -27,10 +27,11 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from millstream import codes
-from millstream.codes.code import Code
 from millstream.exact_json import parse
 from millstream.limits import KIB
 from millstream.record import Position
+from millstream.spec.connectors import Place
+from millstream.spec.problems import Finding
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
@@ -254,23 +255,26 @@ async def open_http_sink(
         yield HttpSinkLane(link, spec, envelope=envelope)
 
 
-async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, str] | None:
-    """Why no connection, with TLS if the URL requires it, can be made, and what is expected; None if it can.
+async def look(settings: HttpSink, place: Place) -> Sequence[Finding]:
+    """Why no connection, with TLS if the URL requires it, can be made.
 
     Sends no request, because any could have an effect there. The URL may contain a secret, so only host and port are
     shown.
     """
-    parts = urlsplit(resolve(settings.url, base_dir, "the url of the http sink"))
+    parts = urlsplit(resolve(settings.url, place.base_dir, "the url of the http sink"))
     is_tls = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
-    tls = context_of(settings.tls or ServerTls(), base_dir, "the http sink") if is_tls else None
+    tls = context_of(settings.tls or ServerTls(), place.base_dir, "the http sink") if is_tls else None
+    path = (*place.path, "url")
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=tls)
     except ssl.SSLError as error:
-        return codes.TARGET_REFUSES, f"no encrypted connection to {host}:{port}: {error}", "a trusted certificate"
+        what = f"no encrypted connection to {host}:{port}: {error}"
+        return [Finding(codes.TARGET_REFUSES, path, what, "a trusted certificate")]
     except OSError as error:
-        return codes.TARGET_AWAY, f"no connection to {host}:{port}: {error}", "a receiver that listens there"
+        what = f"no connection to {host}:{port}: {error}"
+        return [Finding(codes.TARGET_AWAY, path, what, "a receiver that listens there")]
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-    return None
+    return ()
