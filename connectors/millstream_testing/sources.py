@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -224,10 +224,9 @@ class SourceConformance(Conformance):
         expected = self.expected(place)
         check(sorted(values) == sorted(expected), f"it returned {len(values)} records of {len(expected)}")
 
-    def _run(self, run: Any) -> None:
+    def _run(self, run: Callable[[Path, Mapping[str, Any]], Coroutine[Any, Any, None]]) -> None:
         with self._place() as (place, settings):
-            coroutine: Coroutine[Any, Any, None] = run(place, settings)
-            asyncio.run(coroutine)
+            asyncio.run(run(place, settings))
 
 
 def _count(batches: Sequence[SourceBatch]) -> int:

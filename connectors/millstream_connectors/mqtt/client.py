@@ -26,7 +26,6 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import MQTT_UNCONFIRMED_MAX
-from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
@@ -279,10 +278,7 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Mqt
     # The publisher counts what is not confirmed; paho's own limit does not follow the broker's.
     client.max_inflight_messages_set(0)
     if broker.user is not None:
-        password = None
-        if broker.password is not None:
-            password = resolve(broker.password, base_dir, f"{where}: the password for {broker.host}")
-        client.username_pw_set(broker.user, password)
+        client.username_pw_set(broker.user, broker.given_password(base_dir, where))
     if broker.encrypted:
         context = context_of(broker.tls or ServerTls(), base_dir, where)
         context.sslsocket_class = _Socket

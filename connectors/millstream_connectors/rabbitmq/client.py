@@ -21,7 +21,6 @@ from yarl import URL
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.rabbitmq.decoding import accept_any_content
@@ -172,9 +171,7 @@ async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str)
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    password = None
-    if server.password is not None:
-        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    password = server.given_password(base_dir, where)
     tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
     link = RabbitLink(server, where, _Connection(_url(server, password, name), context=tls))
     await link.connect()

@@ -54,6 +54,11 @@ class SourceOwner:
     key_mapping: KeyMapping = text_of_key
     """What a key of other bytes becomes, for a source with `keys_are_bytes`."""
 
+    @property
+    def where(self) -> str:
+        """The name for messages."""
+        return f"lane {self.lane}"
+
 
 class SourceConnector(SourceKind[S]):
     """A kind of source that can be opened."""

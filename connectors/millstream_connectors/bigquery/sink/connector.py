@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -14,7 +13,7 @@ from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, a
 class _BigQuery(SinkConnector[BigQuerySink]):
     model = BigQuerySink
     meaning = "To a table of BigQuery."
-    packages: ClassVar[Mapping[str, str]] = {
+    packages: ClassVar = {
         "google.cloud.bigquery_storage_v1": "millstream[bigquery]",
         "fastavro": "millstream[bigquery]",
     }

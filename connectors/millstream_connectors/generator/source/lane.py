@@ -62,7 +62,7 @@ async def open_generator(settings: GeneratorSource, owner: SourceOwner) -> Async
         body = {"made": 0, "origin_us": owner.clock.now_us()}
     made, origin_us = body.get("made"), body.get("origin_us")
     if not isinstance(made, int) or not isinstance(origin_us, int):
-        raise unreadable_position(f"lane {owner.lane}", owner.position, "a generator")
+        raise unreadable_position(owner.where, owner.position, "a generator")
     yield GeneratorLane(settings, owner, made, origin_us)
 
 

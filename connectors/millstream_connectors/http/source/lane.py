@@ -42,7 +42,6 @@ from millstream.limits import (
     HTTP_RETRY_AFTER_S,
     MESSAGE_BYTES_MAX,
 )
-from millstream.record import LaneId
 from millstream.spec.references import resolve
 from millstream.statistics import ListenerStatistics
 from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, is_loopback
@@ -94,10 +93,10 @@ def http_plan(settings: HttpSource, owner: SourceOwner) -> HttpPlan:
     auth, tls, base_dir = settings.auth, settings.tls, owner.base_dir
     tokens = contexts = None
     if auth is not None:
-        what = f"lane {owner.lane}: the token of `auth`"
+        what = f"{owner.where}: the token of `auth`"
         tokens = RebuiltValue(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, owner.clock)
     if tls is not None:
-        certificates = f"lane {owner.lane}: `tls`"
+        certificates = f"{owner.where}: `tls`"
         named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
         given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
         contexts = RebuiltValue(
@@ -131,16 +130,16 @@ async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSou
     body = unpack_position(owner.position, KIND, owner.partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
-        raise unreadable_position(f"lane {lane}", owner.position, "an http source")
+        raise unreadable_position(owner.where, owner.position, "an http source")
     extraction = owner.extraction
     if extraction.time_header is not None:
         owner = replace(owner, extraction=replace(extraction, time_header=extraction.time_header.lower()))
-    listener = _listen(plan, lane)
+    listener = _listen(plan, owner)
     try:
         host, port = listener.getsockname()[:2]
         scheme = "http" if plan.tls is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        server = HttpServer(plan.limits, f"lane {lane}", owner.clock)
+        server = HttpServer(plan.limits, owner.where, owner.clock)
         http = HttpSourceLane(plan, owner, taken, address, server)
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
@@ -157,10 +156,10 @@ async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSou
         listener.close()
 
 
-def _listen(plan: HttpPlan, lane: LaneId) -> socket.socket:
+def _listen(plan: HttpPlan, owner: SourceOwner) -> socket.socket:
     host, port = plan.settings.host, plan.settings.port
     if port:
-        port += lane.partition
+        port += owner.lane.partition
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -168,7 +167,7 @@ def _listen(plan: HttpPlan, lane: LaneId) -> socket.socket:
         if not plan.anybody and not is_loopback(str(address[0])):
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
-                f"lane {lane}: the http source would accept records from any machine, without authentication, on "
+                f"{owner.where}: the http source would accept records from any machine, without authentication, on "
                 f"{host} ({address[0]}): set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: "
                 "true` if that is intended",
             )
@@ -179,7 +178,7 @@ def _listen(plan: HttpPlan, lane: LaneId) -> socket.socket:
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise InfrastructureError(
             codes.PORT_TAKEN,
-            f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. Stop the process that "
+            f"{owner.where}: the http source cannot listen on {host} port {port}: {reason}. Stop the process that "
             "uses the port, or choose another `http.host` or `http.port` (0 takes a free port)",
         ) from error
     listener.setblocking(False)

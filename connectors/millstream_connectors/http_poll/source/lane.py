@@ -140,23 +140,22 @@ class HttpPollLane:
 
     def _restore(self) -> None:
         owner, cursor = self._owner, self._settings.cursor
-        where = f"lane {owner.lane}"
         body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
         if body is None:
             if cursor is not None and cursor.start is not None:
-                self._cursor = resolve(cursor.start, owner.base_dir, f"{where}: cursor.start")
+                self._cursor = resolve(cursor.start, owner.base_dir, f"{owner.where}: cursor.start")
             return
         try:
             by, place, records, digest = str(body["by"]), str(body["cursor"]), int(body["given"]), str(body["digest"])
             validators = {str(name): str(text) for name, text in body["validators"].items()}
             self._polls = int(body["polls"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(where, owner.position, "an httpPoll source") from error
+            raise unreadable_position(owner.where, owner.position, "an httpPoll source") from error
         if by != self._by:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{where}: `cursor` differs from that of earlier runs, so the stored position does not apply to it; "
-                "change it back, or start over with --fresh",
+                f"{owner.where}: `cursor` differs from that of earlier runs, so the stored position does not apply to "
+                "it; change it back, or start over with --fresh",
             )
         if cursor is None:
             # The records of an answer that an earlier owner had not read are lost: delivery is at most once.
@@ -212,13 +211,8 @@ class HttpPollLane:
         cursor = self._settings.cursor
         # No conditional requests while records of the answer may still be skipped by number.
         conditional = self._validators if self._expected is None and (cursor is not None or not self._cursor) else {}
-        try:
-            return await _ask(self._settings, self._link, self._url(), conditional)
-        except _GoneError as error:
-            if cursor is None or not self._cursor:
-                raise self._link.refused(_GONE, {}) from error
-            what = "no longer knows the cursor in the position (status 410): records were removed"
-            raise DamageError(codes.SOURCE_RECORDS_REMOVED, f"{self._link.where}: {self._link.place} {what}") from error
+        after = self._cursor if cursor is not None else ""
+        return await _ask(self._settings, self._link, self._url(), conditional, after)
 
     def _url(self) -> URL:
         way, first = self._settings.cursor or self._settings.pages, URL(self._link.url)
@@ -308,11 +302,10 @@ class HttpPollLane:
         return SourceBatch(frame, self._position(), ended, invalid)
 
 
-class _GoneError(Exception):
-    """The server had these records once."""
-
-
-async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: Mapping[str, str]) -> _Got:
+async def _ask(
+    settings: HttpPollSource, link: WebLink, url: URL, conditional: Mapping[str, str], cursor: str = ""
+) -> _Got:
+    """The answer to a request, which asks for what follows `cursor`; empty if it has none."""
     headers = {"Accept": "application/json" if settings.body == "json" else "*/*", **conditional}
     with translated(link):
         async with link.session.get(url, headers=headers, allow_redirects=False) as response:
@@ -320,8 +313,9 @@ async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: M
                 return _Got(None)
             if response.status == _NO_CONTENT:
                 return _Got(Answer((), None))
-            if response.status == _GONE:
-                raise _GoneError
+            if response.status == _GONE and cursor:
+                what = "no longer knows the cursor in the position (status 410): records were removed"
+                raise DamageError(codes.SOURCE_RECORDS_REMOVED, f"{link.where}: {link.place} {what}")
             if response.status != _OK:
                 raise link.refused(response.status, response.headers)
             body = await response.read()
@@ -342,17 +336,14 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 async def look(settings: HttpPollSource, base_dir: Path) -> None:
     """Raises Millstream errors if the server's answer does not fit the settings."""
     async with linked(settings, base_dir, "validate --online", HTTP) as link:
-        try:
-            await _ask(settings, link, URL(link.url), {})
-        except _GoneError as error:
-            raise link.refused(_GONE, {}) from error
+        await _ask(settings, link, URL(link.url), {})
 
 
 @asynccontextmanager
 async def open_http_poll(settings: HttpPollSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. Only one of several lanes polls."""
     async with AsyncExitStack() as life:
-        link = await life.enter_async_context(linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP))
+        link = await life.enter_async_context(linked(settings, owner.base_dir, owner.where, HTTP))
         lane = HttpPollLane(settings, owner, link, await life.enter_async_context(open_tasks()))
         try:
             await lane.open()

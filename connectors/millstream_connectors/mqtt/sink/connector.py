@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -14,7 +13,7 @@ from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 class _Mqtt(SinkConnector[MqttSink]):
     model = MqttSink
     meaning = "To a topic of an MQTT broker."
-    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
+    packages: ClassVar = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the user property `Millstream-Id`), the same at every attempt, by "

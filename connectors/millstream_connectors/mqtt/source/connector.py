@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -15,7 +14,7 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 class _Mqtt(SourceConnector[MqttSource]):
     model = MqttSource
     meaning = "Messages of MQTT topics."
-    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
+    packages: ClassVar = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of QoS 1 with the user property `idProperty`, as long as `idTtl` remembers it; at "

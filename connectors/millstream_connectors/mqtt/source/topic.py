@@ -47,7 +47,7 @@ class MqttSubscription(PushedSubscription):
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         spec, owner = self._spec, self._owner
         session = MqttSession(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
-        link = await open_link(spec, owner.base_dir, f"lane {owner.lane}", session)
+        link = await open_link(spec, owner.base_dir, owner.where, session)
         try:
             await link.subscribe(spec.topic)
         except BaseException:
@@ -73,7 +73,7 @@ class MqttSubscription(PushedSubscription):
         if inbox.size >= inbox.bounds.size and fitting < self._window:
             # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
             self._window = fitting
-            what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
+            what = f"{self._owner.where}: messages of {self._spec.topic} have up to {self._largest} bytes"
             raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so it takes {fitting} at a time from now on")
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -15,7 +14,7 @@ class _Pubsub(SinkConnector[PubsubSink]):
     encoded = True
     model = PubsubSink
     meaning = "To a topic of Google Cloud Pub/Sub."
-    packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
+    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -16,7 +15,7 @@ class _Pubsub(SourceConnector[PubsubSource]):
     encoded = True
     model = PubsubSource
     meaning = "Messages of a subscription of Google Cloud Pub/Sub."
-    packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
+    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
 

@@ -84,7 +84,7 @@ def subscription(spec: PubsubSource, owner: SourceOwner) -> LeasedSubscription:
 
     @asynccontextmanager
     async def open_queue() -> AsyncIterator[PulledMessages]:
-        async with linked_subscriber(spec, owner.base_dir, f"lane {owner.lane}") as link:
+        async with linked_subscriber(spec, owner.base_dir, owner.where) as link:
             await _check(spec, link)
             yield PulledMessages(spec, link)
 

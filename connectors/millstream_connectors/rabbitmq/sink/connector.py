@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -15,7 +14,7 @@ class _Rabbit(SinkConnector[RabbitSink]):
     encoded = True
     model = RabbitSink
     meaning = "To an exchange or a queue of RabbitMQ."
-    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (`message_id`) that is the same on every attempt, by which a reader "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -16,7 +15,7 @@ class _Rabbit(SourceConnector[RabbitSource]):
     encoded = True
     model = RabbitSource
     meaning = "Messages of a RabbitMQ queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of a stream, and for messages with a unique `message_id`, as long as `idTtl` "

@@ -47,7 +47,6 @@ class RabbitSubscription(PushedSubscription):
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._where = f"lane {owner.lane}"
         self._link: RabbitLink | None = None
         self._first = min(_FIRST, spec.prefetch)
         self._second = ""
@@ -62,7 +61,7 @@ class RabbitSubscription(PushedSubscription):
         """How many of the messages that were in the queue at the connection's start still wait."""
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
-        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        link = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
         async with link.closed_on_failure():
             declared = await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             self._there = int(declared.message_count or 0)
@@ -103,7 +102,7 @@ class RabbitSubscription(PushedSubscription):
     def _arrived(self, inbox: AcknowledgedInbox, delivered: DeliveredMessage) -> None:
         if OFFSET in (delivered.header.properties.headers or {}):
             # Acknowledgements leave no trace in it: after a restart, only new messages would come.
-            what = f"{self._where}: {self._spec.queue} is a stream; add `stream: true`"
+            what = f"{self._owner.where}: {self._spec.queue} is a stream; add `stream: true`"
             inbox.lose(UserError(codes.TARGET_UNFIT, what))
             return
         message = message_of(delivered, self._owner.clock.now_us())

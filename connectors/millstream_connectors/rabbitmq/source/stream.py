@@ -45,7 +45,6 @@ class RabbitStream:
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._where = f"lane {owner.lane}"
         self._link: RabbitLink | None = None
         self._arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         """At most `_WINDOW` messages, and one error."""
@@ -58,7 +57,7 @@ class RabbitStream:
         await self.close()
         at, _, self._digest = place.partition(" ")
         self._at = int(at) if at else None
-        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        link = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
         arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         async with link.closed_on_failure():
             # If the queue is missing, consuming from it would only close the channel.
@@ -70,7 +69,7 @@ class RabbitStream:
                 if OFFSET not in str(error):
                     raise
                 # The server's message about the argument would not help the user.
-                what = f"{self._where}: {self._spec.queue} is not a stream; leave out `stream`"
+                what = f"{self._owner.where}: {self._spec.queue} is not a stream; leave out `stream`"
                 raise UserError(codes.TARGET_UNFIT, what) from error
         link.on_loss(arrived.put_nowait)
         self._link, self._arrived = link, arrived
@@ -78,7 +77,7 @@ class RabbitStream:
     async def receive(self, inbox: Arrivals) -> None:
         link, arrived = self._link, self._arrived
         if link is None:
-            raise RetryLaterError(codes.TARGET_AWAY, f"{self._where}: there is no connection")
+            raise RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: there is no connection")
         while True:
             await inbox.room()
             item = await arrived.get()
@@ -116,7 +115,7 @@ class RabbitStream:
     async def _first(self) -> int:
         """The offset of the first message that is now in the stream."""
         found: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
-        beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        beside = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
         try:
             with beside.translated():
                 await beside.consume(self._spec.queue, found.put_nowait, 1, {OFFSET: "first"})
@@ -129,18 +128,18 @@ class RabbitStream:
     def _removed(self, at: int, first: int) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.queue}: the lane is at offset {at}, but the first message left is {first}: "
-            "messages were removed before they were read, by a limit of the stream. Nothing else was skipped. Read "
-            "the remaining messages with a source of another name, or start over with --fresh; and let the stream "
-            "keep more",
+            f"{self._owner.where}: {self._spec.queue}: the lane is at offset {at}, but the first message left is "
+            f"{first}: messages were removed before they were read, by a limit of the stream. Nothing else was "
+            "skipped. Read the remaining messages with a source of another name, or start over with --fresh; and let "
+            "the stream keep more",
         )
 
     def _replaced(self, at: int) -> DamageError:
         return DamageError(
             codes.SOURCE_PAST_REPLACED,
-            f"{self._where}: {self._spec.queue}: the message at offset {at} is not the one that was read: the stream "
-            "was recreated, or the server lost its latest data. Read what it has now with a source of another name, "
-            "or start over with --fresh",
+            f"{self._owner.where}: {self._spec.queue}: the message at offset {at} is not the one that was read: the "
+            "stream was recreated, or the server lost its latest data. Read what it has now with a source of another "
+            "name, or start over with --fresh",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -19,7 +18,7 @@ _PLAIN = (
 class _Sqs(SinkConnector[SqsSink]):
     model = SqsSink
     meaning = "To an Amazon SQS queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
+    packages: ClassVar = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
     whole = True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
@@ -15,7 +14,7 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 class _Sqs(SourceConnector[SqsSource]):
     model = SqsSource
     meaning = "Messages of an Amazon SQS queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
+    packages: ClassVar = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
 

@@ -71,7 +71,7 @@ def subscription(spec: SqsSource, owner: SourceOwner) -> LeasedSubscription:
 
     @asynccontextmanager
     async def open_queue() -> AsyncIterator[SqsMessages]:
-        async with linked(spec, owner.base_dir, f"lane {owner.lane}") as link:
+        async with linked(spec, owner.base_dir, owner.where) as link:
             answer = await link.ask("get_queue_attributes", AttributeNames=["ApproximateNumberOfMessages"])
             yield SqsMessages(spec, link, int(answer.get("Attributes", {}).get("ApproximateNumberOfMessages", 0)))
 

@@ -169,7 +169,7 @@ async def look(settings: SseSource, base_dir: Path) -> None:
 @asynccontextmanager
 async def open_sse_source(settings: SseSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. One lane receives the stream."""
-    async with linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP) as link:
+    async with linked(settings, owner.base_dir, owner.where, HTTP) as link:
         stream = SseStream(settings, link, owner.clock)
         async with open_receiving(KIND, link.place, owner, stream, idle=owner.lane.partition != 0) as lane:
             yield lane

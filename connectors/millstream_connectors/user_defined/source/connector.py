@@ -24,7 +24,7 @@ class _Udsource(SourceConnector[UserSource]):
 
         if owner.client is None or owner.stream_name is None:
             raise MillstreamError(
-                codes.IMPOSSIBLE, f"lane {owner.lane}: a user-defined source was opened without its function"
+                codes.IMPOSSIBLE, f"{owner.where}: a user-defined source was opened without its function"
             )
         return open_user_defined(owner.client, owner.stream_name, owner)
 

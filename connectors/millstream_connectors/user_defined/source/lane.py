@@ -93,7 +93,7 @@ class UserDefinedLane:
             short = "\n".join(shortened(reason)) if raised(reason) else reason
             raise UdfError(
                 codes.SOURCE_FUNCTION_FAILED,
-                f"lane {self._owner.lane}: the source function failed {self._failures} times in a row: {short}\n"
+                f"{self._owner.where}: the source function failed {self._failures} times in a row: {short}\n"
                 "Fix the function or the system that it reads from; nothing was lost.",
                 detail=reason if short != reason else "",
             )

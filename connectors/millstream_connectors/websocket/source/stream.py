@@ -114,9 +114,8 @@ async def look(settings: WebSocketSource, base_dir: Path) -> None:
 @asynccontextmanager
 async def open_websocket_source(settings: WebSocketSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane. Only one of several receives the messages."""
-    where = f"lane {owner.lane}"
-    messages = [resolve(text, owner.base_dir, f"{where}: subscribe") for text in settings.subscribe]
-    async with linked(settings, owner.base_dir, where, SCHEMES) as link:
+    messages = [resolve(text, owner.base_dir, f"{owner.where}: subscribe") for text in settings.subscribe]
+    async with linked(settings, owner.base_dir, owner.where, SCHEMES) as link:
         stream = WebSocketStream(settings, link, messages, owner.clock)
         async with open_receiving(KIND, link.place, owner, stream, idle=owner.lane.partition != 0) as lane:
             yield lane
