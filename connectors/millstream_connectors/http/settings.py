@@ -26,11 +26,6 @@ from millstream.spec.values import (
 from millstream_connectors.shared.web.settings import HTTP as SCHEMES
 from millstream_connectors.shared.web.settings import WebServer, url_check
 
-HTTP_PORT = 8090
-
-
-Port = Annotated[int, Strict(ge=0, le=65535)]
-
 
 def _is_reached_from_outside(host: str) -> bool:
     """Whether an address is not on this machine; a name is checked when it is resolved."""
@@ -72,7 +67,7 @@ class HttpSource(SpecModel):
 
     host: Text = "127.0.0.1"
     """Address to listen on."""
-    port: Port = HTTP_PORT
+    port: Annotated[int, Strict(ge=0, le=65535)] = 8090
     """Port of lane 0; lane n uses the n-th port after it. With 0, each lane takes a free port."""
     auth: HttpAuth | None = None
     """Bearer token. Default: none is required."""

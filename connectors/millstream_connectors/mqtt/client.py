@@ -106,9 +106,8 @@ class MqttLink:
 
     async def subscribe(self, topic: str) -> None:
         """Returns when the broker has processed everything that was sent before. Raises Millstream errors."""
-        options = SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW)
         try:
-            error, mid = self._client.subscribe(topic, options=options)
+            error, mid = self._client.subscribe(topic, options=SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW))
         except ValueError as refused:
             raise self._unfit(f"{topic!r} is not a topic filter: {refused}") from refused
         self._check(error)

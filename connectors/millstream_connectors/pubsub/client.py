@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import grpc.aio
 from google.api_core import exceptions
 from google.api_core.retry_async import AsyncRetry
 from google.auth.exceptions import GoogleAuthError
@@ -72,27 +71,19 @@ def linked_subscriber(
 ) -> AbstractAsyncContextManager[PubsubLink[SubscriberAsyncClient]]:
     """A client for subscriptions. Sends no request to the service yet. Raises `UserError` if the credentials are
     missing or invalid."""
-
-    def client(channel: grpc.aio.Channel) -> SubscriberAsyncClient:
-        return SubscriberAsyncClient(transport=SubscriberGrpcAsyncIOTransport(channel=channel))
-
-    return _linked(client, settings, base_dir, where)
+    return _linked(SubscriberAsyncClient, SubscriberGrpcAsyncIOTransport, settings, base_dir, where)
 
 
 def linked_publisher(
     settings: PubsubProject, base_dir: Path, where: str
 ) -> AbstractAsyncContextManager[PubsubLink[PublisherAsyncClient]]:
     """A client for topics. Raises the same errors as `linked_subscriber`."""
-
-    def client(channel: grpc.aio.Channel) -> PublisherAsyncClient:
-        return PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
-
-    return _linked(client, settings, base_dir, where)
+    return _linked(PublisherAsyncClient, PublisherGrpcAsyncIOTransport, settings, base_dir, where)
 
 
 @asynccontextmanager
 async def _linked(
-    client: Callable[[grpc.aio.Channel], C], settings: PubsubProject, base_dir: Path, where: str
+    client: type[C], transport: Callable[..., Any], settings: PubsubProject, base_dir: Path, where: str
 ) -> AsyncIterator[PubsubLink[C]]:
     async with await open_channel(
         settings.endpoint,
@@ -103,7 +94,7 @@ async def _linked(
         service="Pub/Sub",
         timeout_s=settings.timeout_s,
     ) as channel:
-        yield PubsubLink(client(channel), settings, where)
+        yield PubsubLink(client(transport=transport(channel=channel)), settings, where)
 
 
 def _error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:

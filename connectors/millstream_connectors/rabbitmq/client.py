@@ -148,9 +148,11 @@ class RabbitLink:
         """The same for a publication. A server that is short of disk space or memory takes none, and says so."""
         if not isinstance(error, TimeoutError) or not await self._is_blocked():
             return self.error_of(error)
-        what = f"{self._where}: RabbitMQ at {self._server.host}:{self._server.port} accepts no messages now"
-        why = "it is low on disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low"
-        return RetryLaterError(codes.TARGET_AWAY, f"{what}: {why}")
+        return RetryLaterError(
+            codes.TARGET_AWAY,
+            f"{self._where}: RabbitMQ at {self._server.host}:{self._server.port} accepts no messages now: it is low on "
+            "disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low",
+        )
 
     async def _is_blocked(self) -> bool:
         try:
@@ -214,9 +216,11 @@ def error_of(error: BaseException, server: RabbitServer, where: str) -> Millstre
     if is_not_accepted(said):
         return UserError(codes.TARGET_REFUSES, f"{place} does not accept the client certificate: {said}")
     if isinstance(error, exceptions.AuthenticationError) and server.by_certificate:
-        what = f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}"
-        advice = "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`"
-        return UserError(codes.TARGET_REFUSES, f"{what}. {advice}")
+        return UserError(
+            codes.TARGET_REFUSES,
+            f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}. "
+            "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`",
+        )
     refusals = exceptions.AuthenticationError, exceptions.ProbableAuthenticationError, exceptions.ChannelAccessRefused
     if isinstance(error, refusals):
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")

@@ -76,7 +76,11 @@ def time_text(time_us: int) -> str:
 
 def message_id(run: str, record_id: str, bytes_max: int) -> str:
     """Id of a record in a run, the same at every attempt; a digest if it would be longer than `bytes_max`."""
-    whole = f"{run}/{record_id}"
-    if len(whole.encode()) <= bytes_max:
-        return whole
-    return blake2b(whole.encode(), digest_size=32).hexdigest()
+    return fitting(f"{run}/{record_id}", bytes_max)
+
+
+def fitting(text: str, bytes_max: int) -> str:
+    """The text itself; a digest if it has more bytes."""
+    if len(text.encode()) <= bytes_max:
+        return text
+    return blake2b(text.encode(), digest_size=32).hexdigest()

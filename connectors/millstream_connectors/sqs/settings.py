@@ -80,15 +80,12 @@ class SqsQueue(SpecModel):
             yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
 
 
-_HOURS_12 = 12 * 3600
-
-
 class SqsSource(RemembersIds, SqsQueue):
     """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
 
     noun = "an sqs source"
 
-    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=_HOURS_12)] = field(
+    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=12 * 3600)] = field(
         default=60.0, alias="visibilityTimeout"
     )
     """How long the queue hides a delivered message. It is extended as long as the source holds the message; after a

@@ -281,8 +281,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         await self._check(await self._history())
         with step("bigquery_sink.create", owner.lane.vertex):
             stream = await link.create_stream(settings.table, "COMMITTED")
-        names = [column.name for column in settings.rows.row]
-        form = BigQueryFormat(settings, RowType(stream.table_schema, names))
+        form = BigQueryFormat(settings, RowType(stream.table_schema, [column.name for column in settings.rows.row]))
         self._attempts += 1
         claim = StreamClaim(owner.ledger_id, owner.epoch, self._identity, self._attempts, stream.name)
         lane = _Open(claim, link, form, positions_type, link.default_stream(settings.position_table))
@@ -367,8 +366,10 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         claim = StreamClaim(owner.ledger_id, owner.epoch, "by hand", 0, "")
         cells = noted_cells(owner.pipeline, owner.name, claim, StreamPosition(1, 0, 0, owner.start, ""))
         values = ", ".join("NULL" if cell is None else literal(cell) for cell in cells)
-        inserted = f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})"
-        return f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; {inserted}`"
+        return (
+            f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; "
+            f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})`"
+        )
 
 
 def faults_of(table: Any, positions: Any, settings: BigQuerySink) -> list[Fault]:

@@ -118,14 +118,11 @@ def column_faults(schema: Any, settings: BigQuerySink) -> list[Fault]:
     for index, name in enumerate(written):
         loc = ("columns", index, "name") if settings.columns else ("table",)
         if name not in known:
-            shown = settings.rows.row[index].name
-            names = ", ".join(field.name for field in schema.fields)
-            faults.append(Fault(loc, f"the table {settings.table} has no column `{shown}`", f"one of {names}"))
+            what = f"the table {settings.table} has no column `{settings.rows.row[index].name}`"
+            faults.append(Fault(loc, what, f"one of {', '.join(field.name for field in schema.fields)}"))
         elif not _is_known(known[name]):
-            kind = _Type(known[name].type_).name
-            what = f"the sink does not write column `{known[name].name}`, of the type {kind}"
-            expected = "another type, and names of ASCII letters, digits and `_`"
-            faults.append(Fault(loc, what, expected))
+            what = f"the sink does not write column `{known[name].name}`, of the type {_Type(known[name].type_).name}"
+            faults.append(Fault(loc, what, "another type, and names of ASCII letters, digits and `_`"))
     for name, field in known.items():
         if field.mode == _Mode.REQUIRED and name not in written and not field.default_value_expression:
             what = f"the table {settings.table} requires a value in `{field.name}`, which `columns` does not have"

@@ -7,11 +7,6 @@ from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
-_ONCE = (
-    "at most once: data that the server had only between two requests is missed, and uncommitted data of a killed "
-    "process is lost. `cursor` makes it exactly once"
-)
-
 
 class _HttpPoll(SourceConnector[HttpPollSource]):
     model = HttpPollSource
@@ -25,7 +20,11 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
 
     def guarantee(self, settings: HttpPollSource) -> Guarantee:
         if settings.cursor is None:
-            return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
+            return Guarantee(
+                GuaranteeId.AT_MOST_ONCE,
+                "at most once: data that the server had only between two requests is missed, and uncommitted data of a "
+                "killed process is lost. `cursor` makes it exactly once",
+            )
         return Guarantee(
             GuaranteeId.POSITION,
             "exactly once if the server always returns the same records after a cursor, in the same order: the cursor "

@@ -135,8 +135,7 @@ class MqttSinkLane(UnkeptLane):
             size = len(value) + len(properties.pack()) + topic_bytes + _OVERHEAD_BYTES
             if size > bytes_max:
                 # The broker would close the connection.
-                detail = f"it has {size} bytes with its properties; the limit is {bytes_max}"
-                raise UnfitRecordError(detail, TOO_LARGE)
+                raise UnfitRecordError(f"it has {size} bytes with its properties; the limit is {bytes_max}", TOO_LARGE)
             return _Put(row, value, properties)
 
         return converted(item, made)

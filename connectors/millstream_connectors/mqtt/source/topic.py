@@ -90,8 +90,10 @@ class MqttSubscription(PushedSubscription):
             # The broker does not count messages of QoS 0, so nothing else limits them.
             if not self._warned_dropped:
                 self._warned_dropped = True
-                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped"
-                _log.warning(what, self._owner.lane)
+                _log.warning(
+                    "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped",
+                    self._owner.lane,
+                )
             return
         message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
         self._largest = max(self._largest, message.size)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from google.pubsub_v1.types import PubsubMessage
 
-from millstream_connectors.shared.carried import converted, given_headers, keys_text, message_id, own_headers
+from millstream_connectors.shared.carried import converted, fitting, given_headers, keys_text, message_id, own_headers
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 MESSAGES_MAX = 1000
@@ -80,14 +80,10 @@ def ordering_key(keys: Sequence[bytes]) -> str:
         return ""
     text = keys_text(keys)
     if len(keys) == 1 and keys[0]:
-        try:
+        # Keys that differ only in invalid bytes get the same ordering key.
+        with suppress(UnicodeDecodeError):
             text = keys[0].decode()
-        except UnicodeDecodeError:
-            # Keys that differ only in invalid bytes get the same ordering key.
-            text = keys_text(keys)
-    if len(text.encode()) > _KEY_BYTES_MAX:
-        return blake2b(text.encode(), digest_size=32).hexdigest()
-    return text
+    return fitting(text, _KEY_BYTES_MAX)
 
 
 def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str, str]:

@@ -98,8 +98,7 @@ class RabbitSinkLane(UnkeptLane):
         def message(
             row: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes], record_id: str
         ) -> _Put:
-            name = message_id(run, record_id, _SHORT_BYTES_MAX)
-            return _Put(row, value, _properties(keys, time_us, headers, name))
+            return _Put(row, value, _properties(keys, time_us, headers, message_id(run, record_id, _SHORT_BYTES_MAX)))
 
         made, failures = converted(item, message)
         for start in range(0, len(made), RABBITMQ_UNCONFIRMED_MAX):

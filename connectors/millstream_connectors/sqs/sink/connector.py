@@ -9,17 +9,16 @@ from millstream_connectors.shared.looking import absent
 from millstream_connectors.sqs.settings import SqsSink
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
-_PLAIN = (
-    "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
-    "which a reader can drop duplicates"
-)
-
 
 class _Sqs(SinkConnector[SqsSink]):
     model = SqsSink
     meaning = "To an Amazon SQS queue."
     packages: ClassVar = {"aiobotocore": "millstream[sqs]"}
-    promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
+        "which a reader can drop duplicates",
+    )
     whole = True
 
     def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:

@@ -53,8 +53,7 @@ def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[P
             for key, part in attributes.items()
         )
         if size > BYTES_MAX:
-            detail = f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}"
-            raise UnfitRecordError(detail, TOO_LARGE)
+            raise UnfitRecordError(f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}", TOO_LARGE)
         entry: dict[str, Any] = {"Id": str(row), "MessageBody": body, "MessageAttributes": attributes}
         if fifo:
             entry["MessageDeduplicationId"] = _as_id(name)

@@ -7,8 +7,6 @@ from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.sse.settings import SseSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
-_ONCE = "at most once: events sent while there is no connection, or not committed by a killed process, are lost"
-
 
 class _Sse(SourceConnector[SseSource]):
     model = SseSource
@@ -22,7 +20,11 @@ class _Sse(SourceConnector[SseSource]):
 
     def guarantee(self, settings: SseSource) -> Guarantee:
         if not settings.replay:
-            return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
+            return Guarantee(
+                GuaranteeId.AT_MOST_ONCE,
+                "at most once: events sent while there is no connection, or not committed by a killed process, are "
+                "lost",
+            )
         return Guarantee(
             GuaranteeId.POSITION,
             "exactly once if the server replays the events after the id in `Last-Event-ID`, which is in the lane's "

@@ -222,9 +222,11 @@ class UdfPositionLane(KeptLane[_Row]):
             yield
         except SinkFencedError as error:
             await self.close()
-            hint = f"If no other run writes there, because this one was started over: {self._remedy}"
-            what = f"{fenced(self._owner, TARGET)} ({error}). {hint}"
-            raise FencedError(codes.OUTPUT_TAKEN_OVER, what) from error
+            raise FencedError(
+                codes.OUTPUT_TAKEN_OVER,
+                f"{fenced(self._owner, TARGET)} ({error}). If no other run writes there, because this one was started "
+                f"over: {self._remedy}",
+            ) from error
         except SinkFunctionError as error:
             # The stream continues. Records that were not flushed are discarded, and the lane is opened again.
             self._is_open = False
@@ -297,8 +299,10 @@ class UdfPositionLane(KeptLane[_Row]):
 
     def _failed(self, ending: Ending, when: str) -> RetryLaterError:
         """The error if a call that is not about one record has ended the process again and again."""
-        what = f"its process {ending.why}, {DEATHS_MAX} times in a row, when it {when}"
-        what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {what}"
+        what = (
+            f"{self._owner.where}: the function failed, and nothing of this is in its target: its process "
+            f"{ending.why}, {DEATHS_MAX} times in a row, when it {when}"
+        )
         return RetryLaterError(codes.TARGET_AWAY, f"{what}\n{ending.tail}" if ending.tail else what)
 
     async def _reopened(self, lost: StreamLostError, pauses: Pauses) -> Ending | None:
