@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from google.pubsub_v1.types import PubsubMessage
 
-from millstream_connectors.shared.carried import converted, fitting, given_headers, keys_text, message_id, own_headers
+from millstream_connectors.shared.carried import (
+    KEYS,
+    converted,
+    fitting,
+    given_headers,
+    keys_text,
+    message_id,
+    own_headers,
+)
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 MESSAGES_MAX = 1000
@@ -78,12 +85,14 @@ def ordering_key(keys: Sequence[bytes]) -> str:
     """The ordering key of a record: its key, or its keys as a JSON array; a digest if that is too long."""
     if not keys:
         return ""
-    text = keys_text(keys)
-    if len(keys) == 1 and keys[0]:
-        # Keys that differ only in invalid bytes get the same ordering key.
-        with suppress(UnicodeDecodeError):
+    text = ""
+    if len(keys) == 1:
+        try:
             text = keys[0].decode()
-    return fitting(text, _KEY_BYTES_MAX)
+        except UnicodeDecodeError:
+            # Keys that differ only in invalid bytes get the same ordering key.
+            text = ""
+    return fitting(text or keys_text(keys), _KEY_BYTES_MAX)
 
 
 def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str, str]:
@@ -97,12 +106,16 @@ def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str,
             attributes[name] = value.decode()
         except UnicodeDecodeError:
             raise ValueError(f"the value of {name!r} is not UTF-8") from None
+        _check_length(name, len(value))
     attributes |= own
-    for name, text in attributes.items():
-        if (size := len(text.encode())) > _VALUE_BYTES_MAX:
-            raise ValueError(f"the value of {name!r} has {size} bytes; the limit is {_VALUE_BYTES_MAX}")
+    _check_length(KEYS, len(own.get(KEYS, "")))
     if len(attributes) > _ATTRIBUTES_MAX:
         raise ValueError(
             f"it has {len(attributes)} headers, counting those of the sink; a message has at most {_ATTRIBUTES_MAX}"
         )
     return attributes
+
+
+def _check_length(name: str, size: int) -> None:
+    if size > _VALUE_BYTES_MAX:
+        raise ValueError(f"the value of {name!r} has {size} bytes; the limit is {_VALUE_BYTES_MAX}")

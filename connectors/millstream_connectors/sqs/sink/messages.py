@@ -72,17 +72,16 @@ def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str,
         if not value:
             raise ValueError(f"the value of {name!r} is empty")
         text = _text(value)
-        attributes[name] = {"DataType": "Binary", "BinaryValue": value} if text is None else _attribute(text)
-    attributes |= {name: _attribute(text) for name, text in own.items()}
+        if text is None:
+            attributes[name] = {"DataType": "Binary", "BinaryValue": value}
+        else:
+            attributes[name] = {"DataType": "String", "StringValue": text}
+    attributes |= {name: {"DataType": "String", "StringValue": text} for name, text in own.items()}
     if len(attributes) > _ATTRIBUTES_MAX:
         raise ValueError(
             f"it has {len(attributes)} headers, counting those of the sink; a message has at most {_ATTRIBUTES_MAX}"
         )
     return attributes
-
-
-def _attribute(text: str) -> dict[str, str]:
-    return {"DataType": "String", "StringValue": text}
 
 
 def _text(value: bytes) -> str | None:
