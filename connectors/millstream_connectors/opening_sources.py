@@ -79,7 +79,7 @@ async def open_source(
 def _origin(
     source: Source, connector: SourceConnector[SpecModel], settings: SpecModel, owner: SourceOwner
 ) -> AbstractAsyncContextManager[SourceLane]:
-    with naming_needs(source, f"lane {owner.lane}: the {source.kind} source"):
+    with naming_needs(source, f"{owner.where}: the {source.kind} source"):
         return connector.open(settings, owner)
 
 
@@ -87,8 +87,7 @@ def _decoding(opened: SourceLane, source: Source, owner: SourceOwner) -> Abstrac
     # Imported only here, because it imports an HTTP client.
     from millstream_connectors.shared.decoding_lane import decoding
 
-    where = f"lane {owner.lane}"
-    return decoding(opened, source, owner.position, base_dir=owner.base_dir, clock=owner.clock, where=where)
+    return decoding(opened, source, owner.position, base_dir=owner.base_dir, clock=owner.clock, where=owner.where)
 
 
 def extraction_of(source: Source) -> Extraction:

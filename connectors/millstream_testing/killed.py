@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from millstream.errors import RetryLaterError
 from millstream.json_parser import parse_json
 from millstream.spec.sinks import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
+from millstream_testing.checks import repeated
 from millstream_testing.frames import FRAMES, offered, owner_of
 from millstream_testing.programs import program_of
 
@@ -69,12 +69,7 @@ async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: 
                 if calls == call and moment == "inside":
                     threading.Timer(random.uniform(0, longest_s or _INSIDE_S), _die).start()
                 begun_s = time.monotonic()
-                while True:
-                    try:
-                        await work()
-                        break
-                    except RetryLaterError:
-                        await asyncio.sleep(0.01)
+                await repeated(work)
                 longest_s = max(longest_s, time.monotonic() - begun_s)
                 if calls == call:
                     _die()

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from millstream.record import Position
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sinks import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
-from millstream_testing.checks import check
+from millstream_testing.checks import check, repeated
 from millstream_testing.frames import ALL, FRAMES, frame_of, offered, owner_of
 from millstream_testing.killed import Moment, die_writing
 from millstream_testing.programs import program_of
@@ -176,14 +177,13 @@ class SinkConformance(Conformance):
             yield lane
 
     async def _use(self, settings: Mapping[str, Any], place: Path) -> Sequence[bytes]:
+        async def write() -> None:
+            async with self._open(settings, owner_of(place, 1)) as lane:
+                await self._write(lane, range(1, FRAMES + 1))
+
         async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    async with self._open(settings, owner_of(place, 1)) as lane:
-                        await self._write(lane, range(1, FRAMES + 1))
-                        return ()
-                except RetryLaterError:
-                    await asyncio.sleep(0.02)
+            await repeated(write)
+        return ()
 
     async def _use_once(self, settings: Mapping[str, Any], place: Path) -> None:
         async with self._open(settings, owner_of(place, 1)) as lane:
@@ -199,20 +199,10 @@ class SinkConformance(Conformance):
     async def _write(self, lane: SinkLane, sequences: Iterable[int]) -> None:
         """Writes as a delivery does: it repeats a write until the target accepts it."""
         for frame, end in offered(sequences):
-            while True:
-                try:
-                    result = await lane.write([frame], end)
-                    break
-                except RetryLaterError:
-                    await asyncio.sleep(0.02)
+            result = await repeated(partial(lane.write, [frame], end))
             check(not any(result.failures), f"records were refused: {result.failures}")
             await lane.tick()
-        while True:
-            try:
-                await lane.flush()
-                return
-            except RetryLaterError:
-                await asyncio.sleep(0.02)
+        await repeated(lane.flush)
 
     async def _write_once(self, lane: SinkLane, sequence: int) -> None:
         await lane.write([frame_of(sequence)], Position(sequence))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sources import Source
 from millstream_connectors.opening_sources import open_source
 from millstream_reader.source import SourceBatch, SourceLane, is_held_up
-from millstream_testing.checks import check
+from millstream_testing.checks import check, repeated
 from millstream_testing.suite import LIMIT_S, Conformance
 
 _READ_S = 0.2
@@ -152,8 +152,10 @@ class SourceConformance(Conformance):
     ) -> AsyncIterator[SourceLane]:
         source = Source.model_validate(dict(settings))
         lane = LaneId("in", SOURCE_INPUT, partition)
-        opening = open_source(source, lane, self.partitions, position, base_dir=place, clock=SystemClock())
-        async with asyncio.timeout(LIMIT_S + self.away_s), opening as opened:
+        async with (
+            asyncio.timeout(LIMIT_S + self.away_s),
+            open_source(source, lane, self.partitions, position, base_dir=place, clock=SystemClock()) as opened,
+        ):
             yield opened
 
     async def _read_all(self, lane: SourceLane, *, records_max: int, enough: int | None = None) -> list[SourceBatch]:
@@ -193,18 +195,16 @@ class SourceConformance(Conformance):
 
     async def _use(self, settings: Mapping[str, Any], place: Path) -> Sequence[bytes]:
         batches: list[SourceBatch] = []
+
+        async def read() -> list[bytes]:
+            async with self._open(place, settings, batches[-1].position if batches else b"") as lane:
+                if not batches:
+                    batches.append(await repeated(partial(lane.read, 5, 1 << 20, 5.0)))
+                await self._read_the_rest(lane, place, batches)
+                return _values(batches, lane)
+
         async with asyncio.timeout(LIMIT_S):
-            while True:
-                position = batches[-1].position if batches else b""
-                try:
-                    async with self._open(place, settings, position) as lane:
-                        while not batches:
-                            with suppress(RetryLaterError):
-                                batches.append(await lane.read(5, 1 << 20, 5.0))
-                        await self._read_the_rest(lane, place, batches)
-                        return _values(batches, lane)
-                except RetryLaterError:
-                    await asyncio.sleep(0.02)
+            return await repeated(read)
 
     def _check_used(self, place: Path, settings: Mapping[str, Any], values: Sequence[bytes], when: str) -> None:
         if self.partitions == 1:
@@ -224,10 +224,9 @@ class SourceConformance(Conformance):
         expected = self.expected(place)
         check(sorted(values) == sorted(expected), f"it returned {len(values)} records of {len(expected)}")
 
-    def _run(self, run: Any) -> None:
+    def _run(self, run: Callable[[Path, Mapping[str, Any]], Coroutine[Any, Any, None]]) -> None:
         with self._place() as (place, settings):
-            coroutine: Coroutine[Any, Any, None] = run(place, settings)
-            asyncio.run(coroutine)
+            asyncio.run(run(place, settings))
 
 
 def _count(batches: Sequence[SourceBatch]) -> int:

@@ -9,19 +9,23 @@ connector import the module with that object, so the module imports only this on
 """
 
 from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import Enum
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from millstream import codes
-from millstream.limits import FRAME_RECORDS_MAX
+from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
 from millstream.spec.rules import Strict
-from millstream.spec.values import Needed, ShapeProblem, SpecModel
+from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, field
 
 S = TypeVar("S", bound=SpecModel)
+
+OnlineFindings: TypeAlias = Coroutine[Any, Any, Sequence[Finding]]
+"""A look at an external system, which runs on the event loop."""
 
 
 class Unfit(Protocol):
@@ -50,7 +54,7 @@ class Place:
     """The directory of relative paths."""
     replicas: int
     """Number of processes that open it."""
-    taken: dict[Hashable, Path] = field(default_factory=dict)
+    taken: dict[Hashable, Path] = dataclass_field(default_factory=dict)
     """Resources that connectors of this pipeline claim exclusively, and where in the file."""
 
     def takes(self, what: Hashable, path: Path) -> bool:
@@ -150,7 +154,7 @@ class Connector(Generic[S]):
         machine."""
         yield from ()
 
-    def online_findings(self, settings: S, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: S, place: Place) -> OnlineFindings:
         """Problems with the external system: address, credentials, rights, topics and tables, for `validate --online`.
         Changes nothing. It has limited time, and raises the same errors as `open`. The call itself is made in a thread,
         so that it can import modules; what it returns runs on the event loop."""
@@ -162,7 +166,7 @@ class Connector(Generic[S]):
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on valid settings, each with its place; `path` is that of the settings. By default those that the
-        settings have themselves."""
+        settings have themselves (`SpecModel.notes`)."""
         yield from settings.notes(path)
 
 
@@ -178,6 +182,22 @@ class IdBounds:
     """How long an id is remembered, in seconds."""
     ids_max: int
     """Maximum number, for all partitions together."""
+
+
+class RemembersIds(SpecModel):
+    """The settings of a source that gives ids to records, and may repeat them with the same ids."""
+
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a record is remembered, so that a repeated record has no effect. Duration of at least 1s,
+    default 24h."""
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
+    """Maximum number of record ids that are remembered, over all partitions; beyond it the source waits until the
+    oldest expire. The pipeline's broker reserves 48 bytes for each id; a remembered id takes 30 bytes of memory."""
+
+    @property
+    def id_bounds(self) -> IdBounds | None:
+        """The same; None if records have no ids with the other settings."""
+        return IdBounds(self.id_ttl_s, self.ids_max)
 
 
 class SourceKind(Connector[S]):
@@ -207,8 +227,8 @@ class SourceKind(Connector[S]):
 
     def id_bounds(self, settings: S) -> IdBounds | None:
         """How many ids are remembered, for a source that may repeat records with the same ids; None if records have no
-        ids."""
-        return None
+        ids. By default as in settings that are `RemembersIds`."""
+        return settings.id_bounds if isinstance(settings, RemembersIds) else None
 
     def address(self, settings: S, partition: int) -> tuple[str, int] | None:
         """Host and port on which the lane of a partition listens, if they are fixed."""

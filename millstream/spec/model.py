@@ -208,11 +208,7 @@ class PlainModel:
         yield from ()
 
     def notes(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Notes on valid values, each with its place; `path` is that of the model."""
-        yield from ()
-
-    def needs(self) -> Iterator[Needed]:
-        """The modules that may be missing and that these values need; without those of the models within."""
+        """Notes on these valid values, each with its place; `path` is that of the model."""
         yield from ()
 
     @classmethod

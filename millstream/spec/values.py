@@ -48,6 +48,17 @@ _EDGE_NAME_EXPECTED = (
 )
 
 
+def form_check(form: re.Pattern[str], what: str, expected: str) -> After:
+    """A rule for texts that have this form. `what` they are, for messages."""
+
+    def checked(written: str) -> str:
+        if form.fullmatch(written) is None:
+            raise problem(codes.VALUE_MALFORMED, f"{written!r} is not {what}", expected)
+        return written
+
+    return After(checked)
+
+
 def parse_duration(written: object) -> float:
     """Seconds of a Go duration ("1h30m") or of a plain number of seconds.
 

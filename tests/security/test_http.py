@@ -30,9 +30,9 @@ from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
 from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source import lane as http_source
-from millstream_connectors.http.source.lane import HttpSourceLane, open_http
-from millstream_connectors.http.source.plan import http_plan
+from millstream_connectors.http.source.lane import HttpSourceLane, http_plan, open_http
 from millstream_connectors.opening_sources import extraction_of
+from millstream_reader.connector import SourceOwner
 
 LIMIT_S = 90.0
 STRANGER = "127.0.0.2"
@@ -50,10 +50,10 @@ async def serving(
     """A lane that commits at once what it is sent."""
     source = Source.model_validate({"http": {"port": 0, **(spec or {})}})
     assert isinstance(source.settings, HttpSource)
-    plan = http_plan(source.settings, base_dir, LANE, SystemClock())
+    owner = SourceOwner(LANE, 1, b"", base_dir, SystemClock(), extraction_of(source))
+    plan = http_plan(source.settings, owner)
     plan = replace(plan, limits=replace(plan.limits, head_timeout_s=head_timeout_s, idle_timeout_s=idle_timeout_s))
-    opening = open_http(plan, extraction_of(source), LANE, 1, b"", clock=SystemClock())
-    async with asyncio.timeout(LIMIT_S), opening as lane:
+    async with asyncio.timeout(LIMIT_S), open_http(plan, owner) as lane:
 
         async def commit() -> None:
             while True:

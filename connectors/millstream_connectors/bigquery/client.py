@@ -27,7 +27,6 @@ FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError, RecursionErro
 SCOPE = "https://www.googleapis.com/auth/bigquery"
 _WRITE = "/google.cloud.bigquery.storage.v1.BigQueryWrite/"
 _READ = "/google.cloud.bigquery.storage.v1.BigQueryRead/"
-_MISSING = (grpc.StatusCode.NOT_FOUND,)
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _UNFIT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
 
@@ -55,8 +54,9 @@ class BigQueryLink:
         """The schema of a table."""
         name = self.default_stream(table)
         request = types.GetWriteStreamRequest.pb()(name=name, view=types.WriteStreamView.FULL)
-        found = await self._ask(_WRITE + "GetWriteStream", request, types.WriteStream.pb(), ("name", name))
-        return found.table_schema
+        return (
+            await self._ask(_WRITE + "GetWriteStream", request, types.WriteStream.pb(), ("name", name))
+        ).table_schema
 
     def default_stream(self, table: str) -> str:
         """The stream of a table that every client may append to, without offsets."""
@@ -119,7 +119,7 @@ class BigQueryLink:
     def error_of_status(self, code: grpc.StatusCode, said: str) -> MillstreamError:
         """The Millstream error for a status that the service returned."""
         place = f"{self.where}: BigQuery at {self.settings.endpoint}"
-        if code in _MISSING:
+        if code is grpc.StatusCode.NOT_FOUND:
             dataset = f"{self.settings.project}.{self.settings.dataset}"
             return UserError(codes.TARGET_UNFIT, f"{place} does not find it in {dataset}: {said}")
         if code in _REFUSED:
@@ -144,7 +144,7 @@ def _routing(name: str, value: str) -> tuple[str, str]:
 @asynccontextmanager
 async def linked(settings: BigQueryDataset, base_dir: Path, where: str) -> AsyncIterator[BigQueryLink]:
     """A channel, open from entering to leaving. Raises `UserError` for credentials that are missing or not valid."""
-    channel = await open_channel(
+    async with await open_channel(
         settings.endpoint,
         settings.credentials,
         SCOPE,
@@ -152,8 +152,5 @@ async def linked(settings: BigQueryDataset, base_dir: Path, where: str) -> Async
         where=where,
         service="BigQuery",
         timeout_s=settings.timeout_s,
-    )
-    try:
+    ) as channel:
         yield BigQueryLink(channel, settings, where)
-    finally:
-        await channel.close()

@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, form_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 
@@ -22,12 +22,7 @@ _TABLE = re.compile(r"[\w -]{1,1024}")
 
 
 def _name_check(form: re.Pattern[str], what: str) -> After:
-    def checked(written: str) -> str:
-        if form.fullmatch(written) is None:
-            raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the name of {what}", f"that of {what}, alone")
-        return written
-
-    return After(checked)
+    return form_check(form, f"the name of {what}", f"that of {what}, alone")
 
 
 BigQueryTableName = Annotated[Text, _name_check(_TABLE, "a table")]
@@ -58,14 +53,12 @@ class BigQueryDataset(SpecModel):
         yield from super().relation_problems()
         yield from credential_problems(self.credentials, self.endpoint)
 
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from endpoint_notes(self.endpoint, path)
+
     def resource(self, table: str) -> str:
         """The full name of a table, as requests need it."""
         return f"projects/{self.project}/datasets/{self.dataset}/tables/{table}"
-
-
-def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes on the connection to a dataset, for `validate`."""
-    yield from endpoint_notes(settings.endpoint, path)
 
 
 class BigQuerySink(BigQueryDataset):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from millstream import codes
+from millstream.clock import MICROSECONDS
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.spec.problems import Path
 from millstream.spec.rules import After, Strict
 from millstream.spec.values import (
     Count,
@@ -83,6 +85,27 @@ class GeneratorSource(SpecModel):
     seed: Count = 0
     """Seed of all random values in this source."""
 
+    @property
+    def records_per_s(self) -> float:
+        """Rate over all lanes; 0 means as fast as possible."""
+        return self.rpu / self.duration_s
+
+    @property
+    def step_us(self) -> float | None:
+        """Event time between consecutive numbers; None to use the time at which a record is due."""
+        step_s = self.event_time_step_s
+        if step_s is None and self.start is not None and self.rpu:
+            step_s = self.duration_s / self.rpu
+        return step_s * MICROSECONDS if step_s is not None else None
+
+    @property
+    def start_us(self) -> int | None:
+        """Event time of number 0, with `step_us`; None to use the time at which the lane was first opened."""
+        if self.start is None:
+            return None
+        start = datetime.fromisoformat(self.start)
+        return round((start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)
+
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Allows one kind of value, and shares only together with their durations."""
@@ -98,3 +121,7 @@ class GeneratorSource(SpecModel):
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
             what = "with `rpu: 0`, `start` needs a step of event time"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("start",), what, "`eventTimeStep` as well")
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        if "msg_size" in self.model_fields_set and self.value_blob is not None:
+            yield (*path, "msgSize"), "`msgSize` has no effect with `valueBlob`"

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
 from millstream.spec.connectors import IdsCount
+from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, Strict
+from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import (
     Flag,
     PositiveCount,
@@ -23,11 +25,6 @@ from millstream.spec.values import (
 )
 from millstream_connectors.shared.web.settings import HTTP as SCHEMES
 from millstream_connectors.shared.web.settings import WebServer, url_check
-
-HTTP_PORT = 8090
-
-
-Port = Annotated[int, Strict(ge=0, le=65535)]
 
 
 def _is_reached_from_outside(host: str) -> bool:
@@ -70,7 +67,7 @@ class HttpSource(SpecModel):
 
     host: Text = "127.0.0.1"
     """Address to listen on."""
-    port: Port = HTTP_PORT
+    port: Annotated[int, Strict(ge=0, le=65535)] = 8090
     """Port of lane 0; lane n uses the n-th port after it. With 0, each lane takes a free port."""
     auth: HttpAuth | None = None
     """Bearer token. Default: none is required."""
@@ -110,6 +107,15 @@ class HttpSource(SpecModel):
             yield ShapeProblem(
                 codes.HTTP_SOURCE_OPEN, ("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`"
             )
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Warns about tokens that are sent unencrypted over the network."""
+        if self.auth is not None and self.tls is None and not stays_on_this_machine(self.host):
+            what = (
+                f"senders send their token unencrypted to {self.host}; set `tls`, or put a proxy in front, to "
+                "encrypt it"
+            )
+            yield (*path, "auth"), what
 
 
 class HttpBatch(SpecModel):

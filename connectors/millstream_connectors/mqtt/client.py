@@ -26,10 +26,10 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import MQTT_UNCONFIRMED_MAX
-from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
+from millstream_connectors.shared.failures import failure_of
 
 _KEEPALIVE_S = 15
 _SETTLE_S = 5.0
@@ -106,9 +106,8 @@ class MqttLink:
 
     async def subscribe(self, topic: str) -> None:
         """Returns when the broker has processed everything that was sent before. Raises Millstream errors."""
-        options = SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW)
         try:
-            error, mid = self._client.subscribe(topic, options=options)
+            error, mid = self._client.subscribe(topic, options=SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW))
         except ValueError as refused:
             raise self._unfit(f"{topic!r} is not a topic filter: {refused}") from refused
         self._check(error)
@@ -211,16 +210,12 @@ class MqttLink:
         return UserError(codes.TARGET_UNFIT, f"{self._place}: {what}")
 
     def _error_of(self, error: BaseException) -> MillstreamError:
-        said = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError):
-            return UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {said}")
-        if isinstance(error, TimeoutError):
-            return RetryLaterError(codes.TARGET_AWAY, f"{self._place} did not answer in time")
-        also = ""
-        if isinstance(error, _EndedError) and self._broker.tls is not None and self._broker.tls.certificate is not None:
+        tls = self._broker.tls
+        if isinstance(error, _EndedError) and tls is not None and tls.certificate is not None:
             # Paho does not say why.
-            also = ", or does not accept `tls.certificate`"
-        return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now{also}: {said}")
+            what = f"{self._place} cannot be used now, or does not accept `tls.certificate`: {error}"
+            return RetryLaterError(codes.TARGET_AWAY, what)
+        return failure_of(error, self._place)
 
     def _check(self, error: MQTTErrorCode) -> None:
         if error != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -282,10 +277,7 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Mqt
     # The publisher counts what is not confirmed; paho's own limit does not follow the broker's.
     client.max_inflight_messages_set(0)
     if broker.user is not None:
-        password = None
-        if broker.password is not None:
-            password = resolve(broker.password, base_dir, f"{where}: the password for {broker.host}")
-        client.username_pw_set(broker.user, password)
+        client.username_pw_set(broker.user, broker.given_password(base_dir, where))
     if broker.encrypted:
         context = context_of(broker.tls or ServerTls(), base_dir, where)
         context.sslsocket_class = _Socket
@@ -307,3 +299,9 @@ async def linked(broker: MqttBroker, base_dir: Path, where: str) -> AsyncIterato
         yield link
     finally:
         await link.close()
+
+
+async def look(broker: MqttBroker, base_dir: Path) -> None:
+    """Raises Millstream errors if the broker cannot be reached or refuses the user."""
+    async with linked(broker, base_dir, "validate --online"):
+        pass

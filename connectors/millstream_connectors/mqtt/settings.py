@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from millstream import codes
-from millstream.limits import IDS_MAX
 from millstream.spec.addresses import address_check
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import RemembersIds
 from millstream.spec.rules import After, Strict
-from millstream.spec.values import PositiveDuration, ShapeProblem, Text, field, problem
+from millstream.spec.values import ShapeProblem, Text, field, problem
 from millstream_connectors.shared.servers import ServerByUrl
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -57,7 +56,7 @@ def _checked_filter(written: str) -> str:
     return written
 
 
-class MqttSource(MqttBroker):
+class MqttSource(RemembersIds, MqttBroker):
     """Receives messages of topics from an MQTT broker, and acknowledges them once they are committed."""
 
     noun = "an mqtt source"
@@ -72,12 +71,6 @@ class MqttSource(MqttBroker):
     """User property that contains the id of a message."""
     prefetch: Annotated[int, Strict(ge=1, le=65_535)] = 100
     """Maximum number of unacknowledged messages (MQTT's receive maximum)."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The pipeline's broker reserves 48 bytes
-    for each id; a remembered id takes 30 bytes of memory."""
 
 
 def _checked_topic(written: str) -> str:

@@ -9,11 +9,10 @@ Above it: connectors. Below it: Google's generated client.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import grpc.aio
 from google.api_core import exceptions
 from google.api_core.retry_async import AsyncRetry
 from google.auth.exceptions import GoogleAuthError
@@ -44,11 +43,10 @@ _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 2.0
 
 
 class PubsubLink(Generic[C]):
-    """One client. Opened by `linked_publisher` and `open_subscriber`; closed by `close`."""
+    """One client. Opened by `linked_publisher` and `linked_subscriber`."""
 
-    def __init__(self, client: C, channel: grpc.aio.Channel, settings: PubsubProject, where: str) -> None:
+    def __init__(self, client: C, settings: PubsubProject, where: str) -> None:
         self.client: C = client
-        self._channel = channel
         self._settings = settings
         self._where = where
 
@@ -61,44 +59,33 @@ class PubsubLink(Generic[C]):
         try:
             return await call(request, retry=again, timeout=limit_s)
         except FAILURES as error:
-            raise self.error_of(error) from error
-
-    def error_of(self, error: BaseException) -> MillstreamError:
-        """The Millstream error for an error of the client."""
-        return error_of(error, self._settings, self._where)
-
-    async def close(self) -> None:
-        await self._channel.close()
+            raise _error_of(error, self._settings, self._where) from error
 
 
 def _passes(error: BaseException) -> bool:
     return isinstance(error, _PASSES)
 
 
-async def open_subscriber(settings: PubsubProject, base_dir: Path, where: str) -> PubsubLink[SubscriberAsyncClient]:
+def linked_subscriber(
+    settings: PubsubProject, base_dir: Path, where: str
+) -> AbstractAsyncContextManager[PubsubLink[SubscriberAsyncClient]]:
     """A client for subscriptions. Sends no request to the service yet. Raises `UserError` if the credentials are
     missing or invalid."""
-    channel = await _channel(settings, base_dir, where)
-    client = SubscriberAsyncClient(transport=SubscriberGrpcAsyncIOTransport(channel=channel))
-    return PubsubLink(client, channel, settings, where)
+    return _linked(SubscriberAsyncClient, SubscriberGrpcAsyncIOTransport, settings, base_dir, where)
+
+
+def linked_publisher(
+    settings: PubsubProject, base_dir: Path, where: str
+) -> AbstractAsyncContextManager[PubsubLink[PublisherAsyncClient]]:
+    """A client for topics. Raises the same errors as `linked_subscriber`."""
+    return _linked(PublisherAsyncClient, PublisherGrpcAsyncIOTransport, settings, base_dir, where)
 
 
 @asynccontextmanager
-async def linked_publisher(
-    settings: PubsubProject, base_dir: Path, where: str
-) -> AsyncIterator[PubsubLink[PublisherAsyncClient]]:
-    """A short-lived client for topics. Raises the same errors as `open_subscriber`."""
-    channel = await _channel(settings, base_dir, where)
-    client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
-    link = PubsubLink(client, channel, settings, where)
-    try:
-        yield link
-    finally:
-        await link.close()
-
-
-async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.aio.Channel:
-    return await open_channel(
+async def _linked(
+    client: type[C], transport: Callable[..., Any], settings: PubsubProject, base_dir: Path, where: str
+) -> AsyncIterator[PubsubLink[C]]:
+    async with await open_channel(
         settings.endpoint,
         settings.credentials,
         SCOPE,
@@ -106,10 +93,11 @@ async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.
         where=where,
         service="Pub/Sub",
         timeout_s=settings.timeout_s,
-    )
+    ) as channel:
+        yield PubsubLink(client(transport=transport(channel=channel)), settings, where)
 
 
-def error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:
+def _error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:
     """The Millstream error for an error of the client."""
     place = f"{where}: Pub/Sub at {settings.endpoint}"
     if isinstance(error, exceptions.RetryError) and error.cause is not None:

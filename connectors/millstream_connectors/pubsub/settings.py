@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from millstream import codes
-from millstream.limits import IDS_MAX
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, form_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 
 SERVICE = "https://pubsub.googleapis.com"
@@ -20,22 +18,9 @@ SERVICE = "https://pubsub.googleapis.com"
 _NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9-]+")
 
-
-def _checked_name(written: str) -> str:
-    if _NAME.fullmatch(written) is None:
-        what = f"{written!r} is not a name in Pub/Sub"
-        raise problem(codes.VALUE_MALFORMED, what, "the last part of `projects/PROJECT/topics/NAME`")
-    return written
-
-
-def _checked_project(written: str) -> str:
-    if _PROJECT.fullmatch(written) is None:
-        what = f"{written!r} is not the id of a project"
-        raise problem(codes.VALUE_MALFORMED, what, "an id such as my-project")
-    return written
-
-
-ResourceName = Annotated[Text, After(_checked_name)]
+ResourceName = Annotated[
+    Text, form_check(_NAME, "a name in Pub/Sub", "the last part of `projects/PROJECT/topics/NAME`")
+]
 """The name of a topic or a subscription, without its project."""
 
 
@@ -44,7 +29,7 @@ class PubsubProject(SpecModel):
 
     noun = "a pubsub project"
 
-    project: Annotated[Text, After(_checked_project)]
+    project: Annotated[Text, form_check(_PROJECT, "the id of a project", "an id such as my-project")]
     """Id of the Google Cloud project."""
     credentials: Secret | None = None
     """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
@@ -61,13 +46,11 @@ class PubsubProject(SpecModel):
         """Rejects credentials that would be sent unencrypted."""
         yield from credential_problems(self.credentials, self.endpoint)
 
-
-def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
-    """Notes about the connection to a project."""
-    yield from endpoint_notes(settings.endpoint, path)
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from endpoint_notes(self.endpoint, path)
 
 
-class PubsubSource(PubsubProject):
+class PubsubSource(RemembersIds, PubsubProject):
     """Takes messages from a subscription of Google Cloud Pub/Sub, and acknowledges them once they are committed."""
 
     noun = "a pubsub source"
@@ -83,12 +66,6 @@ class PubsubSource(PubsubProject):
     """Attribute with a unique id that the publisher gave the message, such as `Millstream-Id`. A message that was
     published twice then counts once. Default: the id that the service gave the message; it is also used if a message
     lacks the attribute."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
-    a remembered id takes 30 bytes of memory."""
 
     @property
     def path(self) -> str:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from aiormq import Connection, exceptions, spec
+from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
 from aiormq.connection import exception_by_code
 from yarl import URL
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.rabbitmq.decoding import accept_any_content
 from millstream_connectors.rabbitmq.settings import RabbitServer
+from millstream_connectors.shared.failures import failure_of
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
 """Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
@@ -77,17 +77,45 @@ class _Receiver:
 class RabbitLink:
     """One connection and its channel. Opened by `open_link`, closed by `close`."""
 
-    def __init__(self, server: RabbitServer, where: str, connection: Connection, channel: Channel) -> None:
-        self.server = server
-        self.where = where
-        self.channel = channel
+    channel: Channel
+    """Confirms publications."""
+
+    def __init__(self, server: RabbitServer, where: str, connection: Connection) -> None:
+        self._server = server
+        self._where = where
         self._connection = connection
+
+    async def connect(self) -> None:
+        """Raises Millstream errors."""
+        async with self.closed_on_failure(), asyncio.timeout(self._server.timeout_s):
+            await self._connection.connect()
+            channel = await self._connection.channel()
+            assert isinstance(channel, Channel), "aiormq creates its own class"
+            self.channel = channel
 
     async def close(self) -> None:
         """Has a short time limit: a silent server notices by itself."""
         with suppress(*FAILURES):
             async with asyncio.timeout(_CLOSE_S):
                 await self._connection.close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Errors of the client become Millstream errors."""
+        try:
+            yield
+        except FAILURES as error:
+            raise self.error_of(error) from error
+
+    @asynccontextmanager
+    async def closed_on_failure(self) -> AsyncIterator[None]:
+        """As `translated`. Any error closes the connection."""
+        try:
+            with self.translated():
+                yield
+        except BaseException:
+            await self.close()
+            raise
 
     def on_loss(self, lost: Callable[[MillstreamError], object]) -> None:
         """Call `lost` when the channel or its connection ends, or the server cancels a consumer."""
@@ -102,13 +130,29 @@ class RabbitLink:
         self.channel.closing.add_done_callback(ended)
         self.channel.on_consumer_cancel_callbacks.add(cancelled)
 
+    async def consume(
+        self, queue: str, put: Callable[[DeliveredMessage], object], window: int, arguments: Any = None
+    ) -> str:
+        """Start a consumer, which passes each message to `put`; `window`: how many it gets before it acknowledges one.
+        Returns its name. Raises errors of the client."""
+
+        async def arrived(delivered: DeliveredMessage) -> None:
+            put(delivered)
+
+        timeout_s = self._server.timeout_s
+        await self.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
+        answer = await self.channel.basic_consume(queue, arrived, arguments=arguments, timeout=timeout_s)
+        return str(answer.consumer_tag)
+
     async def error_of_publishing(self, error: BaseException) -> MillstreamError:
         """The same for a publication. A server that is short of disk space or memory takes none, and says so."""
         if not isinstance(error, TimeoutError) or not await self._is_blocked():
             return self.error_of(error)
-        what = f"{self.where}: RabbitMQ at {self.server.host}:{self.server.port} accepts no messages now"
-        why = "it is low on disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low"
-        return RetryLaterError(codes.TARGET_AWAY, f"{what}: {why}")
+        return RetryLaterError(
+            codes.TARGET_AWAY,
+            f"{self._where}: RabbitMQ at {self._server.host}:{self._server.port} accepts no messages now: it is low on "
+            "disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low",
+        )
 
     async def _is_blocked(self) -> bool:
         try:
@@ -121,7 +165,7 @@ class RabbitLink:
 
     def error_of(self, error: BaseException) -> MillstreamError:
         """The Millstream error for an error of the client."""
-        return error_of(error, self.server, self.where)
+        return error_of(error, self._server, self._where)
 
 
 async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str) -> RabbitLink:
@@ -129,29 +173,11 @@ async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str)
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    password = None
-    if server.password is not None:
-        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    password = server.given_password(base_dir, where)
     tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
-    connection = _Connection(_url(server, password, name), context=tls)
-    try:
-        async with asyncio.timeout(server.timeout_s):
-            await connection.connect()
-            channel = await connection.channel()
-            assert isinstance(channel, Channel), "aiormq creates its own class"
-    except FAILURES as error:
-        await _abandon(connection)
-        raise error_of(error, server, where) from error
-    except BaseException:
-        await _abandon(connection)
-        raise
-    return RabbitLink(server, where, connection, channel)
-
-
-async def _abandon(connection: Connection) -> None:
-    with suppress(*FAILURES):
-        async with asyncio.timeout(_CLOSE_S):
-            await connection.close()
+    link = RabbitLink(server, where, _Connection(_url(server, password, name), context=tls))
+    await link.connect()
+    return link
 
 
 def _url(server: RabbitServer, password: str | None, name: str) -> URL:
@@ -171,13 +197,12 @@ def _url(server: RabbitServer, password: str | None, name: str) -> URL:
 
 
 @asynccontextmanager
-async def linked(server: RabbitServer, base_dir: Path, where: str) -> AsyncIterator[RabbitLink]:
-    """A short-lived connection. Raises Millstream errors."""
-    link = await open_link(server, base_dir, where, "millstream validate")
+async def linked(server: RabbitServer, base_dir: Path) -> AsyncIterator[RabbitLink]:
+    """A short-lived connection, for `validate --online`. Raises Millstream errors."""
+    link = await open_link(server, base_dir, "validate --online", "millstream validate")
     try:
-        yield link
-    except FAILURES as error:
-        raise link.error_of(error) from error
+        with link.translated():
+            yield link
     finally:
         await link.close()
 
@@ -191,22 +216,18 @@ def error_of(error: BaseException, server: RabbitServer, where: str) -> Millstre
     if is_not_accepted(said):
         return UserError(codes.TARGET_REFUSES, f"{place} does not accept the client certificate: {said}")
     if isinstance(error, exceptions.AuthenticationError) and server.by_certificate:
-        what = f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}"
-        advice = "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`"
-        return UserError(codes.TARGET_REFUSES, f"{what}. {advice}")
-    if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+        return UserError(
+            codes.TARGET_REFUSES,
+            f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}. "
+            "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`",
+        )
+    refusals = exceptions.AuthenticationError, exceptions.ProbableAuthenticationError, exceptions.ChannelAccessRefused
+    if isinstance(error, refusals):
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
     if isinstance(error, exceptions.ConnectionNotAllowed):
         what = f"{place} refuses {server.shown_user} or has no virtual host {server.virtual_host}: {said}"
         return UserError(codes.TARGET_REFUSES, what)
-    if isinstance(error, exceptions.ChannelAccessRefused):
-        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
-    if isinstance(error, exceptions.ChannelNotFoundEntity | exceptions.ChannelPreconditionFailed):
+    unfit = isinstance(error, exceptions.ChannelNotFoundEntity | exceptions.ChannelPreconditionFailed)
+    if unfit or "NOT_IMPLEMENTED" in said:
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
-    if "NOT_IMPLEMENTED" in said:
-        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
-    if isinstance(error, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
-        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
-    if isinstance(error, TimeoutError):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    return failure_of(error, place)

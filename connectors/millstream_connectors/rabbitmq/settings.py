@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from millstream import codes
-from millstream.limits import IDS_MAX
 from millstream.spec.addresses import address_check
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import IdBounds, RemembersIds
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Strict
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, problem
+from millstream.spec.values import Flag, ShapeProblem, Text, problem
 from millstream_connectors.shared.servers import ServerByUrl
 from millstream_connectors.shared.starts import EARLIEST, LATEST, Start
 
@@ -63,7 +62,7 @@ _PREFETCH_MAX = 65_535
 """The protocol has two bytes for the number."""
 
 
-class RabbitSource(RabbitServer):
+class RabbitSource(RemembersIds, RabbitServer):
     """Receives messages from a RabbitMQ queue, and acknowledges them once they are committed. Or reads a RabbitMQ
     stream, by offset."""
 
@@ -79,12 +78,10 @@ class RabbitSource(RabbitServer):
     prefetch: Annotated[int, Strict(ge=1, le=_PREFETCH_MAX)] = 1000
     """Maximum number of unacknowledged messages of a queue that is not a stream. Fewer are held if they are large, so
     that they take some 32 MiB."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long a message id is remembered, so that a repeated message has no effect. Duration of at least 1s, default
-    24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of message ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for
-    each id; a remembered id takes 30 bytes of memory."""
+
+    @property
+    def id_bounds(self) -> IdBounds | None:
+        return None if self.stream else super().id_bounds
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects a `start` that is not a place in a stream, or that has no effect."""

@@ -153,6 +153,19 @@ class Subscription(Protocol):
         """Number of messages that wait at the server, if it is known."""
 
 
+class PushedSubscription:
+    """The part of `Subscription` that is the same for all servers that send messages by themselves, and give them to no
+    other reader while the connection lasts."""
+
+    lease_s: float | None = None
+
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
+        """The server sends messages without requests."""
+
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
+        """A message is held as long as the connection lasts."""
+
+
 class AcknowledgedLane:
     """One lane. See `SourceLane`."""
 

@@ -1,4 +1,4 @@
-"""The headers of a message that carry parts of its record besides the value. Pure.
+"""Records as messages with headers, which carry parts of a record besides its value. Pure.
 
 Above it: sinks whose target has messages with headers, each in its own form.
 """
@@ -6,14 +6,62 @@ Above it: sinks whose target has messages with headers, each in its own form.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import TypeVar
+
+from millstream_writer.sink import SinkFailure, SinkFrame
 
 KEYS = "Millstream-Keys"
 EVENT_TIME = "Millstream-Event-Time"
 RECORD_ID = "Millstream-Id"
 OURS = "millstream-"
 """Prefix of Millstream's own headers, in lower case; a record's headers with this prefix are omitted."""
+HEADER = "header cannot be written"
+
+P = TypeVar("P")
+
+
+class UnfitRecordError(ValueError):
+    """The target does not accept a record, for a reason from a small set. The text has the details."""
+
+    def __init__(self, detail: str, reason: str = HEADER) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def converted(
+    item: SinkFrame, make: Callable[[int, bytes, Sequence[bytes], int, Mapping[str, bytes], str], P]
+) -> tuple[list[P], list[SinkFailure]]:
+    """The message for each record of a frame, and failures for those that cannot become messages.
+
+    `make` gets the row of a record, its value, keys, event time in microseconds, headers and id. It raises
+    `UnfitRecordError`, and any other `ValueError` for headers that cannot be written.
+    """
+    made: list[P] = []
+    failures: list[SinkFailure] = []
+    frame = item.frame
+    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), item.record_ids(), strict=True)
+    for row, record in enumerate(columns):
+        try:
+            made.append(make(row, *record))
+        except ValueError as error:
+            reason = error.reason if isinstance(error, UnfitRecordError) else HEADER
+            failures.append(SinkFailure(row, reason, retryable=False, detail=str(error)))
+    return made, failures
+
+
+def given_headers(headers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    """The headers of a record, without those of Millstream, which the message gets anew."""
+    return ((name, value) for name, value in headers.items() if not name.lower().startswith(OURS))
+
+
+def own_headers(keys: Sequence[bytes], time_us: int, name: str) -> dict[str, str]:
+    """Millstream's headers of the message with the id `name`."""
+    own = {RECORD_ID: name, EVENT_TIME: time_text(time_us)}
+    if keys:
+        own[KEYS] = keys_text(keys)
+    return own
 
 
 def keys_text(keys: Sequence[bytes]) -> str:
@@ -28,7 +76,11 @@ def time_text(time_us: int) -> str:
 
 def message_id(run: str, record_id: str, bytes_max: int) -> str:
     """Id of a record in a run, the same at every attempt; a digest if it would be longer than `bytes_max`."""
-    whole = f"{run}/{record_id}"
-    if len(whole.encode()) <= bytes_max:
-        return whole
-    return blake2b(whole.encode(), digest_size=32).hexdigest()
+    return fitting(f"{run}/{record_id}", bytes_max)
+
+
+def fitting(text: str, bytes_max: int) -> str:
+    """The text itself; a digest if it has more bytes."""
+    if len(text.encode()) <= bytes_max:
+        return text
+    return blake2b(text.encode(), digest_size=32).hexdigest()

@@ -13,8 +13,8 @@ Above it: `acknowledged`. Below it: the requests of one kind of server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +39,6 @@ class LeasingQueue(Protocol):
     async def hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:
         """Restart the leases of these messages. 0 ends them: the next reader gets the messages."""
 
-    async def close(self) -> None:
-        """Close the connection. Called once."""
-
     def waiting(self) -> int | None:
         """Number of messages that wait at the server, if it is known."""
 
@@ -61,19 +58,17 @@ class Pace:
 class LeasedSubscription:
     """See `Subscription`."""
 
-    def __init__(self, open_queue: Callable[[], Awaitable[LeasingQueue]], pace: Pace) -> None:
-        """`open_queue`: raises an error if the queue does not exist."""
+    def __init__(self, open_queue: Callable[[], AbstractAsyncContextManager[LeasingQueue]], pace: Pace) -> None:
+        """`open_queue`: a connection to the queue. Raises an error if the queue does not exist."""
         self._open_queue = open_queue
         self._pace = pace
+        self.lease_s: float | None = pace.lease_s
         self._queue: LeasingQueue | None = None
         self._inbox: AcknowledgedInbox | None = None
-
-    @property
-    def lease_s(self) -> float | None:
-        return float(self._pace.lease_s)
+        self._connection = AsyncExitStack()
 
     async def connect(self, inbox: AcknowledgedInbox) -> None:
-        self._queue, self._inbox = await self._open_queue(), inbox
+        self._queue, self._inbox = await self._connection.enter_async_context(self._open_queue()), inbox
 
     async def receive(self, inbox: AcknowledgedInbox) -> None:
         queue = self._queue
@@ -95,9 +90,7 @@ class LeasedSubscription:
         """Has nothing to do: each poll waits until messages fit into the inbox."""
 
     async def close(self) -> None:
-        queue, inbox = self._queue, self._inbox
-        if queue is None:
-            return
+        inbox = self._inbox
         try:
             if inbox is not None and inbox.lost is None:
                 with suppress(MillstreamError, TimeoutError):
@@ -105,7 +98,7 @@ class LeasedSubscription:
                         await self._hide(inbox.unacknowledged(), 0)
         finally:
             self._queue = self._inbox = None
-            await queue.close()
+            await self._connection.aclose()
 
     def pending(self) -> int | None:
         return self._queue.waiting() if self._queue is not None else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Sequence
 
 from millstream import codes
+from millstream.errors import UserError
 from millstream.spec.connectors import Place, Unfit
 from millstream.spec.problems import Finding
 
@@ -34,3 +35,17 @@ async def unfit_settings(place: Place, looking: Awaitable[Iterable[tuple[str, st
 async def unfit_setting(place: Place, setting: str, looking: Awaitable[Iterable[tuple[str, str]]]) -> Sequence[Finding]:
     """Of faults of one setting: what it is, and what is expected."""
     return [Finding(codes.TARGET_UNFIT, (*place.path, setting), what, expected) for what, expected in await looking]
+
+
+async def absent(
+    place: Place, setting: str, looking: Awaitable[object], what: str, expected: str, *, sign: str = ""
+) -> Sequence[Finding]:
+    """For a look that raises an error if something is wrong: if it is that the target of a setting is not there, this
+    is found. `sign`: a part of the messages of such errors, if others have the same code."""
+    try:
+        await looking
+    except UserError as error:
+        if error.code is not codes.TARGET_UNFIT or sign not in str(error):
+            raise
+        return [Finding(codes.TARGET_UNFIT, (*place.path, setting), what, expected)]
+    return ()

@@ -4,12 +4,13 @@ Above it: the settings of connectors. Below it: references, TLS and the problems
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.problems import Path
-from millstream.spec.references import Secret, TextOrReference, secret_in_file
+from millstream.spec.references import Secret, TextOrReference, resolve, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
@@ -66,11 +67,16 @@ class ServerByUrl(SpecModel):
         parts = urlsplit(self.url)
         return parts.port or self.ports[parts.scheme]
 
+    def given_password(self, base_dir: FilePath, where: str) -> str | None:
+        """The password itself; None if there is none. Raises `UserError` if it is not available."""
+        if self.password is None:
+            return None
+        return resolve(self.password, base_dir, f"{where}: the password for {self.host}")
 
-def notes_by_url(settings: ServerByUrl, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about a connection: secrets in the pipeline file, and unencrypted ones on the network."""
-    if isinstance(settings.password, str):
-        yield (*path, "password"), secret_in_file("password")
-    if settings.password is not None and not settings.encrypted and not stays_on_this_machine(settings.host.lower()):
-        what = "the password and the records are sent to the server unencrypted"
-        yield (*path, "url"), f"{what}; {tuple(settings.ports)[1]}:// encrypts them"
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on unencrypted ones on the network."""
+        if isinstance(self.password, str):
+            yield (*path, "password"), secret_in_file("password")
+        if self.password is not None and not self.encrypted and not stays_on_this_machine(self.host.lower()):
+            what = "the password and the records are sent to the server unencrypted"
+            yield (*path, "url"), f"{what}; {tuple(self.ports)[1]}:// encrypts them"

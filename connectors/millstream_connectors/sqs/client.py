@@ -18,9 +18,10 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from millstream import codes
-from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.errors import MillstreamError, UserError
 from millstream.spec.references import resolve
 from millstream.wire.bodies import BoundedResponse
+from millstream_connectors.shared.failures import failure_of
 from millstream_connectors.sqs.settings import SqsQueue
 
 FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError, ValueError)
@@ -48,40 +49,39 @@ class _Session(AIOHTTPSession):  # type: ignore[misc]  # the client has no types
 
 
 class SqsLink:
-    """One client. Opened by `open_link`, closed by `close`."""
+    """One client. Opened by `linked`."""
 
-    def __init__(self, queue: SqsQueue, where: str, opened: Any, client: Any) -> None:
-        self.queue = queue
-        self.where = where
-        self._opened = opened
+    def __init__(self, queue: SqsQueue, where: str, client: Any) -> None:
+        self._queue = queue
+        self._where = where
         self._client = client
 
     async def ask(self, request: str, *, wait_s: float = 0.0, **arguments: Any) -> Mapping[str, Any]:
         """Send one request about the queue. `wait_s`: how long the service may delay the answer. Raises Millstream
         errors."""
         try:
-            async with asyncio.timeout(self.queue.timeout_s + wait_s):
+            async with asyncio.timeout(self._queue.timeout_s + wait_s):
                 answer: Mapping[str, Any] = await getattr(self._client, request)(
-                    QueueUrl=self.queue.queue_url, **arguments
+                    QueueUrl=self._queue.queue_url, **arguments
                 )
                 return answer
         except FAILURES as error:
-            raise error_of(error, self.queue, self.where) from error
-
-    async def close(self) -> None:
-        await self._opened.__aexit__(None, None, None)
+            raise _error_of(error, self._queue, self._where) from error
 
 
-async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
-    """Raises `UserError` for credentials that are not available. Sends nothing yet."""
-    given: dict[str, Any] = {}
-    for name, value in (
-        ("aws_access_key_id", queue.access_key),
-        ("aws_secret_access_key", queue.secret_key),
-        ("aws_session_token", queue.session_token),
-    ):
-        if value is not None:
-            given[name] = resolve(value, base_dir, f"{where}: {name} for {queue.address}")
+@asynccontextmanager
+async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[SqsLink]:
+    """A client. Raises `UserError` for credentials that are not available. Sends nothing yet."""
+    keys = {
+        "aws_access_key_id": queue.access_key,
+        "aws_secret_access_key": queue.secret_key,
+        "aws_session_token": queue.session_token,
+    }
+    given = {
+        name: resolve(value, base_dir, f"{where}: {name} for {queue.address}")
+        for name, value in keys.items()
+        if value is not None
+    }
     # The service delays the answer to a long poll, so the client's timeout is longer than ours. The lane decides what
     # to repeat.
     config = AioConfig(
@@ -91,23 +91,19 @@ async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
         retries={"total_max_attempts": 1},
         http_session_cls=_Session,
     )
-    opened = get_session().create_client(
+    async with get_session().create_client(
         "sqs", region_name=queue.region_name, endpoint_url=queue.address, config=config, **given
-    )
-    return SqsLink(queue, where, opened, await opened.__aenter__())
+    ) as client:
+        yield SqsLink(queue, where, client)
 
 
-@asynccontextmanager
-async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[SqsLink]:
-    """A short-lived client."""
-    link = await open_link(queue, base_dir, where)
-    try:
-        yield link
-    finally:
-        await link.close()
+async def look(queue: SqsQueue, base_dir: Path) -> None:
+    """Check for `validate --online` that the queue exists. Raises Millstream errors."""
+    async with linked(queue, base_dir, "validate --online") as link:
+        await link.ask("get_queue_attributes", AttributeNames=["QueueArn"])
 
 
-def error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamError:
+def _error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamError:
     """The Millstream error for an error of the client."""
     place = f"{where}: SQS at {queue.address}"
     said = str(error) or type(error).__name__
@@ -122,8 +118,4 @@ def error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamErr
             return UserError(codes.TARGET_REFUSES, f"{place} refuses the request: {said}")
         if 400 <= status < 429 and "Throttl" not in code and "Limit" not in code:
             return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
-    if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
-        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
-    if isinstance(error, TimeoutError):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    return failure_of(error, place)

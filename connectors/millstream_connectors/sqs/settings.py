@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from millstream.limits import IDS_MAX
 from millstream.spec.addresses import SERVER_CHECK, address_check
-from millstream.spec.connectors import IdsCount
+from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
@@ -71,38 +70,28 @@ class SqsQueue(SpecModel):
         found = _REGION.fullmatch(urlsplit(self.queue_url).hostname or "")
         return self.region or (found[1] if found is not None else "us-east-1")
 
-
-def queue_notes(settings: SqsQueue, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the access to a queue."""
-    for name, value in (("secretKey", settings.secret_key), ("sessionToken", settings.session_token)):
-        if isinstance(value, str):
-            yield (*path, name), secret_in_file(name)
-    parts = urlsplit(settings.address)
-    if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
-        yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
-
-
-_HOURS_12 = 12 * 3600
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on an unencrypted connection."""
+        for name, value in (("secretKey", self.secret_key), ("sessionToken", self.session_token)):
+            if isinstance(value, str):
+                yield (*path, name), secret_in_file(name)
+        parts = urlsplit(self.address)
+        if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
+            yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
 
 
-class SqsSource(SqsQueue):
+class SqsSource(RemembersIds, SqsQueue):
     """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
 
     noun = "an sqs source"
 
-    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=_HOURS_12)] = field(
+    visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=12 * 3600)] = field(
         default=60.0, alias="visibilityTimeout"
     )
     """How long the queue hides a delivered message. It is extended as long as the source holds the message; after a
     crash the message is delivered again when the time is over. Duration of 3s to 12h, in whole seconds, default 60s."""
     prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
     """Approximate maximum number of messages that are held without being deleted."""
-    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
-    default 24h."""
-    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
-    a remembered id takes 30 bytes of memory."""
 
 
 class SqsSink(SqsQueue):

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from millstream.extract import Extraction
 from millstream.keys import KeyMapping, text_of_key
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
 S = TypeVar("S", bound=SpecModel)
+
+SourceOpening: TypeAlias = AbstractAsyncContextManager["SourceLane"]
+"""A lane that is open from entering to leaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class SourceOwner:
     key_mapping: KeyMapping = text_of_key
     """What a key of other bytes becomes, for a source with `keys_are_bytes`."""
 
+    @property
+    def where(self) -> str:
+        """The name for messages."""
+        return f"lane {self.lane}"
+
 
 class SourceConnector(SourceKind[S]):
     """A kind of source that can be opened."""
@@ -59,7 +67,7 @@ class SourceConnector(SourceKind[S]):
     """Whether its lanes apply `owner.extraction` themselves; otherwise it is applied to each batch they return."""
 
     @abstractmethod
-    def open(self, settings: S, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: S, owner: SourceOwner) -> SourceOpening:
         """The lane at `owner.position`, open from entering to leaving.
 
         Raises `RetryLaterError` if the system is away, in which case the opening is repeated until it is there, what

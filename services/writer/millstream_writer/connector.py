@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeVar
 
 from millstream.record import LaneId, Position
 from millstream.spec.connectors import Guarantee, GuaranteeId, SinkKind
@@ -30,6 +30,9 @@ HeldInstead = Callable[[int, str], Awaitable[str | None]]
 """Describes what the lane's buffer holds at a sequence instead of the named frame; None if it holds that frame."""
 
 S = TypeVar("S", bound=SpecModel)
+
+SinkOpening: TypeAlias = AbstractAsyncContextManager["SinkLane"]
+"""A lane's target, open for the lifetime of the context."""
 
 
 def as_fallback(target: str) -> Guarantee:
@@ -152,7 +155,7 @@ class SinkConnector(SinkKind[S]):
         return as_fallback(self.keeps_position_in) if fallback and self.keeps_position_in else self.promise
 
     @abstractmethod
-    def open(self, settings: S, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: S, owner: SinkOwner) -> SinkOpening:
         """The lane's target, open for the lifetime of the context. Opening fences owners with a lower epoch, if the
         target supports it.
 

@@ -542,7 +542,7 @@ async def test_a_connection_that_was_idle_is_replaced(server: BigQueryServer, tm
         row = RowType(stream.table_schema, ["n"])
         appending = Appending(link, stream.name, row.descriptor)
         for n in range(3):
-            assert await appending.append([Request([row.encode([n])], n)]) == 1
+            await appending.append([Request([row.encode([n])], n)])
             server.end_idle()
             async with asyncio.timeout(30):
                 while not appending.has_ended:  # noqa: ASYNC110  # gRPC has no event for it

@@ -20,7 +20,8 @@ from millstream.spec.models import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pubsub.sink import lane as module
 from millstream_connectors.pubsub.sink.lane import REFUSED
-from millstream_connectors.pubsub.sink.messages import HEADER, convert, ordering_key, requests_of
+from millstream_connectors.pubsub.sink.messages import convert, ordering_key, requests_of
+from millstream_connectors.shared.carried import HEADER
 from millstream_reader.ids import SeenIds
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until

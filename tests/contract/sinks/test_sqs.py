@@ -8,7 +8,8 @@ from millstream import codes
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
-from millstream_connectors.sqs.sink.messages import BYTES_MAX, HEADER, NOT_TEXT, TOO_LARGE
+from millstream_connectors.shared.carried import HEADER
+from millstream_connectors.sqs.sink.messages import BYTES_MAX, NOT_TEXT, TOO_LARGE
 from tests.contract.sinks.file_target import sink_owner
 from tests.support.errors import raises
 from tests.support.sqs_server import SqsServer

@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.spec.models import Source
-from millstream_connectors.pubsub.client import open_subscriber
+from millstream_connectors.pubsub.client import linked_subscriber
 from millstream_connectors.pubsub.settings import PubsubSource
 from millstream_connectors.pubsub.source.subscription import PulledMessages
 from millstream_reader.ids import SeenIds
@@ -113,15 +113,14 @@ async def test_an_acknowledgement_after_the_lease_is_over_has_no_effect(pubsub: 
     queue = pubsub.queue()
     pubsub.send(queue, numbers(0, 20))
     settings = PubsubSource.model_validate(spec(pubsub, queue, ackDeadline="3s")["pubsub"])
-    link = await open_subscriber(settings, Path(), "test")
-    messages = PulledMessages(settings, link)
-    held = await messages.take(20)
-    assert len(held) == 20
-    # It does not extend the lease, and another reader gets them.
-    pubsub.until_left(queue, 20)
-    await messages.delete(held)
-    await messages.hide(held, 600)
-    await messages.close()
+    async with linked_subscriber(settings, Path(), "test") as link:
+        messages = PulledMessages(settings, link)
+        held = await messages.take(20)
+        assert len(held) == 20
+        # It does not extend the lease, and another reader gets them.
+        pubsub.until_left(queue, 20)
+        await messages.delete(held)
+        await messages.hide(held, 600)
     assert pubsub.left(queue) == 20
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from millstream import codes
 from millstream.clock import SystemClock
+from millstream.extract import Extraction
 from millstream.record import LaneId
 from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_connectors.user_defined.source.lane import UserDefinedLane, open_user_defined
+from millstream_reader.connector import SourceOwner
 from tests.support.errors import raises
 
 FUNCTIONS = """
@@ -63,10 +65,11 @@ async def lane(directory: Path, name: str) -> AsyncIterator[UserDefinedLane]:
     (directory / "functions.py").write_text(FUNCTIONS)
     spec = SidecarSpec(python_command(f"{directory}/functions.py:{name}"), "source", "p", "in", stop_timeout_s=5.0)
     stream = StreamName("p", "in", "source.0", 0)
+    owner = SourceOwner(LaneId("in", "source", 0), 1, b"", directory, SystemClock(), Extraction())
     async with (
         asyncio.timeout(60),
         open_local_function(spec, log=lambda *_: None) as function,
-        open_user_defined(function, stream, LaneId("in", "source", 0), 1, b"", clock=SystemClock()) as opened,
+        open_user_defined(function, stream, owner) as opened,
     ):
         yield opened
 

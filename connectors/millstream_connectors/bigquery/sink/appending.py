@@ -28,6 +28,8 @@ class RefusedRowsError(Exception):
         super().__init__("; ".join(said for _, said in reasons))
         self.reasons = reasons
         """For each refused row: its index in the request, and the reason."""
+        self.appended = 0
+        """Number of requests before it that were appended."""
 
 
 class NotAppendedError(Exception):
@@ -58,15 +60,14 @@ class Appending:
         self._row = row
         self._call: Any = None
 
-    async def append(self, requests: Sequence[Request]) -> int:
-        """Append the requests in order. Returns how many were appended. If that is not all, BigQuery refuses rows of
-        the next one, and `refusal` says which. Raises `NotAppendedError` and gRPC's errors; then it is not known what
-        was written."""
+    async def append(self, requests: Sequence[Request]) -> None:
+        """Append the requests in order. Raises `RefusedRowsError` if BigQuery refuses rows of one of them, and
+        `NotAppendedError` and gRPC's errors, after which it is not known what was written."""
         if self.has_ended:
             # BigQuery ends a connection that has had no traffic for 10 minutes. All requests have had their answers.
             self._call = None
         done = sent = appended = 0
-        first: Exception | None = None
+        first: RefusedRowsError | NotAppendedError | None = None
         async with asyncio.timeout(self._link.settings.timeout_s):
             while done < sent or (first is None and sent < len(requests)):
                 while first is None and sent < len(requests) and sent - done < _IN_FLIGHT:
@@ -83,15 +84,9 @@ class Appending:
                 if first is None:
                     first = _failure(answer)
                     appended += first is None
-        if isinstance(first, RefusedRowsError):
-            self.refusal = first
-        elif isinstance(first, NotAppendedError):
+        if first is not None:
             first.appended = appended
             raise first
-        return appended
-
-    refusal: RefusedRowsError | None = None
-    """The refused rows of the request after the last one that was appended."""
 
     async def _write(self, request: Request) -> None:
         sent = types.AppendRowsRequest.pb()(write_stream=self._stream)
@@ -118,7 +113,7 @@ class Appending:
             self._call = None
 
 
-def _failure(answer: Any) -> Exception | None:
+def _failure(answer: Any) -> RefusedRowsError | NotAppendedError | None:
     if answer.row_errors:
         return RefusedRowsError([(int(one.index), one.message) for one in answer.row_errors])
     if answer.HasField("error"):

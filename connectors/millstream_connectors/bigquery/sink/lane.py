@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import fastavro
@@ -50,8 +50,15 @@ from millstream_connectors.bigquery.sink.positions import (
     restriction,
     schema_faults,
 )
-from millstream_connectors.bigquery.sink.rows import BigQueryFormat, RowType, TableRow, column_faults, requests_of
-from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.bigquery.sink.rows import (
+    BigQueryFormat,
+    Fault,
+    RowType,
+    TableRow,
+    column_faults,
+    in_requests,
+)
+from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced
 from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
 from millstream_writer.connector import SinkOwner
@@ -62,21 +69,18 @@ _log = logging.getLogger(__name__)
 REFUSED = "BigQuery refuses it"
 
 
-class Fault(NamedTuple):
-    """A mismatch between the tables and the settings."""
-
-    loc: tuple[str | int, ...]
-    what: str
-    expected: str
-
-
 class _Open:
     """The streams of a lane that this owner has taken over."""
 
-    def __init__(self, claim: StreamClaim, rows: Appending, positions: Appending) -> None:
+    def __init__(
+        self, claim: StreamClaim, link: BigQueryLink, form: BigQueryFormat, positions_type: RowType, positions: str
+    ) -> None:
+        """`positions`: the stream of the table of positions."""
         self.claim = claim
-        self.rows = rows
-        self.positions = positions
+        self.format = form
+        self.rows = Appending(link, claim.stream, form.row_type.descriptor)
+        self.positions_type = positions_type
+        self.positions = Appending(link, positions, positions_type.descriptor)
         self.count = 0
         """Number of rows in the stream, all confirmed."""
         self.number = 0
@@ -98,8 +102,6 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         self._link = link
         self._identity = uuid4().hex
         self._attempts = 0
-        self._format: BigQueryFormat | None = None
-        self._positions_type: RowType | None = None
         self._open_lane: _Open | None = None
         self._last = (owner.start, "")
         self._noted_s = owner.clock.monotonic_s()
@@ -107,7 +109,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         self._note_after_s = 0.0
         """When a closed lane may be taken over to note its position."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the connections."""
         if self._open_lane is not None:
             self._open_lane.close()
@@ -130,8 +132,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
                 self._lane.unconfirmed = False
 
     def _convert(self, item: SinkFrame) -> ConvertedRecords[TableRow]:
-        assert self._format is not None, "it is used in a session"
-        return self._format.rows_of(item)
+        return self._lane.format.rows_of(item)
 
     def _refusal(self, error: Exception) -> Refusal | None:
         return Refusal(REFUSED, str(error)) if isinstance(error, RefusedRowsError) else None
@@ -140,13 +141,10 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
     async def _trying(self) -> AsyncIterator[Callable[[Sequence[TableRow]], Awaitable[None]]]:
         """Attempts in a stream that is never committed."""
         stream = await self._link.create_stream(self._settings.table, "PENDING")
-        trial = Appending(self._link, stream.name, self._row_type.descriptor)
+        trial = Appending(self._link, stream.name, self._lane.format.row_type.descriptor)
 
         async def attempt(rows: Sequence[TableRow]) -> None:
-            requests = [Request([row.data for row in part], None) for part in requests_of(rows)]
-            if await trial.append(requests) < len(requests):
-                assert trial.refusal is not None, "that is why it ended"
-                raise trial.refusal
+            await trial.append([Request([row.data for row in part], None) for part in in_requests(rows)])
 
         try:
             yield attempt
@@ -159,7 +157,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         # Requests before a refused one have been written.
         records = part.records()
         made = records if self._owner.fallback else [row for row in records if row.end > self._durable]
-        parts = requests_of(made)
+        parts = in_requests(made)
         if not parts and end <= self._durable and not part.refused:
             return
         requests: list[Request] = []
@@ -178,7 +176,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         await self._note(noted)
         try:
             with step("bigquery_sink.append", self._owner.lane.vertex):
-                done = await lane.rows.append(requests)
+                await lane.rows.append(requests)
         except NotAppendedError as error:
             if error.code is grpc.StatusCode.NOT_FOUND and error.appended is not None:
                 # The stream has expired, so its rows cannot be counted later: the last note has to confirm them.
@@ -186,15 +184,16 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
                 at = noted[error.appended - 1][3:5] if error.appended else self._last
                 await self._note([self._noted(lane.count, *at)])
             raise
+        except RefusedRowsError as error:
+            lane.unconfirmed = True
+            lane.count += sum(len(request.data) for request in requests[: error.appended])
+            if error.appended:
+                last = noted[error.appended - 1]
+                self._last = (last.position, last.frame)
+                if not self._owner.fallback:
+                    self._durable = max(self._durable, last.position)
+            raise
         lane.unconfirmed = bool(requests)
-        if done < len(requests):
-            lane.count += sum(len(request.data) for request in requests[:done])
-            if done and not self._owner.fallback:
-                self._durable = max(self._durable, noted[done - 1].position)
-            if done:
-                self._last = (noted[done - 1].position, noted[done - 1].frame)
-            assert lane.rows.refusal is not None, "that is why it ended"
-            raise lane.rows.refusal
         lane.count = rows
         self._last = (noted[-1].position, noted[-1].frame)
 
@@ -209,18 +208,16 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
 
     async def _note(self, noted: Sequence[StreamPosition]) -> None:
         owner, lane = self._owner, self._lane
-        rows = [noted_cells(owner.pipeline, owner.name, lane.claim, one) for one in noted]
         with step("bigquery_sink.note", owner.lane.vertex):
-            await self._add_positions(lane.positions, rows)
+            await self._add_positions(lane, [noted_cells(owner.pipeline, owner.name, lane.claim, one) for one in noted])
         self._noted_s = owner.clock.monotonic_s()
 
-    async def _add_positions(self, to: Appending, rows: Sequence[Sequence[Any]]) -> None:
-        assert self._positions_type is not None, "it is known before anything is noted"
-        done = await to.append([Request([self._positions_type.encode(cells) for cells in rows], None)])
-        if not done:
-            assert to.refusal is not None, "that is why it ended"
-            what = f"{self._owner.where}: {self._settings.position_table} does not take a position: {to.refusal}"
-            raise UserError(codes.TARGET_UNFIT, what)
+    async def _add_positions(self, lane: _Open, rows: Sequence[Sequence[Any]]) -> None:
+        try:
+            await lane.positions.append([Request([lane.positions_type.encode(cells) for cells in rows], None)])
+        except RefusedRowsError as error:
+            what = f"{self._owner.where}: {self._settings.position_table} does not take a position: {error}"
+            raise UserError(codes.TARGET_UNFIT, what) from error
 
     async def _history(self) -> History:
         """The current content of the table for this lane."""
@@ -238,11 +235,6 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         assert self._open_lane is not None, "it is used in a session"
         return self._open_lane
 
-    @property
-    def _row_type(self) -> RowType:
-        assert self._format is not None, "it is used in a session"
-        return self._format.row_type
-
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
         """Takes the lane over if necessary. Closes it after any failure, except if BigQuery refuses rows."""
@@ -253,13 +245,13 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         except RefusedRowsError:
             raise
         except NotAppendedError as error:
-            self.close()
+            await self.close()
             raise self._not_appended(error) from error
         except FAILURES as error:
-            self.close()
+            await self.close()
             raise self._link.error_of(error) from error
         except BaseException:
-            self.close()
+            await self.close()
             raise
 
     def _not_appended(self, error: NotAppendedError) -> Exception:
@@ -285,22 +277,17 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         if faults:
             what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
             raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {what}")
-        self._positions_type = RowType(positions_schema, list(COLUMNS))
+        positions_type = RowType(positions_schema, list(COLUMNS))
         await self._check(await self._history())
         with step("bigquery_sink.create", owner.lane.vertex):
             stream = await link.create_stream(settings.table, "COMMITTED")
-        names = [column.name for column in settings.rows.row]
-        self._format = BigQueryFormat(settings, RowType(stream.table_schema, names))
+        form = BigQueryFormat(settings, RowType(stream.table_schema, [column.name for column in settings.rows.row]))
         self._attempts += 1
         claim = StreamClaim(owner.ledger_id, owner.epoch, self._identity, self._attempts, stream.name)
-        lane = _Open(
-            claim,
-            Appending(link, stream.name, self._row_type.descriptor),
-            Appending(link, link.default_stream(settings.position_table), self._positions_type.descriptor),
-        )
+        lane = _Open(claim, link, form, positions_type, link.default_stream(settings.position_table))
         try:
             with step("bigquery_sink.claim", owner.lane.vertex):
-                await self._add_positions(lane.positions, [claim_cells(owner.pipeline, owner.name, claim)])
+                await self._add_positions(lane, [claim_cells(owner.pipeline, owner.name, claim)])
             history = await self._history()
             await self._check(history)
             counts = {one.stream: await self._finalized(one) for one in history.open_streams(claim)}
@@ -379,16 +366,15 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         claim = StreamClaim(owner.ledger_id, owner.epoch, "by hand", 0, "")
         cells = noted_cells(owner.pipeline, owner.name, claim, StreamPosition(1, 0, 0, owner.start, ""))
         values = ", ".join("NULL" if cell is None else literal(cell) for cell in cells)
-        inserted = f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})"
-        return f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; {inserted}`"
+        return (
+            f"`DELETE FROM {table} WHERE {restriction(owner.pipeline, owner.name)}; "
+            f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES ({values})`"
+        )
 
 
 def faults_of(table: Any, positions: Any, settings: BigQuerySink) -> list[Fault]:
     """Mismatches between the two tables and the settings."""
-    faults = [
-        Fault(("table",) if fault.column is None else ("columns", fault.column, "name"), fault.what, fault.expected)
-        for fault in column_faults(table, settings)
-    ]
+    faults = column_faults(table, settings)
     if missing := schema_faults(positions):
         name = f"{settings.dataset}.{settings.position_table}"
         what = f"the table {settings.position_table} lacks {', '.join(missing)}"
@@ -407,13 +393,11 @@ def _rows_in(block: bytes, schema: Any) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def open_bigquery_sink(settings: BigQuerySink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """The lane's target, with every former owner fenced. If the service is away, the first write waits for it."""
-    async with linked(settings, owner.base_dir, owner.where) as link:
-        lane = BigQuerySinkLane(settings, owner, link)
-        try:
-            await first_try(lane.open(), _log)
-            yield lane
-        finally:
-            lane.close()
+    async with (
+        linked(settings, owner.base_dir, owner.where) as link,
+        opened(BigQuerySinkLane(settings, owner, link), _log) as lane,
+    ):
+        yield lane
 
 
 async def look(settings: BigQuerySink, base_dir: Path) -> list[Fault]:

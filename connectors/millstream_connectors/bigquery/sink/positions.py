@@ -39,8 +39,6 @@ COLUMNS: Mapping[str, str] = {
 }
 """Columns of the table, with their types."""
 
-Refused = Mapping[Position, tuple[str, str]]
-
 
 class StreamClaim(NamedTuple):
     """An owner, and the stream to which it writes."""
@@ -81,10 +79,6 @@ class History(NamedTuple):
     noted: Mapping[str, Sequence[StreamPosition]]
     """The positions of each stream, in order."""
 
-    def newest(self) -> StreamClaim | None:
-        """The claim of the highest rank."""
-        return self.claims[-1] if self.claims else None
-
     def open_streams(self, below: StreamClaim) -> list[StreamClaim]:
         """Claims whose streams may still grow: the newest one with a position, and all after it. An owner notes its
         first position only when all streams before its own are finalized."""
@@ -115,17 +109,16 @@ def refused_until(
 
 def claim_cells(pipeline: str, lane: str, claim: StreamClaim) -> list[Any]:
     """A claim as a row."""
-    run, epoch, owner, attempt, stream = claim
-    return [pipeline, lane, run, epoch, owner, attempt, 0, stream, *[None] * 6]
+    *owner, stream = claim
+    return [pipeline, lane, *owner, 0, stream, *[None] * 6]
 
 
 def noted_cells(pipeline: str, lane: str, claim: StreamClaim, noted: StreamPosition) -> list[Any]:
     """A position as a row."""
-    run, epoch, owner, attempt, stream = claim
-    place = [noted.position.sequence, noted.position.record_index]
+    *owner, stream = claim
     refused = json.dumps(noted.refused) if noted.refused else None
-    counts = [noted.rows, noted.confirmed]
-    return [pipeline, lane, run, epoch, owner, attempt, noted.number, stream, *counts, *place, noted.frame, refused]
+    place = [noted.rows, noted.confirmed, *noted.position, noted.frame]
+    return [pipeline, lane, *owner, noted.number, stream, *place, refused]
 
 
 def history_of(rows: Iterable[Mapping[str, Any]]) -> History:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal, InvalidOperation
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from google.cloud.bigquery_storage_v1 import types
@@ -21,6 +22,7 @@ from millstream.exact_json import double_of, text_of
 from millstream.record import Position
 from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.shared.kept import ConvertedRecords
+from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.tables.rows import Absent, RowFormat
 from millstream_writer.sink import SinkFailure, SinkFrame, exact_position
 
@@ -48,12 +50,16 @@ class TableRow(NamedTuple):
     frame: str
     """Name of the record's frame."""
 
+    @property
+    def size(self) -> int:
+        """Bytes in a request. Each row has a tag of one byte and a length of up to four."""
+        return len(self.data) + 5
 
-class ColumnFault(NamedTuple):
-    """A column of the settings or of the table that does not fit."""
 
-    column: int | None
-    """Its index in the settings; None if it is not there."""
+class Fault(NamedTuple):
+    """A mismatch between the tables and the settings."""
+
+    loc: tuple[str | int, ...]
     what: str
     expected: str
 
@@ -104,26 +110,23 @@ def _fits(field: Any, column: Sequence[Any]) -> bool:
     return kinds <= _PLAIN.get(field.type_, frozenset())
 
 
-def column_faults(schema: Any, settings: BigQuerySink) -> list[ColumnFault]:
+def column_faults(schema: Any, settings: BigQuerySink) -> list[Fault]:
     """Mismatches between the table's schema and the settings."""
     known = {field.name.lower(): field for field in schema.fields}
-    faults = []
+    faults: list[Fault] = []
     written = [column.name.lower() for column in settings.rows.row]
     for index, name in enumerate(written):
-        place = index if settings.columns else None
+        loc = ("columns", index, "name") if settings.columns else ("table",)
         if name not in known:
-            shown = settings.rows.row[index].name
-            names = ", ".join(field.name for field in schema.fields)
-            faults.append(ColumnFault(place, f"the table {settings.table} has no column `{shown}`", f"one of {names}"))
+            what = f"the table {settings.table} has no column `{settings.rows.row[index].name}`"
+            faults.append(Fault(loc, what, f"one of {', '.join(field.name for field in schema.fields)}"))
         elif not _is_known(known[name]):
-            kind = _Type(known[name].type_).name
-            what = f"the sink does not write column `{known[name].name}`, of the type {kind}"
-            expected = "another type, and names of ASCII letters, digits and `_`"
-            faults.append(ColumnFault(place, what, expected))
+            what = f"the sink does not write column `{known[name].name}`, of the type {_Type(known[name].type_).name}"
+            faults.append(Fault(loc, what, "another type, and names of ASCII letters, digits and `_`"))
     for name, field in known.items():
         if field.mode == _Mode.REQUIRED and name not in written and not field.default_value_expression:
             what = f"the table {settings.table} requires a value in `{field.name}`, which `columns` does not have"
-            faults.append(ColumnFault(None, what, f"a column `{field.name}`"))
+            faults.append(Fault(("table",), what, f"a column `{field.name}`"))
     return faults
 
 
@@ -168,18 +171,9 @@ class BigQueryFormat(RowFormat[bytes]):
         return kept, made, failures
 
 
-def requests_of(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """Divide the rows into requests, in order, with as many rows as fit into each."""
-    made: list[list[TableRow]] = []
-    size = 0
-    for row in rows:
-        # Each row has a tag of one byte and a length of up to four.
-        if not made or size + len(row.data) + 5 > ROW_BYTES_MAX:
-            made.append([])
-            size = 0
-        made[-1].append(row)
-        size += len(row.data) + 5
-    return made
+def in_requests(rows: Sequence[TableRow]) -> list[list[TableRow]]:
+    """The rows, in order, with as many as fit into each request."""
+    return requests_of(rows, attrgetter("size"), ROW_BYTES_MAX)
 
 
 def _is_known(field: Any) -> bool:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream_connectors.blackhole.settings import BlackholeSink
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner
 
 
 class _Blackhole(SinkConnector[BlackholeSink]):
@@ -22,7 +16,7 @@ class _Blackhole(SinkConnector[BlackholeSink]):
     def envelope_form(self, settings: BlackholeSink) -> EnvelopeForm:
         return EnvelopeForm.NONE
 
-    def open(self, settings: BlackholeSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: BlackholeSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
 
         return open_blackhole_sink()

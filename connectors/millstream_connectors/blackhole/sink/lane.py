@@ -13,10 +13,8 @@ from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, UnkeptLane, W
 
 
 class _BlackholeLane(UnkeptLane):
-    @property
-    def guarantee(self) -> Guarantee:
-        # Only the account in the lane's mark records the delivery, and the mark counts each record once.
-        return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
+    # Only the account in the lane's mark records the delivery, and the mark counts each record once.
+    guarantee = Guarantee.EXACTLY_ONCE_TRANSACTIONAL
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return WriteResult()

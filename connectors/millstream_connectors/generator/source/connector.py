@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.problems import Path
 from millstream_connectors.generator.settings import GeneratorSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Generator(SourceConnector[GeneratorSource]):
@@ -25,16 +17,10 @@ class _Generator(SourceConnector[GeneratorSource]):
     def bounded(self, settings: GeneratorSource) -> bool | None:
         return settings.records is not None
 
-    def notes(self, settings: GeneratorSource, path: Path) -> Iterator[tuple[Path, str]]:
-        if "msg_size" in settings.model_fields_set and settings.value_blob is not None:
-            yield (*path, "msgSize"), "`msgSize` has no effect with `valueBlob`"
-
-    def open(self, settings: GeneratorSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: GeneratorSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.generator.source.lane import open_generator
-        from millstream_connectors.generator.source.plan import generator_plan
 
-        plan = generator_plan(settings)
-        return open_generator(plan, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+        return open_generator(settings, owner)
 
 
 GENERATOR = _Generator()

@@ -1,7 +1,7 @@
 """The generator: numbered records, at the configured rate.
 
 Above it: a source lane. Below it: the clock, and nothing else. It defines the record of each number: the same settings
-and seed give the same values and keys from any position, and with `step_us` the same event times.
+and seed give the same values and keys from any position, and with a step the same event times.
 
 Numbers count through the vertex: lane p of P generates p, p + P, p + 2P, ..., so the lanes share the total and the
 rate, and each number is generated once. Columns are built per frame, not per record: numbers that share all but their
@@ -11,11 +11,11 @@ last four digits differ only in a suffix from a table, and one `join` writes the
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import gcd
@@ -24,11 +24,12 @@ from operator import sub
 from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
 from millstream.limits import FRAME_RECORDS_MAX
-from millstream.record import LaneId
 from millstream.values import Values
+from millstream_connectors.generator.settings import GeneratorSource
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
-from millstream_reader.source import SourceBatch
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceBatch, SourceLane
 from millstream_udf import columns
 from millstream_udf.fields import field
 
@@ -53,75 +54,40 @@ _RECORD_OVERHEAD = 12
 """Bytes of a record in the columns besides its value and key: an event time and an offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratorPlan:
-    """What the generator of one vertex generates."""
-
-    message_bytes: int
-    """Bytes of a value, unless its JSON needs more."""
-    records: int | None = None
-    """Total number of records, over all lanes; None for no end."""
-    records_per_s: float = 0.0
-    """Rate over all lanes; 0 means as fast as possible."""
-    value: int | None = None
-    """A number in every record besides its own."""
-    blob: bytes | None = None
-    """The value of every record, instead of numbered JSON."""
-    key_count: int = 0
-    step_us: float | None = None
-    """Event time between consecutive numbers; None to use the time at which a record is due."""
-    start_us: int | None = None
-    """Event time of number 0, with `step_us`; None to use the time at which the lane was first opened."""
-    jitter_us: int = 0
-    """Each event time is moved back by a random time up to this."""
-    late_share: float = 0.0
-    late_by_us: int = 0
-    out_of_order_share: float = 0.0
-    out_of_order_by_us: int = 0
-    seed: int = 0
-
-
 @asynccontextmanager
-async def open_generator(
-    plan: GeneratorPlan, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
-) -> AsyncIterator[GeneratorLane]:
-    """A generator lane, whose schedule starts now at `position`."""
-    body = unpack_position(position, KIND, partitions, lane)
+async def open_generator(settings: GeneratorSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """A generator lane, whose schedule starts now at `owner.position`."""
+    body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
     if body is None:
-        body = {"made": 0, "origin_us": clock.now_us()}
+        body = {"made": 0, "origin_us": owner.clock.now_us()}
     made, origin_us = body.get("made"), body.get("origin_us")
     if not isinstance(made, int) or not isinstance(origin_us, int):
-        raise unreadable_position(f"lane {lane}", position, "a generator")
-    yield GeneratorLane(plan, lane, partitions, made, origin_us, clock)
+        raise unreadable_position(owner.where, owner.position, "a generator")
+    yield GeneratorLane(settings, owner, made, origin_us)
 
 
 class GeneratorLane(PositionedLane):
     """One lane of a generator. See `SourceLane`."""
 
-    def __init__(
-        self,
-        plan: GeneratorPlan,
-        lane: LaneId,
-        partitions: int,
-        made: int,
-        origin_us: int,
-        clock: Clock,
-    ) -> None:
-        self._plan = plan
+    def __init__(self, settings: GeneratorSource, owner: SourceOwner, made: int, origin_us: int) -> None:
+        first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
-        self._first = lane.partition
+        self._first = first
         self._partitions = partitions
         self._made = made
-        self._schedule = _Schedule(plan.records_per_s, lane.partition, partitions, made, clock)
-        self._values = _Values(plan, lane.partition, partitions)
-        self._keys = _Keys(plan.key_count, lane.partition, partitions)
-        self._shifts = _event_time_shifts(plan, lane.partition)
+        self._step_us = settings.step_us
+        self._start_us = origin_us if settings.start_us is None else settings.start_us
+        self._tick_s = _BUSY_TICK_S if settings.records_per_s >= _BUSY_PER_S * partitions else _TICK_S
+        self._schedule = _Schedule(settings.records_per_s, first, partitions, made, owner.clock)
+        self._values = _Values(settings, first, partitions)
+        self._keys = _Keys(settings.key_count, first, partitions)
+        self._shifts = _event_time_shifts(settings, first)
         self._newest_us = 0
-        self._clock = clock
+        self._clock = owner.clock
         self._read_s = 0.0
         self._total: int | None = None
-        if plan.records is not None:
-            self._total = max(0, -(-(plan.records - lane.partition) // partitions))
+        if settings.records is not None:
+            self._total = max(0, -(-(settings.records - first) // partitions))
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         """The records that are due; at full speed, as many as fit."""
@@ -160,13 +126,11 @@ class GeneratorLane(PositionedLane):
         """Wait until a read is worthwhile."""
         if not self._schedule.paced:
             return 0.0
-        busy = self._plan.records_per_s >= _BUSY_PER_S * self._partitions
-        tick_s = self._read_s + (_BUSY_TICK_S if busy else _TICK_S) - self._clock.monotonic_s()
-        return max(self._schedule.wait_s(self._made), tick_s)
+        return max(self._schedule.wait_s(self._made), self._read_s + self._tick_s - self._clock.monotonic_s())
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
-        body = {"made": self._made, "origin_us": self._origin_us}
-        return SourceBatch(frame, pack_position(KIND, self._partitions, body), self._ended)
+        position = pack_position(KIND, self._partitions, {"made": self._made, "origin_us": self._origin_us})
+        return SourceBatch(frame, position, self._ended)
 
     def _make(self, count: int) -> Frame:
         start = self._made
@@ -186,8 +150,8 @@ class GeneratorLane(PositionedLane):
         return frame
 
     def _event_times(self, start: int, count: int) -> array[int]:
-        if self._plan.step_us is not None:
-            times = self._stepped_times(self._plan.step_us, start, count)
+        if self._step_us is not None:
+            times = self._stepped_times(self._step_us, start, count)
         else:
             times = self._schedule.due_times_us(start, count)
             # The wall clock may be set back; ordered event times stay in order.
@@ -202,19 +166,15 @@ class GeneratorLane(PositionedLane):
         return array("q", map(sub, times, stretch[offset : offset + count]))
 
     def _stepped_times(self, step_us: float, start: int, count: int) -> array[int]:
-        origin_us = self._origin_us if self._plan.start_us is None else self._plan.start_us
         first = self._first + start * self._partitions
         numbers = range(first, first + count * self._partitions, self._partitions)
         if not step_us.is_integer():
-            return array("q", [origin_us + int(number * step_us) for number in numbers])
+            return array("q", [self._start_us + int(number * step_us) for number in numbers])
         step = int(step_us)
         if step == 0:
-            return array("q", [origin_us]) * count
-        begin = origin_us + first * step
-        return array(
-            "q",
-            range(begin, begin + count * self._partitions * step, self._partitions * step),
-        )
+            return array("q", [self._start_us]) * count
+        begin = self._start_us + first * step
+        return array("q", range(begin, begin + count * self._partitions * step, self._partitions * step))
 
 
 class _Schedule:
@@ -271,18 +231,18 @@ class _Schedule:
 class _Values:
     """The value column: `{"lane":0,"number":   17}`, padded with spaces before the number; or a blob."""
 
-    def __init__(self, plan: GeneratorPlan, lane: int, partitions: int) -> None:
+    def __init__(self, settings: GeneratorSource, lane: int, partitions: int) -> None:
         self._first = lane
         self._partitions = partitions
-        self._blob = plan.blob
+        self._blob = base64.b64decode(settings.value_blob) if settings.value_blob is not None else None
         self._blob_column: tuple[int, bytes] = (0, b"")
-        extra = b"" if plan.value is None else b'"value":%d,' % plan.value
+        extra = b"" if settings.value is None else b'"value":%d,' % settings.value
         self._prefix = b'{"lane":%d,%b"number":' % (lane, extra)
-        self._width = max(0, plan.message_bytes - len(self._prefix) - 1)
+        self._width = max(0, settings.msg_size - len(self._prefix) - 1)
         if self._blob is not None:
             self.record_bytes_max = len(self._blob)
         else:
-            self.record_bytes_max = max(plan.message_bytes, len(self._prefix) + len(str(1 << 63)) + 1)
+            self.record_bytes_max = max(settings.msg_size, len(self._prefix) + len(str(1 << 63)) + 1)
 
     def column(self, start: int, count: int) -> bytes:
         """Of `count` records from the lane's record `start`."""
@@ -364,23 +324,27 @@ class _Keys:
         return b"key-%d" % number
 
 
-def _event_time_shifts(plan: GeneratorPlan, lane: int) -> array[int]:
+def _event_time_shifts(settings: GeneratorSource, lane: int) -> array[int]:
     """By how much the event time of each record is moved back, for one period of the pattern; empty if none is
     moved."""
-    late, swapped = (
-        round(plan.late_share * _SHIFTS),
-        round(plan.out_of_order_share * _SHIFTS),
+    late, swapped = round(settings.late_share * _SHIFTS), round(settings.out_of_order_share * _SHIFTS)
+    late_us, swapped_us, jitter_us = map(
+        _microseconds, (settings.late_by_s, settings.out_of_order_by_s, settings.jitter_s)
     )
-    if not (late and plan.late_by_us) and not (swapped and plan.out_of_order_by_us) and not plan.jitter_us:
+    if not (late and late_us) and not (swapped and swapped_us) and not jitter_us:
         return array("q")
-    chance = random.Random(f"{plan.seed}/{lane}")
+    chance = random.Random(f"{settings.seed}/{lane}")
     order = chance.sample(range(_SHIFTS), _SHIFTS)
     shifts = array("q", [0]) * _SHIFTS
     for index in order[:late]:
-        shifts[index] += plan.late_by_us
+        shifts[index] += late_us
     for index in order[_SHIFTS - swapped :]:
-        shifts[index] += plan.out_of_order_by_us
-    if plan.jitter_us:
+        shifts[index] += swapped_us
+    if jitter_us:
         for index in range(_SHIFTS):
-            shifts[index] += chance.randint(0, plan.jitter_us)
+            shifts[index] += chance.randint(0, jitter_us)
     return shifts
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.http.settings import HttpSink
-from millstream_connectors.shared.web.settings import server_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Http(SinkConnector[HttpSink]):
@@ -26,25 +17,18 @@ class _Http(SinkConnector[HttpSink]):
     )
 
     def guarantee(self, settings: HttpSink, *, fallback: bool) -> Guarantee:
-        what = (
+        return Guarantee(
+            GuaranteeId.IDEMPOTENT,
             f"exactly once if the receiver honours the `{settings.idempotency_header}` header: the key of a request "
-            "is the same on every retry"
+            "is the same on every retry",
         )
-        return Guarantee(GuaranteeId.IDEMPOTENT, what)
 
-    def online_findings(self, settings: HttpSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.http.sink.reach import unreachable
+    def online_findings(self, settings: HttpSink, place: Place) -> OnlineFindings:
+        from millstream_connectors.http.sink.lane import look
 
-        async def look() -> Sequence[Finding]:
-            found = await unreachable(settings, place.base_dir)
-            return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
+        return look(settings, place)
 
-        return look()
-
-    def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
-    def open(self, settings: HttpSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: HttpSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.http.sink.lane import open_http_sink
 
         return open_http_sink(settings, owner.base_dir, owner.where, envelope=owner.envelope)

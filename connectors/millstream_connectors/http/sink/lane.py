@@ -12,21 +12,32 @@ Above it: the delivery. Below it: aiohttp.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
-from urllib.parse import quote
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from millstream import codes
 from millstream.exact_json import parse
 from millstream.limits import KIB
 from millstream.record import Position
+from millstream.spec.connectors import Place
+from millstream.spec.problems import Finding
+from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.wire.client_tls import context_of
 from millstream_connectors.http.settings import HttpBatch, HttpSink
 from millstream_connectors.shared.json_rows import one_line
+from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.web.client import (
     CONTROL,
     NOT_A_HEADER_NAME,
@@ -89,6 +100,13 @@ class _Failed:
     """Whether the target as a whole is away: the records that would have followed count as tried, too."""
 
 
+class _Line(NamedTuple):
+    """A record in a request with several."""
+
+    row: int
+    text: bytes
+
+
 def batches_of(
     item: SinkFrame, limits: HttpBatch, *, envelope: bool = False
 ) -> tuple[list[RequestBatch], list[SinkFailure]]:
@@ -106,21 +124,8 @@ def batches_of(
             RequestBatch((row,), value, ids[row], _BYTES, request_headers(headers[row]))
             for row, value in enumerate(values)
         ], []
-    batches: list[RequestBatch] = []
+    lines: list[_Line] = []
     failures: list[SinkFailure] = []
-    rows: list[int] = []
-    lines: list[bytes] = []
-    size = 0
-
-    def close() -> None:
-        nonlocal size
-        if rows:
-            key = ids[rows[0]] if len(rows) == 1 else f"{ids[rows[0]]}..{ids[rows[-1]]}"
-            batches.append(RequestBatch(tuple(rows), b"".join(lines), key, _LINES))
-        rows.clear()
-        lines.clear()
-        size = 0
-
     for row, value in enumerate(values):
         if b"\n" in value or b"\r" in value:
             try:
@@ -128,15 +133,19 @@ def batches_of(
             except ValueError as error:
                 failures.append(SinkFailure(row, LINE_BREAK, retryable=False, detail=str(error)))
                 continue
-        line = one_line(value) + b"\n"
-        new_group = rows and indexes[row] // limits.max_records != indexes[rows[0]] // limits.max_records
-        if new_group or (rows and size + len(line) > limits.max_bytes):
-            close()
-        rows.append(row)
-        lines.append(line)
-        size += len(line)
-    close()
-    return batches, failures
+        lines.append(_Line(row, one_line(value) + b"\n"))
+
+    def batch(part: Sequence[_Line]) -> RequestBatch:
+        first, last = part[0].row, part[-1].row
+        key = ids[first] if len(part) == 1 else f"{ids[first]}..{ids[last]}"
+        return RequestBatch([line.row for line in part], b"".join(line.text for line in part), key, _LINES)
+
+    groups = groupby(lines, key=lambda line: indexes[line.row] // limits.max_records)
+    return [batch(part) for _, group in groups for part in requests_of(group, _size_of, limits.max_bytes)], failures
+
+
+def _size_of(line: _Line) -> int:
+    return len(line.text)
 
 
 def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
@@ -159,16 +168,14 @@ def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
 class HttpSinkLane(UnkeptLane):
     """The session of one lane. One request at a time."""
 
+    guarantee = Guarantee.EXACTLY_ONCE_IDEMPOTENT
+
     def __init__(self, link: WebLink, spec: HttpSink, *, envelope: bool) -> None:
         self._link = link
         self._spec = spec
         self._envelope = envelope
         self._own_type = any(name.lower() == "content-type" for name in spec.headers)
         self._own_names = {name.lower() for name in (*spec.headers, spec.idempotency_header)}
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE_IDEMPOTENT
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         results: list[list[SinkFailure]] = []
@@ -246,3 +253,28 @@ async def open_http_sink(
     check_header(spec.idempotency_header, "", whose)
     async with linked(spec, base_dir, whose, SCHEMES) as link:
         yield HttpSinkLane(link, spec, envelope=envelope)
+
+
+async def look(settings: HttpSink, place: Place) -> Sequence[Finding]:
+    """Why no connection, with TLS if the URL requires it, can be made.
+
+    Sends no request, because any could have an effect there. The URL may contain a secret, so only host and port are
+    shown.
+    """
+    parts = urlsplit(resolve(settings.url, place.base_dir, "the url of the http sink"))
+    is_tls = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
+    tls = context_of(settings.tls or ServerTls(), place.base_dir, "the http sink") if is_tls else None
+    path = (*place.path, "url")
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=tls)
+    except ssl.SSLError as error:
+        what = f"no encrypted connection to {host}:{port}: {error}"
+        return [Finding(codes.TARGET_REFUSES, path, what, "a trusted certificate")]
+    except OSError as error:
+        what = f"no connection to {host}:{port}: {error}"
+        return [Finding(codes.TARGET_AWAY, path, what, "a receiver that listens there")]
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return ()

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
-from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import (
-    as_duration,
-)
+from millstream.spec.problems import Finding
+from millstream.spec.values import as_duration
 from millstream_connectors.http.settings import HttpSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Http(SourceConnector[HttpSource]):
@@ -37,11 +29,11 @@ class _Http(SourceConnector[HttpSource]):
         return IdBounds(settings.id_ttl_s, settings.ids_max)
 
     def guarantee(self, settings: HttpSource) -> Guarantee:
-        sentence = (
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             "exactly once for records that are sent with an id, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without one"
+            f"{as_duration(settings.id_ttl_s)}; at least once without one",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def address(self, settings: HttpSource, partition: int) -> tuple[str, int] | None:
         return (settings.host, settings.port + partition) if settings.port else None
@@ -51,22 +43,10 @@ class _Http(SourceConnector[HttpSource]):
             what = f"{place.replicas} processes cannot listen on the same port of this machine"
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
-    def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
-        """Warns about tokens that are sent unencrypted over the network."""
-        if settings.auth is not None and settings.tls is None and not stays_on_this_machine(settings.host):
-            what = (
-                f"senders send their token unencrypted to {settings.host}; set `tls`, or put a proxy in front, to "
-                "encrypt it"
-            )
-            yield (*path, "auth"), what
+    def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
+        from millstream_connectors.http.source.lane import http_plan, open_http
 
-    def open(self, settings: HttpSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
-        from millstream_connectors.http.source.lane import open_http
-        from millstream_connectors.http.source.plan import http_plan
-
-        plan = http_plan(settings, owner.base_dir, owner.lane, owner.clock)
-        where = (owner.lane, owner.partitions, owner.position)
-        return open_http(plan, owner.extraction, *where, clock=owner.clock, seen=owner.seen)
+        return open_http(http_plan(settings, owner), owner)
 
 
 HTTP = _Http()

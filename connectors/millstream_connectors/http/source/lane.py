@@ -22,7 +22,7 @@ import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -32,9 +32,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import InfrastructureError, UserError
-from millstream.extract import Extraction
 from millstream.frame import Frame, join_frames
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
@@ -44,14 +42,16 @@ from millstream.limits import (
     HTTP_RETRY_AFTER_S,
     MESSAGE_BYTES_MAX,
 )
-from millstream.record import LaneId
+from millstream.spec.references import resolve
 from millstream.statistics import ListenerStatistics
 from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, is_loopback
+from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
-from millstream_connectors.http.source.replaced import Tokens
-from millstream_connectors.http.source.server import HttpServer, open_http_server
+from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
+from millstream_connectors.http.source.server import HttpServer
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
-from millstream_reader.ids import FULL_REPORTED_EVERY_S, SeenIds, full
+from millstream_reader.connector import SourceOwner
+from millstream_reader.ids import FULL_REPORTED_EVERY_S, full
 from millstream_reader.source import SourceBatch
 
 KIND = "http"
@@ -75,18 +75,42 @@ _log = logging.getLogger(__name__)
 class HttpPlan:
     """How the source listens."""
 
-    host: str
-    port: int
-    """Port of lane 0; lane n listens on the n-th port after it. 0: each lane takes a free one."""
-    buffer_records: int
-    """Maximum number of records in unanswered requests."""
+    settings: HttpSource
     tokens: Callable[[], Tokens] | None
     """The current bearer tokens, one of which senders must present."""
     tls: Callable[[], ssl.SSLContext] | None
     """The TLS context for the next connection."""
     limits: ConnectionLimits
-    anybody: bool
-    """Whether senders from any machine need no authentication."""
+
+    @property
+    def anybody(self) -> bool:
+        """Whether senders from any machine need no authentication."""
+        return self.settings.asks_who or self.settings.allow_unauthenticated
+
+
+def http_plan(settings: HttpSource, owner: SourceOwner) -> HttpPlan:
+    """The plan for the settings. Errors: `UserError` if the token or the certificates are not available."""
+    auth, tls, base_dir = settings.auth, settings.tls, owner.base_dir
+    tokens = contexts = None
+    if auth is not None:
+        what = f"{owner.where}: the token of `auth`"
+        tokens = RebuiltValue(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, owner.clock)
+    if tls is not None:
+        certificates = f"{owner.where}: `tls`"
+        named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
+        given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
+        contexts = RebuiltValue(
+            lambda: [resolve(value, base_dir, name) for name, value in given.items()],
+            lambda texts: server_context(texts, certificates),
+            certificates,
+            owner.clock,
+        )
+    return HttpPlan(
+        settings,
+        tokens.newest if tokens is not None else None,
+        contexts.newest if contexts is not None else None,
+        ConnectionLimits(settings.connections_max, settings.client_connections_max),
+    )
 
 
 @dataclass(slots=True)
@@ -99,54 +123,43 @@ class _Request:
 
 
 @asynccontextmanager
-async def open_http(
-    plan: HttpPlan,
-    extraction: Extraction,
-    lane: LaneId,
-    partitions: int,
-    position: bytes,
-    *,
-    clock: Clock,
-    seen: SeenIds | None = None,
-) -> AsyncIterator[HttpSourceLane]:
-    """A lane that listens. `seen`: the ids it has accepted, which are bounded in number. Errors: `InfrastructureError`
-    if it cannot listen, `UserError` if it would accept records from every machine."""
-    body = unpack_position(position, KIND, partitions, lane)
+async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSourceLane]:
+    """A lane that listens. Errors: `InfrastructureError` if it cannot listen, `UserError` if it would accept records
+    from every machine."""
+    lane = owner.lane
+    body = unpack_position(owner.position, KIND, owner.partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
-        raise unreadable_position(f"lane {lane}", position, "an http source")
+        raise unreadable_position(owner.where, owner.position, "an http source")
+    extraction = owner.extraction
     if extraction.time_header is not None:
-        extraction = replace(extraction, time_header=extraction.time_header.lower())
-    listener = _listen(plan, plan.port + lane.partition if plan.port else 0, lane)
+        owner = replace(owner, extraction=replace(extraction, time_header=extraction.time_header.lower()))
+    listener = _listen(plan, owner)
     try:
         host, port = listener.getsockname()[:2]
         scheme = "http" if plan.tls is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        http = HttpSourceLane(plan, extraction, lane, partitions, taken, address, clock, seen)
+        server = HttpServer(plan.limits, owner.where, owner.clock)
+        http = HttpSourceLane(plan, owner, taken, address, server)
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
         # Found without a pattern. The other route answers for the names of other vertices.
         application.router.add_post(f"/vertices/{lane.vertex}", http.take_in)
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
-        async with open_http_server(
-            application,
-            listener,
-            plan.limits,
-            where=f"lane {lane}",
-            clock=clock,
-            tls=plan.tls,
-            shutdown_timeout_s=_ANSWER_TIMEOUT_S,
-            closing=http.give_up,
-        ) as http.server:
+        async with server.running(
+            application, listener, tls=plan.tls, shutdown_timeout_s=_ANSWER_TIMEOUT_S, closing=http.give_up
+        ):
             _log.info("lane %s: accepts records at %s", lane, address)
             yield http
     finally:
         listener.close()
 
 
-def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
-    host = plan.host
+def _listen(plan: HttpPlan, owner: SourceOwner) -> socket.socket:
+    host, port = plan.settings.host, plan.settings.port
+    if port:
+        port += owner.lane.partition
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -154,7 +167,7 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         if not plan.anybody and not is_loopback(str(address[0])):
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
-                f"lane {lane}: the http source would accept records from any machine, without authentication, on "
+                f"{owner.where}: the http source would accept records from any machine, without authentication, on "
                 f"{host} ({address[0]}): set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: "
                 "true` if that is intended",
             )
@@ -165,7 +178,7 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise InfrastructureError(
             codes.PORT_TAKEN,
-            f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. Stop the process that "
+            f"{owner.where}: the http source cannot listen on {host} port {port}: {reason}. Stop the process that "
             "uses the port, or choose another `http.host` or `http.port` (0 takes a free port)",
         ) from error
     listener.setblocking(False)
@@ -175,25 +188,15 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
 class HttpSourceLane:
     """One lane of an HTTP source. See `SourceLane`."""
 
-    def __init__(
-        self,
-        plan: HttpPlan,
-        extraction: Extraction,
-        lane: LaneId,
-        partitions: int,
-        taken: int,
-        address: str,
-        clock: Clock,
-        seen: SeenIds | None,
-    ) -> None:
+    replayable = False
+
+    def __init__(self, plan: HttpPlan, owner: SourceOwner, taken: int, address: str, server: HttpServer) -> None:
         self.address = address
         """The URL to POST to."""
         self._plan = plan
-        self._extraction = extraction
-        self._lane = lane
-        self._partitions = partitions
-        self._clock = clock
-        self._seen = seen
+        self._server = server
+        self._owner = owner
+        self._clock = owner.clock
         self._ids_waiting = 0
         """Waiting records with an id from their sender."""
         self._full_reported_at_s: float | None = None
@@ -211,25 +214,17 @@ class HttpSourceLane:
         self._body_bytes = 0
         """Bytes of unanswered requests."""
         self._draining = False
-        self.server: HttpServer | None = None
-        """None before it listens."""
-
-    @property
-    def replayable(self) -> bool:
-        return False
 
     # The lane's side.
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if not self._waiting and not self._draining:
             self._arrived.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
-            except TimeoutError:
-                pass
         frame, made_up = self._next_frame(records_max, bytes_max)
-        return SourceBatch(frame, pack_position(KIND, self._partitions, {"taken": self._read}), made_up=made_up)
+        return SourceBatch(frame, pack_position(KIND, self._owner.partitions, {"taken": self._read}), made_up=made_up)
 
     def _next_frame(self, records_max: int, bytes_max: int) -> tuple[Frame | None, bytes]:
         if not self._waiting:
@@ -257,7 +252,7 @@ class HttpSourceLane:
             yield part, made_up
 
     async def committed(self, position: bytes) -> None:
-        body = unpack_position(position, KIND, self._partitions, self._lane)
+        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
         if body is None:
             return
         self._committed = max(self._committed, body["taken"])
@@ -270,7 +265,7 @@ class HttpSourceLane:
         return self._taken - self._read
 
     def listener(self) -> ListenerStatistics:
-        return self.server.statistics() if self.server is not None else ListenerStatistics(0, {})
+        return self._server.statistics()
 
     def is_held_up(self) -> bool:
         return self._clock.monotonic_s() < self._refused_until_s
@@ -301,9 +296,8 @@ class HttpSourceLane:
             self._check_allowed(request)
             count = await self._commit(request)
         except RequestRefusedError as refusal:
-            if self.server is not None:
-                worth_logging = refusal.status not in _NOT_LOGGED
-                self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
+            worth_logging = refusal.status not in _NOT_LOGGED
+            self._server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
             headers = {}
             # The unread part of the body would be parsed as the next request.
             if not request.content.at_eof():
@@ -321,11 +315,12 @@ class HttpSourceLane:
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
                 raise RequestRefusedError(401, "a bearer token is required: `Authorization: Bearer <token>`")
-        if self.server is not None and not self.server.show(request, partial(self._identity, request)):
+        if not self._server.show(request, partial(self._identity, request)):
             raise _later(429, f"{TOO_MANY_OF_CLIENT}; use fewer, or try again later")
-        vertex = request.match_info.get("vertex", self._lane.vertex)
-        if vertex != self._lane.vertex:
-            raise RequestRefusedError(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
+        here = self._owner.lane.vertex
+        vertex = request.match_info.get("vertex", here)
+        if vertex != here:
+            raise RequestRefusedError(404, f"there is no source {vertex!r} here; this is {here!r}")
         if self._draining:
             raise _later(503, "the source accepts no new records: it is stopping")
 
@@ -339,21 +334,18 @@ class HttpSourceLane:
 
     async def _commit(self, request: web.Request) -> int:
         """Accept the request's records and wait until they are committed. Returns their number."""
-        held = _HeldBytes(self)
-        try:
-            body = await self._body(request, held)
+        with self._holding() as reserve:
+            body = await self._body(request, reserve)
             came_us = self._clock.now_us()
             # Names are lower case; if a header is repeated, the first one counts.
             headers = {name.lower(): _text(value) for name, value in reversed(list(request.headers.items()))}
-            records = read_records(body, request.content_type, headers, self._extraction, now_us=came_us)
+            records = read_records(body, request.content_type, headers, self._owner.extraction, now_us=came_us)
             if records.frame is None:
                 return 0
             await self._admit(records.frame, records.ids_are_made_up)
             return records.frame.records
-        finally:
-            held.release()
 
-    async def _body(self, request: web.Request, held: _HeldBytes) -> bytes:
+    async def _body(self, request: web.Request, reserve: Callable[[int], None]) -> bytes:
         if (request.content_length or 0) > BODY_BYTES_MAX:
             raise RequestRefusedError(
                 413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}"
@@ -371,7 +363,7 @@ class HttpSourceLane:
                         allowed_s = HTTP_BODY_GRACE_S + came / HTTP_BODY_RATE_MIN
                         waiting.reschedule(begun_s + min(HTTP_BODY_TIMEOUT_S, allowed_s))
                     for text in unpacker.add(part):
-                        held.add(len(text))
+                        reserve(len(text))
                         parts.append(text)
             unpacker.finish()
         except TimeoutError:
@@ -383,7 +375,7 @@ class HttpSourceLane:
         return b"".join(parts)
 
     async def _admit(self, frame: Frame, ids_are_made_up: bool) -> None:
-        room = self._plan.buffer_records
+        room = self._plan.settings.buffer
         if frame.records > room:
             raise RequestRefusedError(
                 413,
@@ -407,39 +399,37 @@ class HttpSourceLane:
     def _check_ids(self, given: Sequence[bytes]) -> None:
         """Check that there is space to remember these ids from a sender. Ids of records that were already committed
         need none."""
-        if self._seen is not None and not self._seen.has_room(given, self._ids_waiting):
-            reason = full(self._seen)
+        seen = self._owner.seen
+        if seen is not None and not seen.has_room(given, self._ids_waiting):
+            reason = full(seen)
             now_s = self._clock.monotonic_s()
             if self._full_reported_at_s is None or now_s >= self._full_reported_at_s + FULL_REPORTED_EVERY_S:
                 self._full_reported_at_s = now_s
-                _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
-            again_s = max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s))
+                _log.warning("lane %s refuses records with new ids: %s", self._owner.lane, reason)
+            again_s = max(HTTP_RETRY_AFTER_S, math.ceil(seen.frees_in_s))
             self._refused_until_s = max(self._refused_until_s, now_s + again_s + _SENT_AGAIN_S)
             raise RequestRefusedError(503, reason, again_s)
         self._ids_waiting += len(given)
 
-    def hold(self, count: int) -> None:
-        """Reserve space for more bytes of bodies, or release it. Errors: `RequestRefusedError`."""
-        if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
-            raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
-        self._body_bytes += count
+    @contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Space for the body of one request. It yields a function that reserves more bytes of it, and raises
+        `RequestRefusedError` if there are none."""
+        held = 0
 
+        def reserve(count: int) -> None:
+            nonlocal held
+            if held + count > BODY_BYTES_MAX:
+                raise RequestRefusedError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
+            if self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
+                raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
+            self._body_bytes += count
+            held += count
 
-class _HeldBytes:
-    """The share of one request in the lane's space for bodies."""
-
-    def __init__(self, lane: HttpSourceLane) -> None:
-        self._lane = lane
-        self._count = 0
-
-    def add(self, count: int) -> None:
-        if self._count + count > BODY_BYTES_MAX:
-            raise RequestRefusedError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
-        self._lane.hold(count)
-        self._count += count
-
-    def release(self) -> None:
-        self._lane.hold(-self._count)
+        try:
+            yield reserve
+        finally:
+            self._body_bytes -= held
 
 
 def _text(header: str) -> str:

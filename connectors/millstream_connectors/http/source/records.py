@@ -106,7 +106,7 @@ class _Reader:
         self._time_us = _header_time_us(headers, extraction, now_us)
         self._keys = _header_keys(headers)
         self._id_field = headers.get(_ID_FIELD_HEADER)
-        given = _first(headers, _ID_HEADERS, "")
+        given = _first(headers, _ID_HEADERS)
         self.ids_are_made_up = not given and self._id_field is None
         # Random, so that they are unique; a repeated request would get other ids.
         self._id = given or str(uuid4())
@@ -234,8 +234,8 @@ def _skip_space(text: str, at: int) -> int:
     return at
 
 
-def _first(headers: Mapping[str, str], names: Sequence[str], default: str) -> str:
-    return next((headers[name] for name in names if name in headers), default)
+def _first(headers: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((headers[name] for name in names if name in headers), "")
 
 
 def _carried_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
@@ -254,7 +254,7 @@ def _header_bytes(value: str) -> bytes:
 
 def _header_keys(headers: Mapping[str, str]) -> tuple[bytes, ...]:
     try:
-        return tuple(part.encode() for part in _first(headers, _KEYS_HEADERS, "").split(",") if part)
+        return tuple(part.encode() for part in _first(headers, _KEYS_HEADERS).split(",") if part)
     except UnicodeEncodeError:
         raise RequestRefusedError(400, f"the header {_KEYS_HEADERS[0]} is not UTF-8") from None
 
@@ -263,7 +263,7 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
     try:
         if extraction.time_header is not None:
             return extraction.header_time_us({name: _header_bytes(value) for name, value in headers.items()})
-        written = _first(headers, _TIME_HEADERS, "")
+        written = _first(headers, _TIME_HEADERS)
         return _parse_epoch_ms(written) if written else now_us
     except ValueError as error:
         raise RequestRefusedError(400, str(error)) from None

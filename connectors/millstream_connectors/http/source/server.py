@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
 
 class HttpServer:
-    """A running server, created by `open_http_server`."""
+    """A server, which runs in `running`."""
 
-    def __init__(self, connections: Connections, refusals: Refusals) -> None:
-        self.connections = connections
-        self.refusals = refusals
+    def __init__(self, limits: ConnectionLimits, where: str, clock: Clock) -> None:
+        """`where` names it in messages. It uses at most half of the descriptors that this process may open."""
+        self._limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._connections = Connections(self._limits)
+        self._where = where
+        self.refusals = Refusals(where, clock)
 
     @staticmethod
     def show(request: web.Request, identity: Callable[[], str]) -> bool:
@@ -48,53 +51,47 @@ class HttpServer:
         return not isinstance(request.protocol, _Connection) or request.protocol.show(identity)
 
     def statistics(self) -> ListenerStatistics:
-        return ListenerStatistics(self.connections.count, dict(self.refusals.counts))
+        return ListenerStatistics(self._connections.count, dict(self.refusals.counts))
 
+    @asynccontextmanager
+    async def running(
+        self,
+        application: web.Application,
+        listener: socket.socket,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None,
+        shutdown_timeout_s: float,
+        closing: Callable[[], None],
+    ) -> AsyncIterator[None]:
+        """Serve on a non-blocking listening socket, which the caller has to close.
 
-@asynccontextmanager
-async def open_http_server(
-    application: web.Application,
-    listener: socket.socket,
-    limits: ConnectionLimits,
-    *,
-    where: str,
-    clock: Clock,
-    tls: Callable[[], ssl.SSLContext] | None = None,
-    shutdown_timeout_s: float,
-    closing: Callable[[], None] = lambda: None,
-) -> AsyncIterator[HttpServer]:
-    """Serve on a non-blocking listening socket, which the caller has to close.
+        `tls` returns the context for the next connection; `closing` is called when the server no longer accepts
+        connections, before it waits for the answers in progress. At the end, each request that has arrived gets an
+        answer, and the socket is closed.
+        """
+        application.middlewares.append(_note_begun)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=shutdown_timeout_s)
+        await runner.setup()
+        try:
+            async with open_tasks() as tasks:
+                loop, manager = asyncio.get_running_loop(), cast("Server", runner.server)
 
-    `where` names the listener in messages; `tls` returns the context for the next connection; `closing` is called when
-    the server no longer accepts connections, before it waits for the answers in progress. At the end, each request that
-    has arrived gets an answer, and the socket is closed. The server uses at most half
-    of the descriptors that this process may open.
-    """
-    limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    server = HttpServer(Connections(limits), Refusals(where, clock))
-    application.middlewares.append(_note_begun)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=shutdown_timeout_s)
-    await runner.setup()
-    try:
-        async with open_tasks() as tasks:
-            loop, manager = asyncio.get_running_loop(), cast("Server", runner.server)
+                def connection(lease: Lease) -> asyncio.BaseProtocol:
+                    return _Connection(manager, loop, lease, self.refusals, self._limits)
 
-            def connection(lease: Lease) -> asyncio.BaseProtocol:
-                return _Connection(manager, loop, lease, server.refusals, limits)
-
-            accepting = Accepting(listener, limits, server.connections, server.refusals, connection, tls)
-            task = tasks.create_task(accepting.run(tasks), name=f"accept {where}")
-            try:
-                yield server
-            finally:
-                task.cancel()
-                await asyncio.wait((task,))
-                # From now on, requests are answered that they come too late.
-                closing()
-                await accepting.finish()
-                accepting.stop()
-    finally:
-        await runner.cleanup()
+                accepting = Accepting(listener, self._limits, self._connections, self.refusals, connection, tls)
+                task = tasks.create_task(accepting.run(tasks), name=f"accept {self._where}")
+                try:
+                    yield
+                finally:
+                    task.cancel()
+                    await asyncio.wait((task,))
+                    # From now on, requests are answered that they come too late.
+                    closing()
+                    await accepting.finish()
+                    accepting.stop()
+        finally:
+            await runner.cleanup()
 
 
 @web.middleware

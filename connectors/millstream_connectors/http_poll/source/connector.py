@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
-
-_ONCE = (
-    "at most once: data that the server had only between two requests is missed, and uncommitted data of a killed "
-    "process is lost. `cursor` makes it exactly once"
-)
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _HttpPoll(SourceConnector[HttpPollSource]):
@@ -34,25 +20,26 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
 
     def guarantee(self, settings: HttpPollSource) -> Guarantee:
         if settings.cursor is None:
-            return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
-        what = (
+            return Guarantee(
+                GuaranteeId.AT_MOST_ONCE,
+                "at most once: data that the server had only between two requests is missed, and uncommitted data of a "
+                "killed process is lost. `cursor` makes it exactly once",
+            )
+        return Guarantee(
+            GuaranteeId.POSITION,
             "exactly once if the server always returns the same records after a cursor, in the same order: the cursor "
-            "is in the lane's last commit"
+            "is in the lane's last commit",
         )
-        return Guarantee(GuaranteeId.POSITION, what)
 
     def bounded(self, settings: HttpPollSource) -> bool | None:
         return settings.stop_at_end
 
-    def notes(self, settings: HttpPollSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
-    def online_findings(self, settings: HttpPollSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: HttpPollSource, place: Place) -> OnlineFindings:
         from millstream_connectors.http_poll.source.lane import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: HttpPollSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: HttpPollSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.http_poll.source.lane import open_http_poll
 
         return open_http_poll(settings, owner)

@@ -39,7 +39,7 @@ from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 
 KIND = "httpPoll"
 _OK, _NO_CONTENT, _UNCHANGED, _GONE = 200, 204, 304, 410
@@ -78,7 +78,8 @@ class _Given:
 class HttpPollLane:
     """One lane. See `SourceLane`."""
 
-    def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink) -> None:
+    def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink, tasks: asyncio.TaskGroup) -> None:
+        self.replayable = settings.cursor is not None
         self._settings = settings
         self._owner = owner
         self._link = link
@@ -102,18 +103,13 @@ class HttpPollLane:
         self._draining = False
         self._reaching = Reaching(owner.clock, _log)
         self._asking: asyncio.Task[_Got | MillstreamError] | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-
-    @property
-    def replayable(self) -> bool:
-        return self._settings.cursor is not None
-
-    async def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Send the first request. Errors: those of `SourceConnector.open`."""
         self._tasks = tasks
+
+    async def open(self) -> None:
+        """Send the first request. Errors: those of `SourceConnector.open`."""
         self._restore()
         if not self._idle:
-            await self._first()
+            self._accept(await self._request())
 
     def stop(self) -> None:
         """Send no more requests."""
@@ -144,23 +140,22 @@ class HttpPollLane:
 
     def _restore(self) -> None:
         owner, cursor = self._owner, self._settings.cursor
-        where = f"lane {owner.lane}"
         body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
         if body is None:
             if cursor is not None and cursor.start is not None:
-                self._cursor = resolve(cursor.start, owner.base_dir, f"{where}: cursor.start")
+                self._cursor = resolve(cursor.start, owner.base_dir, f"{owner.where}: cursor.start")
             return
         try:
             by, place, records, digest = str(body["by"]), str(body["cursor"]), int(body["given"]), str(body["digest"])
             validators = {str(name): str(text) for name, text in body["validators"].items()}
             self._polls = int(body["polls"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(where, owner.position, "an httpPoll source") from error
+            raise unreadable_position(owner.where, owner.position, "an httpPoll source") from error
         if by != self._by:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{where}: `cursor` differs from that of earlier runs, so the stored position does not apply to it; "
-                "change it back, or start over with --fresh",
+                f"{owner.where}: `cursor` differs from that of earlier runs, so the stored position does not apply to "
+                "it; change it back, or start over with --fresh",
             )
         if cursor is None:
             # The records of an answer that an earlier owner had not read are lost: delivery is at most once.
@@ -172,27 +167,26 @@ class HttpPollLane:
 
     def _position(self) -> bytes:
         given = _Given() if self._settings.cursor is None else self._given
-        body = {
-            "by": self._by,
-            "cursor": self._cursor if self._settings.cursor is not None else "",
-            "given": given.records if self._expected is None else self._expected[0],
-            "digest": given.digest if self._expected is None else self._expected[1],
-            "validators": {} if self._settings.cursor is not None else dict(self._validators),
-            "polls": self._polls,
-        }
-        return pack_position(KIND, self._owner.partitions, body)
+        return pack_position(
+            KIND,
+            self._owner.partitions,
+            {
+                "by": self._by,
+                "cursor": self._cursor if self._settings.cursor is not None else "",
+                "given": given.records if self._expected is None else self._expected[0],
+                "digest": given.digest if self._expected is None else self._expected[1],
+                "validators": {} if self._settings.cursor is not None else dict(self._validators),
+                "polls": self._polls,
+            },
+        )
 
     # Requests
-
-    async def _first(self) -> None:
-        self._accept(await self._request())
 
     async def _poll(self, timeout_s: float) -> None:
         """Send a request if it is due, and wait for the answer as long as a read may."""
         if self._asking is None:
             if not await self._reaching.may_try(timeout_s):
                 return
-            assert self._tasks is not None, "it is open"
             self._asking = self._tasks.create_task(self._asked(), name=f"poll {self._owner.lane}")
         done, _ = await asyncio.wait((self._asking,), timeout=timeout_s)
         if not done:
@@ -217,13 +211,8 @@ class HttpPollLane:
         cursor = self._settings.cursor
         # No conditional requests while records of the answer may still be skipped by number.
         conditional = self._validators if self._expected is None and (cursor is not None or not self._cursor) else {}
-        try:
-            return await _ask(self._settings, self._link, self._url(), conditional)
-        except _GoneError as error:
-            if cursor is None or not self._cursor:
-                raise self._link.refused(_GONE, {}) from error
-            what = "no longer knows the cursor in the position (status 410): records were removed"
-            raise DamageError(codes.SOURCE_RECORDS_REMOVED, f"{self._link.where}: {self._link.place} {what}") from error
+        after = self._cursor if cursor is not None else ""
+        return await _ask(self._settings, self._link, self._url(), conditional, after)
 
     def _url(self) -> URL:
         way, first = self._settings.cursor or self._settings.pages, URL(self._link.url)
@@ -303,23 +292,20 @@ class HttpPollLane:
             if not self._rest:
                 self._done(self._following, new=True)
         ended = self._ended and not self._rest
-        invalid = tuple(self._too_large(value) for value in taken if size_of(value, {}) > RECORD_BYTES_MAX)
-        good = [value for value in taken if size_of(value, {}) <= RECORD_BYTES_MAX]
-        if not good:
-            return SourceBatch(None, self._position(), ended, invalid)
-        now_us = self._owner.clock.now_us()
-        frame = build_frame(good, array("q", [now_us] * len(good)), ingest_time_us=now_us)
+        sizes = [size_of(value, {}) for value in taken]
+        large = [(value, size) for value, size in zip(taken, sizes, strict=True) if size > RECORD_BYTES_MAX]
+        good = [value for value, size in zip(taken, sizes, strict=True) if size <= RECORD_BYTES_MAX]
+        now_us, frame = self._owner.clock.now_us(), None
+        if good:
+            frame = build_frame(good, array("q", [now_us] * len(good)), ingest_time_us=now_us)
+        invalid = tuple(too_large(value, size, self._link.place) for value, size in large)
         return SourceBatch(frame, self._position(), ended, invalid)
 
-    def _too_large(self, value: bytes) -> InvalidRecord:
-        return too_large(value, size_of(value, {}), self._link.place)
 
-
-class _GoneError(Exception):
-    """The server had these records once."""
-
-
-async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: Mapping[str, str]) -> _Got:
+async def _ask(
+    settings: HttpPollSource, link: WebLink, url: URL, conditional: Mapping[str, str], cursor: str = ""
+) -> _Got:
+    """The answer to a request, which asks for what follows `cursor`; empty if it has none."""
     headers = {"Accept": "application/json" if settings.body == "json" else "*/*", **conditional}
     with translated(link):
         async with link.session.get(url, headers=headers, allow_redirects=False) as response:
@@ -327,8 +313,9 @@ async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: M
                 return _Got(None)
             if response.status == _NO_CONTENT:
                 return _Got(Answer((), None))
-            if response.status == _GONE:
-                raise _GoneError
+            if response.status == _GONE and cursor:
+                what = "no longer knows the cursor in the position (status 410): records were removed"
+                raise DamageError(codes.SOURCE_RECORDS_REMOVED, f"{link.where}: {link.place} {what}")
             if response.status != _OK:
                 raise link.refused(response.status, response.headers)
             body = await response.read()
@@ -349,21 +336,17 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 async def look(settings: HttpPollSource, base_dir: Path) -> None:
     """Raises Millstream errors if the server's answer does not fit the settings."""
     async with linked(settings, base_dir, "validate --online", HTTP) as link:
-        try:
-            await _ask(settings, link, URL(link.url), {})
-        except _GoneError as error:
-            raise link.refused(_GONE, {}) from error
+        await _ask(settings, link, URL(link.url), {})
 
 
 @asynccontextmanager
 async def open_http_poll(settings: HttpPollSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. Only one of several lanes polls."""
     async with AsyncExitStack() as life:
-        link = await life.enter_async_context(linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP))
-        lane = HttpPollLane(settings, owner, link)
-        tasks = await life.enter_async_context(open_tasks())
+        link = await life.enter_async_context(linked(settings, owner.base_dir, owner.where, HTTP))
+        lane = HttpPollLane(settings, owner, link, await life.enter_async_context(open_tasks()))
         try:
-            await lane.open(tasks)
+            await lane.open()
             yield lane
         finally:
             lane.stop()

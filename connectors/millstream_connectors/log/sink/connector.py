@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream_connectors.log.settings import LogSink
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner
 
 
 class _Log(SinkConnector[LogSink]):
@@ -23,7 +17,7 @@ class _Log(SinkConnector[LogSink]):
     def envelope_form(self, settings: LogSink) -> EnvelopeForm:
         return EnvelopeForm.NONE
 
-    def open(self, settings: LogSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: LogSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.log.sink.lane import open_log_sink
 
         return open_log_sink()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.mqtt.settings import MqttSink
-from millstream_connectors.shared.servers import notes_by_url
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_connectors.shared.looking import no_findings
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Mqtt(SinkConnector[MqttSink]):
     model = MqttSink
     meaning = "To a topic of an MQTT broker."
-    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
+    packages: ClassVar = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the user property `Millstream-Id`), the same at every attempt, by "
@@ -27,20 +21,13 @@ class _Mqtt(SinkConnector[MqttSink]):
     )
     whole = True
 
-    def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
+    def online_findings(self, settings: MqttSink, place: Place) -> OnlineFindings:
+        from millstream_connectors.mqtt.client import look
 
-    def online_findings(self, settings: MqttSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.mqtt.client import linked
+        # MQTT has no way to ask whether a client may publish to a topic.
+        return no_findings(look(settings, place.base_dir))
 
-        async def look() -> Sequence[Finding]:
-            async with linked(settings, place.base_dir, "validate --online"):
-                # MQTT has no way to ask whether a client may publish to a topic.
-                return []
-
-        return look()
-
-    def open(self, settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: MqttSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.mqtt.sink.lane import open_mqtt_sink
 
         return open_mqtt_sink(settings, owner)

@@ -23,14 +23,19 @@ from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream_connectors.mqtt.client import PASSING, MqttLink, open_link
 from millstream_connectors.mqtt.settings import MqttSink
-from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
+from millstream_connectors.shared.carried import (
+    UnfitRecordError,
+    converted,
+    given_headers,
+    message_id,
+    own_headers,
+)
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
 REFUSED = "the broker refuses it"
 UNANSWERED = "the broker has not answered"
-HEADER = "header cannot be written"
 TOO_LARGE = "record is larger than the broker accepts"
 _TEXT_BYTES_MAX = 65_535
 _OVERHEAD_BYTES = 32
@@ -121,39 +126,30 @@ class MqttSinkLane(UnkeptLane):
         return answers
 
     def _converted(self, item: SinkFrame, bytes_max: int) -> tuple[list[_Put], list[SinkFailure]]:
-        made: list[_Put] = []
-        failures: list[SinkFailure] = []
-        ids, frame = item.record_ids(), item.frame
-        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-        for row, (value, keys, time_us, headers) in enumerate(columns):
-            name = message_id(self._owner.ledger_id, ids[row], _TEXT_BYTES_MAX)
-            ours = {RECORD_ID: name, EVENT_TIME: time_text(time_us), **({KEYS: keys_text(keys)} if keys else {})}
-            try:
-                properties = properties_of(headers, ours)
-            except ValueError as error:
-                failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
-                continue
-            size = len(value) + len(properties.pack()) + len(self._settings.topic.encode()) + _OVERHEAD_BYTES
+        run, topic_bytes = self._owner.ledger_id, len(self._settings.topic.encode())
+
+        def made(
+            row: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes], record_id: str
+        ) -> _Put:
+            properties = _properties(headers, own_headers(keys, time_us, message_id(run, record_id, _TEXT_BYTES_MAX)))
+            size = len(value) + len(properties.pack()) + topic_bytes + _OVERHEAD_BYTES
             if size > bytes_max:
                 # The broker would close the connection.
-                detail = f"it has {size} bytes with its properties; the limit is {bytes_max}"
-                failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
-                continue
-            made.append(_Put(row, value, properties))
-        return made, failures
+                raise UnfitRecordError(f"it has {size} bytes with its properties; the limit is {bytes_max}", TOO_LARGE)
+            return _Put(row, value, properties)
+
+        return converted(item, made)
 
 
-def properties_of(given: Mapping[str, bytes], ours: Mapping[str, str]) -> Any:
+def _properties(given: Mapping[str, bytes], own: Mapping[str, str]) -> Any:
     """User properties of a message: its headers and Millstream's own. Raises `ValueError`."""
     pairs = []
-    for name, value in given.items():
-        if name.lower().startswith(OURS):
-            continue
+    for name, value in given_headers(given):
         try:
             pairs.append((name, value.decode()))
         except UnicodeDecodeError:
             raise ValueError(f"the value of {name[:80]!r} is not UTF-8 text") from None
-    pairs += ours.items()
+    pairs += own.items()
     for name, text in pairs:
         if "\0" in name + text or len(text.encode()) > _TEXT_BYTES_MAX or len(name.encode()) > _TEXT_BYTES_MAX:
             raise ValueError(f"{name[:80]!r} has a zero character or more than {_TEXT_BYTES_MAX} bytes")

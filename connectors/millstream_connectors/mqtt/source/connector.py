@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.mqtt.settings import MqttSource
 from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Mqtt(SourceConnector[MqttSource]):
     model = MqttSource
     meaning = "Messages of MQTT topics."
-    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
+    packages: ClassVar = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of QoS 1 with the user property `idProperty`, as long as `idTtl` remembers it; at "
@@ -32,30 +25,25 @@ class _Mqtt(SourceConnector[MqttSource]):
     def bounded(self, settings: MqttSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: MqttSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: MqttSource) -> Guarantee:
-        sentence = (
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             f"exactly once for messages of QoS 1 with the user property `{settings.id_property}`, which is remembered "
-            f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0"
+            f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
-    def notes(self, settings: MqttSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
-
-    def online_findings(self, settings: MqttSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: MqttSource, place: Place) -> OnlineFindings:
         from millstream_connectors.mqtt.source.topic import look
 
         return unfit_setting(place, "topic", look(settings, place.base_dir))
 
-    def open(self, settings: MqttSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: MqttSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.mqtt.source.topic import KIND, MqttSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
-        subscription = MqttSubscription(settings, owner)
-        return open_acknowledged(KIND, settings.topic, owner, subscription, messages_max=settings.prefetch)
+        return open_acknowledged(
+            KIND, settings.topic, owner, MqttSubscription(settings, owner), messages_max=settings.prefetch
+        )
 
 
 MQTT = _Mqtt()

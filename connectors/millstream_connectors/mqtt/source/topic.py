@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream_connectors.mqtt.client import MqttLink, MqttSession, linked, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_reader.connector import SourceOwner
 
 KIND = "mqtt"
@@ -30,7 +30,7 @@ TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
 _log = logging.getLogger(__name__)
 
 
-class MqttSubscription:
+class MqttSubscription(PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
@@ -44,14 +44,10 @@ class MqttSubscription:
         """Whether a lane has read from the session before, so the broker should have it."""
         self._warned_dropped = False
 
-    @property
-    def lease_s(self) -> float | None:
-        return None
-
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         spec, owner = self._spec, self._owner
         session = MqttSession(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
-        link = await open_link(spec, owner.base_dir, f"lane {owner.lane}", session)
+        link = await open_link(spec, owner.base_dir, owner.where, session)
         try:
             await link.subscribe(spec.topic)
         except BaseException:
@@ -66,24 +62,18 @@ class MqttSubscription:
             )
         self._link, self._known = link, True
 
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The broker sends messages by itself."""
-
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         if self._link is not None:
             for message in messages:
                 if message.tag is not None:
                     self._link.acknowledge(message.tag)
 
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
-
     async def adjust(self, inbox: AcknowledgedInbox) -> None:
         fitting = max(1, inbox.bytes_max // max(1, self._largest))
         if inbox.size >= inbox.bytes_max and fitting < self._window:
             # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
             self._window = fitting
-            what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
+            what = f"{self._owner.where}: messages of {self._spec.topic} have up to {self._largest} bytes"
             raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so it takes {fitting} at a time from now on")
 
     async def close(self) -> None:
@@ -100,8 +90,10 @@ class MqttSubscription:
             # The broker does not count messages of QoS 0, so nothing else limits them.
             if not self._warned_dropped:
                 self._warned_dropped = True
-                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped"
-                _log.warning(what, self._owner.lane)
+                _log.warning(
+                    "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped",
+                    self._owner.lane,
+                )
             return
         message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
         self._largest = max(self._largest, message.size)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _OpenSearch(SinkConnector[OpenSearchSink]):
@@ -29,18 +21,17 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
     def guarantee(self, settings: OpenSearchSink, *, fallback: bool) -> Guarantee:
         if settings.mode == "insert":
             return self.promise
-        what = "exactly once: each write has a version, and OpenSearch refuses one that is older than the document's"
-        return Guarantee(GuaranteeId.IDEMPOTENT, what)
+        return Guarantee(
+            GuaranteeId.IDEMPOTENT,
+            "exactly once: each write has a version, and OpenSearch refuses one that is older than the document's",
+        )
 
-    def online_findings(self, settings: OpenSearchSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: OpenSearchSink, place: Place) -> OnlineFindings:
         from millstream_connectors.opensearch.sink.lane import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def notes(self, settings: OpenSearchSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
-    def open(self, settings: OpenSearchSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: OpenSearchSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
 
         # The parser of JSON, which the lane would import at its first records.

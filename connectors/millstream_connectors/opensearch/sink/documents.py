@@ -56,6 +56,11 @@ class Put(NamedTuple):
     number: int = 0
     """Index of its frame in the write."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the lines."""
+        return len(self.lines)
+
 
 class OwnerVersions(NamedTuple):
     """The versions that an owner of a lane writes."""
@@ -90,27 +95,14 @@ def convert(
     item: SinkFrame, settings: OpenSearchSink, run: str, owned: OwnerVersions | None
 ) -> tuple[list[Put], list[SinkFailure]]:
     """The writes for a frame's records, and failures for those that cannot become documents. `owned`: for `upsert`."""
-    rows, failures = _objects(item.frame.values())
     if owned is None:
         ids = item.record_ids()
         values = item.frame.values()
+        rows, failures = _objects(values)
         heads = [_head("create", {"_id": message_id(run, ids[row], ID_BYTES_MAX)}) for row in rows]
         puts = [Put(row, head + one_line(values[row]) + b"\n") for row, head in zip(rows, heads, strict=True)]
         return puts, failures
-    return _upserts(item, settings, owned, rows, failures)
-
-
-def batches(puts: Sequence[Put], bytes_max: int) -> list[list[Put]]:
-    """Divide the writes into requests, in order, with as many as fit into each."""
-    made: list[list[Put]] = []
-    size = 0
-    for put in puts:
-        if not made or size + len(put.lines) > bytes_max:
-            made.append([])
-            size = 0
-        made[-1].append(put)
-        size += len(put.lines)
-    return made
+    return _upserts(item, settings, owned)
 
 
 def judged(answer: Mapping[str, Any]) -> Misfit | None:
@@ -128,16 +120,20 @@ def judged(answer: Mapping[str, Any]) -> Misfit | None:
     return Misfit(f"OpenSearch refuses it with {kind or f'status {status}'}", detail, retryable=False)
 
 
-def _upserts(
-    item: SinkFrame, settings: OpenSearchSink, owned: OwnerVersions, rows: Sequence[int], failures: list[SinkFailure]
-) -> tuple[list[Put], list[SinkFailure]]:
+def _upserts(item: SinkFrame, settings: OpenSearchSink, owned: OwnerVersions) -> tuple[list[Put], list[SinkFailure]]:
     values, indexes = item.frame.values(), item.indexes()
     when = settings.delete_when
-    with_members = settings.id is not None or (when is not None and when.field is not None)
+    rows: Sequence[int]
     objects: list[Any] = []
-    if with_members:
-        rows, objects = _parsed(values, rows, failures)
-    ids = members_of(objects, settings.id.split(".")) if settings.id is not None else _keys(item, rows)
+    if settings.id is not None or (when is not None and when.field is not None):
+        rows, objects, failures = _parsed(values)
+    else:
+        rows, failures = _objects(values)
+    if settings.id is not None:
+        ids = members_of(objects, settings.id.split("."))
+    else:
+        keys = item.frame.keys()
+        ids = [_key_text(keys[row]) for row in rows]
     deletes = deletes_of(when, item, rows, objects) if when is not None else [False] * len(rows)
     puts = []
     for row, name, is_deleted in zip(rows, ids, deletes, strict=True):
@@ -159,30 +155,28 @@ def _upserts(
     return puts, sorted(failures, key=lambda failure: failure.index)
 
 
-def _parsed(
-    values: Sequence[bytes], rows: Sequence[int], failures: list[SinkFailure]
-) -> tuple[Sequence[int], list[Any]]:
-    """The rows whose values can be parsed, and these values; appends the failures of the others. JSON may be nested too
-    deep for that, or have a number that is too large."""
-    fitting: list[int] = []
+def _parsed(values: Sequence[bytes]) -> tuple[list[int], list[Any], list[SinkFailure]]:
+    """Which of the values are JSON objects, these objects, and failures for the others. JSON may be nested too deep for
+    that, or have a number that is too large."""
+    rows: list[int] = []
     objects: list[Any] = []
-    for row in rows:
+    failures: list[SinkFailure] = []
+    for row, value in enumerate(values):
         try:
-            objects.append(parse(values[row]))
+            found = parse(value)
         except ValueError as error:
             failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
+            continue
+        if isinstance(found, dict):
+            rows.append(row)
+            objects.append(found)
         else:
-            fitting.append(row)
-    return fitting, objects
+            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
+    return rows, objects, failures
 
 
 def _head(operation: str, meta: Mapping[str, Any]) -> bytes:
     return json.dumps({operation: meta}, separators=(",", ":")).encode() + b"\n"
-
-
-def _keys(item: SinkFrame, rows: Sequence[int]) -> list[str | None]:
-    keys = item.frame.keys()
-    return [_key_text(keys[row]) for row in rows]
 
 
 def _key_text(keys: Sequence[bytes]) -> str | None:
@@ -195,18 +189,7 @@ def _objects(values: Sequence[bytes]) -> tuple[Sequence[int], list[SinkFailure]]
     """Which of the values are JSON objects, and failures for the others."""
     if all_json(values) and all(value.lstrip(_BLANK).startswith(b"{") for value in values):
         return range(len(values)), []
-    rows: list[int] = []
-    failures: list[SinkFailure] = []
-    for row, value in enumerate(values):
-        try:
-            is_object = isinstance(parse(value), dict)
-        except ValueError as error:
-            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-            continue
-        if is_object:
-            rows.append(row)
-        else:
-            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
+    rows, _, failures = _parsed(values)
     return rows, failures
 
 

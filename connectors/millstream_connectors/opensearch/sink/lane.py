@@ -16,9 +16,12 @@ import gzip
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from aiohttp import ClientResponse
 
 from millstream import codes
 from millstream.durable import step
@@ -36,11 +39,11 @@ from millstream_connectors.opensearch.sink.documents import (
     Misfit,
     OwnerVersions,
     Put,
-    batches,
     convert,
     judged,
 )
 from millstream_connectors.shared.kept import fenced
+from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.web.client import WebLink, body_of, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_writer.connector import SinkOwner
@@ -58,26 +61,23 @@ _CONFLICTS_MAX = 20
 class OpenSearchSinkLane(UnkeptLane):
     """The session of one lane. It sends one request at a time."""
 
+    guarantee = Guarantee.EXACTLY_ONCE_IDEMPOTENT
+    gathers = True
+
     def __init__(self, settings: OpenSearchSink, owner: SinkOwner, link: WebLink) -> None:
         self._settings = settings
         self._owner = owner
         self._link = link
-        self._base = link.url.rstrip("/")
-        self._bulk = f"{self._base}/{quote(settings.index, safe='')}/_bulk{_ONLY}"
+        base, name = link.url.rstrip("/"), f"{owner.pipeline}/{owner.name}"
+        self._index = f"{base}/{quote(settings.index, safe='')}"
+        self._lane_document = f"{base}/{quote(settings.lanes_index, safe='')}/_doc/{quote(name, safe='')}"
+        """Address of the document with the number of the lane's owner."""
         self._bytes_max = settings.max_bytes
         """Of a request. Half of the smallest one that was too large for the server, if there was one."""
         self._owned: OwnerVersions | None = None
         """The versions of this owner with `upsert`, once they are known."""
         self._checked_at_s = 0.0
         """When this lane was known to belong to this owner."""
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE_IDEMPOTENT
-
-    @property
-    def gathers(self) -> bool:
-        return True
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         puts: list[Put] = []
@@ -87,7 +87,7 @@ class OpenSearchSinkLane(UnkeptLane):
             puts += made if number == 0 else [put._replace(number=number) for put in made]
             failures.append(unfit)
         # A request may have records of several frames: a small frame takes as long as a large one.
-        for batch in batches(puts, self._bytes_max):
+        for batch in requests_of(puts, attrgetter("size"), self._bytes_max):
             for put, failure in await self._send(batch):
                 failures[put.number].append(failure)
         for found in failures:
@@ -126,18 +126,16 @@ class OpenSearchSinkLane(UnkeptLane):
             headers["Content-Encoding"] = "gzip"
         with translated(self._link), step("opensearch_sink.bulk", self._owner.lane.vertex):
             async with self._link.session.post(
-                self._bulk, data=body_of(body), headers=headers, allow_redirects=False
+                f"{self._index}/_bulk{_ONLY}", data=body_of(body), headers=headers, allow_redirects=False
             ) as response:
                 if response.status == 413:
                     return None
-                if response.status != 200:
-                    raise self._refused(response.status, response.headers, await response.read())
-                items: Sequence[Mapping[str, Any]] = self._parsed(await response.read(), "items")["items"]
+                items: Sequence[Mapping[str, Any]] = (await self._answer(response, "items"))["items"]
                 return items
 
     async def _divided(self, batch: Sequence[Put]) -> list[tuple[Put, SinkFailure]]:
         """Send writes that are too large for one request, in order. A single one cannot be divided, so it fails."""
-        size = sum(len(put.lines) for put in batch)
+        size = sum(put.size for put in batch)
         if len(batch) == 1:
             detail = f"the server accepts no request of {size} bytes"
             return [(batch[0], SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail))]
@@ -150,7 +148,11 @@ class OpenSearchSinkLane(UnkeptLane):
             self._link.place,
             size,
         )
-        return [failed for half in batches(batch, self._bytes_max) for failed in await self._send(half)]
+        return [
+            failed
+            for half in requests_of(batch, attrgetter("size"), self._bytes_max)
+            for failed in await self._send(half)
+        ]
 
     async def _check_newer(self, ids: Sequence[str]) -> None:
         """Raises an error if a later owner, or another lane, has written a newer version of one of the documents.
@@ -159,20 +161,16 @@ class OpenSearchSinkLane(UnkeptLane):
         """
         owned, owner, settings = self._owned, self._owner, self._settings
         assert owned is not None, "there are no conflicts without versions"
-        place = f"{self._base}/{quote(settings.index, safe='')}/_mget?filter_path={_LOOKED_AT}"
+        place = f"{self._index}/_mget?filter_path={_LOOKED_AT}"
         with translated(self._link):
             async with self._link.session.post(place, json={"ids": ids}, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise self._refused(response.status, response.headers, await response.read())
-                found = self._parsed(await response.read(), "docs")["docs"]
+                found = (await self._answer(response, "docs"))["docs"]
         for one in found:
             if (error := one.get("error")) is not None:
                 raise self._link.away(f"does not show a document of {settings.index} now: {error.get('reason', error)}")
         if not any(owned.is_newer(int(one.get("_version", 0))) for one in found):
             return
-        number, _ = await self._former(self._lane_document())
-        if number > owned.number:
-            raise fenced(owner, settings.index)
+        await self._check_newest(owned)
         raise DamageError(
             codes.SINK_AHEAD,
             f"{owner.where}: a document of {settings.index} has a version that lane {owner.name} has not reached: "
@@ -180,20 +178,20 @@ class OpenSearchSinkLane(UnkeptLane):
             f"written. Let records with the same id reach one lane, by their key; or write to a new index",
         )
 
-    def _parsed(self, body: bytes, member: str) -> Mapping[str, Any]:
-        """An answer, which has this member. Raises `UserError` for one of something else, such as a proxy."""
-        try:
-            found = parse_json(body)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or member not in found:
+    async def _answer(self, response: ClientResponse, member: str) -> Mapping[str, Any]:
+        """A successful answer, which has this member. Raises `UserError` for one of something else, such as a proxy."""
+        body = await response.read()
+        if response.status != 200:
+            raise self._refused(response.status, response.headers, body)
+        found = _object_in(body)
+        if member not in found:
             raise self._link.unfit(f"answers unlike OpenSearch, without `{member}`: {body[:100]!r}. Correct `url`")
         return found
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> MillstreamError:
         """The error for a request that was rejected as a whole."""
-        error = _error_of(body)
-        if status == 404 and error is not None:
+        error = _object_in(body).get("error")
+        if status == 404 and isinstance(error, dict):
             return self._unusable(Misfit(str(error.get("type", "")), str(error.get("reason", "")), retryable=False))
         return self._link.refused(status, headers)
 
@@ -217,10 +215,13 @@ class OpenSearchSinkLane(UnkeptLane):
         now_s = clock.monotonic_s()
         if now_s - self._checked_at_s < OPENSEARCH_OWNER_KNOWN_S:
             return
-        number, _ = await self._former(self._lane_document())
+        await self._check_newest(owned)
+        self._checked_at_s = now_s
+
+    async def _check_newest(self, owned: OwnerVersions) -> None:
+        number, _ = await self._former()
         if number > owned.number:
             raise fenced(self._owner, self._settings.index)
-        self._checked_at_s = now_s
 
     async def _versions(self, sequence: int) -> OwnerVersions | None:
         if self._settings.mode != "upsert":
@@ -231,17 +232,17 @@ class OpenSearchSinkLane(UnkeptLane):
 
     async def _take_over(self) -> int:
         """Reserve a number above those of all earlier owners of the lane. A lost answer leaves a number unused."""
-        owner, settings, place = self._owner, self._settings, self._lane_document()
+        owner, settings = self._owner, self._settings
         for _ in range(_CONFLICTS_MAX):
             self._checked_at_s = owner.clock.monotonic_s()
-            number, condition = await self._former(place)
+            number, condition = await self._former()
             if number + 1 >= OWNERS_MAX:
                 what = f"{owner.where}: lane {owner.name} has had {counted(number, 'owner')}, more than versions count"
                 raise DamageError(codes.TARGET_POSITION_LOST, f"{what}. Write to another index")
             body = {"run": owner.ledger_id, "epoch": owner.epoch, "number": number + 1}
             with translated(self._link), step("opensearch_sink.take_over", owner.lane.vertex):
                 async with self._link.session.put(
-                    f"{place}?{condition}&refresh=true", json=body, allow_redirects=False
+                    f"{self._lane_document}?{condition}&refresh=true", json=body, allow_redirects=False
                 ) as response:
                     if response.status in (200, 201):
                         return number + 1
@@ -249,36 +250,27 @@ class OpenSearchSinkLane(UnkeptLane):
                         raise self._refused(response.status, response.headers, await response.read())
         raise self._link.away(f"changes the document of lane {owner.name} in {settings.lanes_index} all the time")
 
-    def _lane_document(self) -> str:
-        """Address of the document with the number of the lane's owner."""
-        name = quote(f"{self._owner.pipeline}/{self._owner.name}", safe="")
-        return f"{self._base}/{quote(self._settings.lanes_index, safe='')}/_doc/{name}"
-
-    async def _former(self, place: str) -> tuple[int, str]:
+    async def _former(self) -> tuple[int, str]:
         """The number of the previous owner, and the condition under which the next one replaces it."""
         owner = self._owner
         with translated(self._link):
-            async with self._link.session.get(place, allow_redirects=False) as response:
+            async with self._link.session.get(self._lane_document, allow_redirects=False) as response:
                 if response.status == 404:
                     return 0, "op_type=create"
-                body = await response.read()
-                if response.status != 200:
-                    raise self._refused(response.status, response.headers, body)
-        found = self._parsed(body, "_source")
+                found = await self._answer(response, "_source")
         kept: Mapping[str, Any] = found["_source"]
         if kept["run"] == owner.ledger_id and kept["epoch"] > owner.epoch:
             raise fenced(owner, self._settings.index)
         return int(kept["number"]), f"if_seq_no={found['_seq_no']}&if_primary_term={found['_primary_term']}"
 
 
-def _error_of(body: bytes) -> Mapping[str, Any] | None:
-    """The error in an answer, if it has the form of OpenSearch's errors."""
+def _object_in(body: bytes) -> Mapping[str, Any]:
+    """The JSON object that is an answer; an empty one if it is something else."""
     try:
         found = parse_json(body)
     except ValueError:
-        return None
-    error = found.get("error") if isinstance(found, dict) else None
-    return error if isinstance(error, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @asynccontextmanager

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.pubsub.settings import PubsubSink, project_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream_connectors.pubsub.settings import PubsubSink
+from millstream_connectors.shared.looking import absent
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Pubsub(SinkConnector[PubsubSink]):
     encoded = True
     model = PubsubSink
     meaning = "To a topic of Google Cloud Pub/Sub."
-    packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
+    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
@@ -29,25 +22,13 @@ class _Pubsub(SinkConnector[PubsubSink]):
     )
     whole = True
 
-    def notes(self, settings: PubsubSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from project_notes(settings, path)
-
-    def online_findings(self, settings: PubsubSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PubsubSink, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.sink.lane import look
 
-        async def findings() -> Sequence[Finding]:
-            try:
-                await look(settings, place.base_dir)
-            except UserError as error:
-                if error.code is not codes.TARGET_UNFIT:
-                    raise
-                what = f"there is no topic {settings.path}"
-                return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, "an existing topic")]
-            return []
+        looking, what = look(settings, place.base_dir), f"there is no topic {settings.path}"
+        return absent(place, "topic", looking, what, "an existing topic")
 
-        return findings()
-
-    def open(self, settings: PubsubSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: PubsubSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.pubsub.sink.lane import open_pubsub_sink
 
         return open_pubsub_sink(settings, owner)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from google.pubsub_v1.types import PubsubMessage
 
-from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
+from millstream_connectors.shared.carried import (
+    KEYS,
+    converted,
+    fitting,
+    given_headers,
+    keys_text,
+    message_id,
+    own_headers,
+)
 from millstream_writer.sink import SinkFailure, SinkFrame
 
-HEADER = "header cannot be written"
 MESSAGES_MAX = 1000
 """Maximum number of messages in a request."""
 BYTES_MAX = 9_000_000
@@ -36,22 +42,17 @@ class Put(NamedTuple):
 
 def convert(item: SinkFrame, run: str, *, ordered: bool) -> tuple[list[Put], list[SinkFailure]]:
     """The messages for a frame's records, and failures for those that cannot become messages."""
-    made: list[Put] = []
-    failures: list[SinkFailure] = []
-    ids, frame = item.record_ids(), item.frame
-    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-    for row, (value, keys, time_us, headers) in enumerate(columns):
-        ours = {EVENT_TIME: time_text(time_us), RECORD_ID: message_id(run, ids[row], _VALUE_BYTES_MAX)}
-        try:
-            attributes = _attributes(headers, ours, keys)
-        except ValueError as error:
-            failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
-            continue
+
+    def made(
+        row: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes], record_id: str
+    ) -> Put:
+        own = own_headers(keys, time_us, message_id(run, record_id, _VALUE_BYTES_MAX))
         key = ordering_key(keys) if ordered else ""
-        message = _MESSAGE(data=value, attributes=attributes, ordering_key=key)
+        message = _MESSAGE(data=value, attributes=_attributes(headers, own), ordering_key=key)
         # The size includes the field's tag and length.
-        made.append(Put(row, message, message.ByteSize() + 8))
-    return made, failures
+        return Put(row, message, message.ByteSize() + 8)
+
+    return converted(item, made)
 
 
 def requests_of(made: Sequence[Put], messages_max: int, bytes_max: int) -> list[list[list[Put]]]:
@@ -84,24 +85,20 @@ def ordering_key(keys: Sequence[bytes]) -> str:
     """The ordering key of a record: its key, or its keys as a JSON array; a digest if that is too long."""
     if not keys:
         return ""
-    text = keys_text(keys)
-    if len(keys) == 1 and keys[0]:
+    text = ""
+    if len(keys) == 1:
         try:
             text = keys[0].decode()
         except UnicodeDecodeError:
             # Keys that differ only in invalid bytes get the same ordering key.
-            text = keys_text(keys)
-    if len(text.encode()) > _KEY_BYTES_MAX:
-        return blake2b(text.encode(), digest_size=32).hexdigest()
-    return text
+            text = ""
+    return fitting(text or keys_text(keys), _KEY_BYTES_MAX)
 
 
-def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Sequence[bytes]) -> dict[str, str]:
+def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str, str]:
     """The attributes of a message. Raises `ValueError` for headers that cannot be attributes."""
     attributes: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower().startswith(OURS):
-            continue
+    for name, value in given_headers(given):
         if not name or name.startswith("goog") or len(name.encode()) > _NAME_BYTES_MAX:
             what = f"1 to {_NAME_BYTES_MAX} bytes that do not begin with `goog`"
             raise ValueError(f"{name[:80]!r} is not a valid attribute name: {what}")
@@ -109,11 +106,9 @@ def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Seque
             attributes[name] = value.decode()
         except UnicodeDecodeError:
             raise ValueError(f"the value of {name!r} is not UTF-8") from None
-        _check_length(name, attributes[name])
-    attributes |= ours
-    if keys:
-        attributes[KEYS] = keys_text(keys)
-        _check_length(KEYS, attributes[KEYS])
+        _check_length(name, len(value))
+    attributes |= own
+    _check_length(KEYS, len(own.get(KEYS, "")))
     if len(attributes) > _ATTRIBUTES_MAX:
         raise ValueError(
             f"it has {len(attributes)} headers, counting those of the sink; a message has at most {_ATTRIBUTES_MAX}"
@@ -121,6 +116,6 @@ def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Seque
     return attributes
 
 
-def _check_length(name: str, value: str) -> None:
-    if (size := len(value.encode())) > _VALUE_BYTES_MAX:
+def _check_length(name: str, size: int) -> None:
+    if size > _VALUE_BYTES_MAX:
         raise ValueError(f"the value of {name!r} has {size} bytes; the limit is {_VALUE_BYTES_MAX}")

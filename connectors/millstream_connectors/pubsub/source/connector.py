@@ -2,61 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
-from millstream_connectors.pubsub.settings import PubsubSource, project_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_connectors.pubsub.settings import PubsubSource
+from millstream_connectors.shared.looking import absent
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Pubsub(SourceConnector[PubsubSource]):
     encoded = True
     model = PubsubSource
     meaning = "Messages of a subscription of Google Cloud Pub/Sub."
-    packages: ClassVar[Mapping[str, str]] = {"google.pubsub_v1": "millstream[pubsub]"}
+    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
 
     def bounded(self, settings: PubsubSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: PubsubSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: PubsubSource) -> Guarantee:
-        sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
+            f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}",
+        )
 
-    def notes(self, settings: PubsubSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from project_notes(settings, path)
-
-    def online_findings(self, settings: PubsubSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pubsub.source.subscription import look
 
-        async def findings() -> Sequence[Finding]:
-            try:
-                await look(settings, place.base_dir)
-            except UserError as error:
-                if error.code is not codes.TARGET_UNFIT:
-                    raise
-                what = f"there is no subscription {settings.path}"
-                return [
-                    Finding(codes.TARGET_UNFIT, (*place.path, "subscription"), what, "an existing pull subscription")
-                ]
-            return []
+        looking, what = look(settings, place.base_dir), f"there is no subscription {settings.path}"
+        return absent(place, "subscription", looking, what, "an existing pull subscription")
 
-        return findings()
-
-    def open(self, settings: PubsubSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: PubsubSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.pubsub.source.subscription import KIND, subscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 

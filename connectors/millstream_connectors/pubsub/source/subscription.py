@@ -8,7 +8,8 @@ Above it: `acknowledged`, by way of `leased`. Below it: requests to the service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from google.pubsub_v1.types import (
 
 from millstream.errors import MillstreamError, UserError
 from millstream.extract import EPOCH_US
-from millstream_connectors.pubsub.client import PubsubLink, open_subscriber
+from millstream_connectors.pubsub.client import PubsubLink, linked_subscriber
 from millstream_connectors.pubsub.settings import PubsubSource
 from millstream_connectors.shared.acknowledged import AcknowledgedMessage
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
@@ -73,9 +74,6 @@ class PulledMessages:
         )
         await _unless_late(self._link, self._link.client.modify_ack_deadline, request)
 
-    async def close(self) -> None:
-        await self._link.close()
-
     def waiting(self) -> int | None:
         """Unknown: only the service's monitoring has this number."""
         return None
@@ -84,25 +82,19 @@ class PulledMessages:
 def subscription(spec: PubsubSource, owner: SourceOwner) -> LeasedSubscription:
     """The subscription that a lane reads."""
 
-    async def open_queue() -> PulledMessages:
-        link = await open_subscriber(spec, owner.base_dir, f"lane {owner.lane}")
-        try:
+    @asynccontextmanager
+    async def open_queue() -> AsyncIterator[PulledMessages]:
+        async with linked_subscriber(spec, owner.base_dir, owner.where) as link:
             await _check(spec, link)
-        except BaseException:
-            await link.close()
-            raise
-        return PulledMessages(spec, link)
+            yield PulledMessages(spec, link)
 
     return LeasedSubscription(open_queue, Pace(int(spec.ack_deadline_s), _POLLS, _BATCH))
 
 
 async def look(spec: PubsubSource, base_dir: Path) -> None:
     """Check for `validate --online` that the subscription exists. Raises Millstream errors."""
-    link = await open_subscriber(spec, base_dir, "validate --online")
-    try:
+    async with linked_subscriber(spec, base_dir, "validate --online") as link:
         await _check(spec, link)
-    finally:
-        await link.close()
 
 
 async def _check(spec: PubsubSource, link: PubsubLink[SubscriberAsyncClient]) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.rabbitmq.settings import RabbitSink
-from millstream_connectors.shared.looking import unfit_settings
-from millstream_connectors.shared.servers import notes_by_url
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_connectors.shared.looking import absent
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Rabbit(SinkConnector[RabbitSink]):
     encoded = True
     model = RabbitSink
     meaning = "To an exchange or a queue of RabbitMQ."
-    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (`message_id`) that is the same on every attempt, by which a reader "
@@ -29,15 +22,18 @@ class _Rabbit(SinkConnector[RabbitSink]):
     )
     whole = True
 
-    def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
-
-    def online_findings(self, settings: RabbitSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RabbitSink, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.sink.lane import look
 
-        return unfit_settings(place, look(settings, place.base_dir))
+        kind, setting, name = (
+            ("exchange", "exchange", settings.exchange)
+            if settings.exchange
+            else ("queue", "routingKey", settings.routing_key)
+        )
+        what = f"there is no {kind} {name} in the virtual host {settings.virtual_host}"
+        return absent(place, setting, look(settings, place.base_dir), what, "an existing one", sign="NOT_FOUND")
 
-    def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: RabbitSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink
 
         return open_rabbit_sink(settings, owner)

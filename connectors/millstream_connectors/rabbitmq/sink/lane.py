@@ -17,31 +17,38 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiormq import exceptions, spec
 from aiormq.channel import Channel
 
 from millstream import codes
 from millstream.clock import MICROSECONDS
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import RetryLaterError
 from millstream.limits import RABBITMQ_UNCONFIRMED_MAX
 from millstream.record import Position
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.settings import RabbitSink
-from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
+from millstream_connectors.shared.carried import RECORD_ID, converted, given_headers, message_id, own_headers
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
 UNROUTED = "no queue accepts it"
-HEADER = "header cannot be written"
 _SHORT_BYTES_MAX = 255
 """Maximum bytes of header names and ids."""
 _DURABLE = 2
 _SECONDS_MAX = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 
 _log = logging.getLogger(__name__)
+
+
+class _Put(NamedTuple):
+    """The message of one record."""
+
+    row: int
+    value: bytes
+    properties: spec.Basic.Properties
 
 
 class RabbitSinkLane(UnkeptLane):
@@ -57,14 +64,8 @@ class RabbitSinkLane(UnkeptLane):
         owner, settings = self._owner, self._settings
         name = f"millstream {owner.pipeline}/{owner.name}"
         link = await open_link(settings, owner.base_dir, owner.where, name)
-        try:
+        async with link.closed_on_failure():
             await _check(link.channel, settings)
-        except FAILURES as error:
-            await link.close()
-            raise link.error_of(error) from error
-        except BaseException:
-            await link.close()
-            raise
         self._link = link
 
     async def close(self) -> None:
@@ -92,48 +93,40 @@ class RabbitSinkLane(UnkeptLane):
 
     async def _publish(self, channel: Channel, item: SinkFrame) -> list[SinkFailure]:
         """Publish a frame's records, in order. Returns the failures of single records."""
-        failures: list[SinkFailure] = []
-        rows: list[int] = []
-        made: list[tuple[bytes, spec.Basic.Properties]] = []
-        ids, frame = item.record_ids(), item.frame
-        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-        for row, (value, keys, time_us, headers) in enumerate(columns):
-            try:
-                properties = properties_of(keys, time_us, headers, message_id(self._owner.ledger_id, ids[row], 255))
-            except ValueError as error:
-                failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
-                continue
-            rows.append(row)
-            made.append((value, properties))
+        run = self._owner.ledger_id
+
+        def message(
+            row: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes], record_id: str
+        ) -> _Put:
+            return _Put(row, value, _properties(keys, time_us, headers, message_id(run, record_id, _SHORT_BYTES_MAX)))
+
+        made, failures = converted(item, message)
         for start in range(0, len(made), RABBITMQ_UNCONFIRMED_MAX):
-            part = slice(start, start + RABBITMQ_UNCONFIRMED_MAX)
-            failures += await self._confirmed(channel, rows[part], made[part])
+            failures += await self._confirmed(channel, made[start : start + RABBITMQ_UNCONFIRMED_MAX])
         return sorted(failures, key=lambda failure: failure.index)
 
-    async def _confirmed(
-        self, channel: Channel, rows: Sequence[int], made: Sequence[tuple[bytes, spec.Basic.Properties]]
-    ) -> list[SinkFailure]:
+    async def _confirmed(self, channel: Channel, made: Sequence[_Put]) -> list[SinkFailure]:
         settings = self._settings
         async with asyncio.timeout(settings.timeout_s):
             answers = await asyncio.gather(
                 *(
                     channel.basic_publish(
-                        value,
+                        put.value,
                         exchange=settings.exchange or "",
                         routing_key=settings.routing_key,
-                        properties=properties,
+                        properties=put.properties,
                         mandatory=True,
                         wait=False,
                     )
-                    for value, properties in made
+                    for put in made
                 ),
                 return_exceptions=True,
             )
         refused: list[SinkFailure] = []
-        for row, answer in zip(rows, answers, strict=True):
+        for put, answer in zip(made, answers, strict=True):
             if isinstance(answer, exceptions.PublishError):
                 detail = f"{settings.exchange or 'the default exchange'}, routing key {settings.routing_key}"
-                refused.append(SinkFailure(row, UNROUTED, retryable=False, detail=detail))
+                refused.append(SinkFailure(put.row, UNROUTED, retryable=False, detail=detail))
             elif isinstance(answer, exceptions.DeliveryError):
                 what = f"{self._owner.where}: RabbitMQ at {settings.host}:{settings.port} does not accept messages now"
                 raise RetryLaterError(codes.TARGET_AWAY, f"{what}: its queue is full, or cannot be written to")
@@ -142,18 +135,16 @@ class RabbitSinkLane(UnkeptLane):
         return refused
 
 
-def properties_of(keys: Sequence[bytes], time_us: int, given: Mapping[str, bytes], name: str) -> spec.Basic.Properties:
+def _properties(keys: Sequence[bytes], time_us: int, given: Mapping[str, bytes], name: str) -> spec.Basic.Properties:
     """The properties of a record's message. Raises `ValueError`."""
     headers: dict[str, Any] = {}
-    for header, value in given.items():
-        if header.lower().startswith(OURS):
-            continue
+    for header, value in given_headers(given):
         if len(header.encode()) > _SHORT_BYTES_MAX:
             raise ValueError(f"the name of {header[:80]!r} has more than {_SHORT_BYTES_MAX} bytes")
         headers[header] = _text_or_bytes(value)
-    if keys:
-        headers[KEYS] = keys_text(keys)
-    headers[EVENT_TIME] = time_text(time_us)
+    headers |= own_headers(keys, time_us, name)
+    # The message has its id as a property.
+    del headers[RECORD_ID]
     seconds = min(max(0, time_us // MICROSECONDS), _SECONDS_MAX)
     return spec.Basic.Properties(
         message_id=name,
@@ -178,19 +169,10 @@ async def _check(channel: Channel, settings: RabbitSink) -> None:
         await channel.queue_declare(settings.routing_key, passive=True, timeout=settings.timeout_s)
 
 
-async def look(settings: RabbitSink, base_dir: Path) -> list[tuple[str, str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    try:
-        async with linked(settings, base_dir, "validate --online") as link:
-            await _check(link.channel, settings)
-    except UserError as error:
-        if "NOT_FOUND" not in str(error):
-            raise
-        loc, what = ("exchange", settings.exchange) if settings.exchange else ("routingKey", settings.routing_key)
-        kind = "exchange" if settings.exchange else "queue"
-        return [(loc, f"there is no {kind} {what} in the virtual host {settings.virtual_host}", "an existing one")]
-    return []
+async def look(settings: RabbitSink, base_dir: Path) -> None:
+    """Check for `validate --online` that the target exists. Raises Millstream errors."""
+    async with linked(settings, base_dir) as link:
+        await _check(link.channel, settings)
 
 
 def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:

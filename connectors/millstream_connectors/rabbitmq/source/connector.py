@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.shared.servers import notes_by_url
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_connectors.shared.looking import absent
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Rabbit(SourceConnector[RabbitSource]):
     encoded = True
     model = RabbitSource
     meaning = "Messages of a RabbitMQ queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of a stream, and for messages with a unique `message_id`, as long as `idTtl` "
@@ -33,28 +26,22 @@ class _Rabbit(SourceConnector[RabbitSource]):
     def bounded(self, settings: RabbitSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: RabbitSource) -> IdBounds | None:
-        return None if settings.stream else IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: RabbitSource) -> Guarantee:
         if settings.stream:
-            what = "exactly once: it continues after the message in its last commit"
-            return Guarantee(GuaranteeId.POSITION, what)
-        sentence = (
+            return Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
             "exactly once for messages with a unique `message_id`, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without one"
+            f"{as_duration(settings.id_ttl_s)}; at least once without one",
         )
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
-    def notes(self, settings: RabbitSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from notes_by_url(settings, path)
-
-    def online_findings(self, settings: RabbitSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RabbitSource, place: Place) -> OnlineFindings:
         from millstream_connectors.rabbitmq.source.queue import look
 
-        return unfit_setting(place, "queue", look(settings, place.base_dir))
+        what = f"there is no queue {settings.queue} in the virtual host {settings.virtual_host}"
+        return absent(place, "queue", look(settings, place.base_dir), what, "an existing queue", sign="NOT_FOUND")
 
-    def open(self, settings: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: RabbitSource, owner: SourceOwner) -> SourceOpening:
         if settings.stream:
             from millstream_connectors.rabbitmq.source.stream import open_stream
 
@@ -62,13 +49,8 @@ class _Rabbit(SourceConnector[RabbitSource]):
         from millstream_connectors.rabbitmq.source.queue import KIND, RabbitSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
-        subscription = RabbitSubscription(settings, owner)
         return open_acknowledged(
-            KIND,
-            settings.queue,
-            owner,
-            subscription,
-            messages_max=settings.prefetch,
+            KIND, settings.queue, owner, RabbitSubscription(settings, owner), messages_max=settings.prefetch
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import UserError
 from millstream.extract import EPOCH_S
-from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
+from millstream_connectors.rabbitmq.client import RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
 
@@ -40,13 +41,12 @@ _FIRST = 16
 """Prefetch of the first consumer."""
 
 
-class RabbitSubscription:
+class RabbitSubscription(PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._where = f"lane {owner.lane}"
         self._link: RabbitLink | None = None
         self._first = min(_FIRST, spec.prefetch)
         self._second = ""
@@ -60,47 +60,27 @@ class RabbitSubscription:
         self._there = 0
         """How many of the messages that were in the queue at the connection's start still wait."""
 
-    @property
-    def lease_s(self) -> float | None:
-        return None
-
     async def connect(self, inbox: AcknowledgedInbox) -> None:
-        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
-        self._link = link
-        try:
+        link = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
+        async with link.closed_on_failure():
             declared = await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             self._there = int(declared.message_count or 0)
             self._second, self._window, self._seen = "", self._first, 0
-            await self._consume(link, inbox, self._first)
-        except FAILURES as error:
-            await self.close()
-            raise link.error_of(error) from error
-        except BaseException:
-            await self.close()
-            raise
+            await link.consume(self._spec.queue, partial(self._arrived, inbox), self._first)
         link.on_loss(inbox.lose)
-
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The server sends messages without requests."""
+        self._link = link
 
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        link = self._link
-        if link is None:
-            return
-        try:
-            # Their tags are consecutive: one acknowledgement of the last covers all.
-            await link.channel.basic_ack(messages[-1].tag, multiple=True)
-        except FAILURES as error:
-            raise link.error_of(error) from error
-
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
+        if self._link is not None:
+            with self._link.translated():
+                # Their tags are consecutive: one acknowledgement of the last covers all.
+                await self._link.channel.basic_ack(messages[-1].tag, multiple=True)
 
     async def adjust(self, inbox: AcknowledgedInbox) -> None:
         link = self._link
         if link is None or not self._fits_badly(inbox):
             return
-        try:
+        with link.translated():
             if self._second:
                 # After the cancellation of a consumer, a quorum queue redelivers its unacknowledged messages, out of
                 # order.
@@ -108,10 +88,8 @@ class RabbitSubscription:
                 self._second, self._window = "", self._first
             more = self._fitting(inbox) - self._first
             if more > 0:
-                self._second = await self._consume(link, inbox, more)
+                self._second = await link.consume(self._spec.queue, partial(self._arrived, inbox), more)
                 self._window += more
-        except FAILURES as error:
-            raise link.error_of(error) from error
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -121,21 +99,10 @@ class RabbitSubscription:
     def pending(self) -> int | None:
         return self._there
 
-    async def _consume(self, link: RabbitLink, inbox: AcknowledgedInbox, window: int) -> str:
-        """Start another consumer; returns its name."""
-        timeout_s = self._spec.timeout_s
-        await link.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
-
-        async def arrived(delivered: DeliveredMessage) -> None:
-            self._arrived(delivered, inbox)
-
-        answer = await link.channel.basic_consume(self._spec.queue, arrived, timeout=timeout_s)
-        return str(answer.consumer_tag)
-
-    def _arrived(self, delivered: DeliveredMessage, inbox: AcknowledgedInbox) -> None:
+    def _arrived(self, inbox: AcknowledgedInbox, delivered: DeliveredMessage) -> None:
         if OFFSET in (delivered.header.properties.headers or {}):
             # Acknowledgements leave no trace in it: after a restart, only new messages would come.
-            what = f"{self._where}: {self._spec.queue} is a stream; add `stream: true`"
+            what = f"{self._owner.where}: {self._spec.queue} is a stream; add `stream: true`"
             inbox.lose(UserError(codes.TARGET_UNFIT, what))
             return
         message = message_of(delivered, self._owner.clock.now_us())
@@ -211,14 +178,7 @@ def _text(value: Any) -> bytes | None:
     return str(value).encode()
 
 
-async def look(spec: RabbitSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
-    reached."""
-    try:
-        async with linked(spec, base_dir, "validate --online") as link:
-            await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)
-    except UserError as error:
-        if "NOT_FOUND" in str(error):
-            return [(f"there is no queue {spec.queue} in the virtual host {spec.virtual_host}", "an existing queue")]
-        raise
-    return []
+async def look(spec: RabbitSource, base_dir: Path) -> None:
+    """Check for `validate --online` that the queue exists. Raises Millstream errors."""
+    async with linked(spec, base_dir) as link:
+        await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)

@@ -39,10 +39,12 @@ _WINDOW = 32
 class RabbitStream:
     """See `Stream`."""
 
+    replayable = True
+    pause_s = 0.0
+
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._where = f"lane {owner.lane}"
         self._link: RabbitLink | None = None
         self._arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         """At most `_WINDOW` messages, and one error."""
@@ -51,62 +53,48 @@ class RabbitStream:
         self._digest = ""
         """Digest of the message in the mark; empty once it has been compared."""
 
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @property
-    def pause_s(self) -> float:
-        return 0.0
-
     async def connect(self, place: str) -> None:
         await self.close()
         at, _, self._digest = place.partition(" ")
         self._at = int(at) if at else None
-        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        link = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
         arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
-        try:
+        async with link.closed_on_failure():
             # If the queue is missing, consuming from it would only close the channel.
             await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
-            start = start_time(self._spec.start)
-            first = "first" if start is None else start
-            await _consume(link, self._spec, first if self._at is None else self._at, _WINDOW, arrived)
-        except FAILURES as error:
-            await link.close()
-            if OFFSET in str(error):
+            start = (start_time(self._spec.start) or "first") if self._at is None else self._at
+            try:
+                await link.consume(self._spec.queue, arrived.put_nowait, _WINDOW, {OFFSET: start})
+            except FAILURES as error:
+                if OFFSET not in str(error):
+                    raise
                 # The server's message about the argument would not help the user.
-                what = f"{self._where}: {self._spec.queue} is not a stream; leave out `stream`"
+                what = f"{self._owner.where}: {self._spec.queue} is not a stream; leave out `stream`"
                 raise UserError(codes.TARGET_UNFIT, what) from error
-            raise link.error_of(error) from error
-        except BaseException:
-            await link.close()
-            raise
         link.on_loss(arrived.put_nowait)
         self._link, self._arrived = link, arrived
 
     async def receive(self, inbox: Arrivals) -> None:
         link, arrived = self._link, self._arrived
         if link is None:
-            raise RetryLaterError(codes.TARGET_AWAY, f"{self._where}: there is no connection")
+            raise RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: there is no connection")
         while True:
             await inbox.room()
             item = await arrived.get()
             if isinstance(item, MillstreamError):
                 raise item
-            await self._take(link, item, inbox)
+            await self._take(item, inbox)
             if arrived.empty():
-                try:
+                with link.translated():
                     # This acknowledges all messages before it, too.
                     await link.channel.basic_ack(item.delivery_tag or 0, multiple=True)
-                except FAILURES as error:
-                    raise link.error_of(error) from error
 
     async def close(self) -> None:
         link, self._link = self._link, None
         if link is not None:
             await link.close()
 
-    async def _take(self, link: RabbitLink, delivered: DeliveredMessage, inbox: Arrivals) -> None:
+    async def _take(self, delivered: DeliveredMessage, inbox: Arrivals) -> None:
         offset = _offset_of(delivered)
         message = message_of(delivered, self._owner.clock.now_us())
         digest = digest_of(message)
@@ -119,68 +107,46 @@ class RabbitStream:
         if last is not None:
             if offset <= last:
                 return
-            if offset > last + 1 and (first := await self._first(link)) > last + 1:
+            if offset > last + 1 and (first := await self._first()) > last + 1:
                 raise self._removed(last, first)
         self._at = offset
         inbox.put(ReceivedMessage(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
 
-    async def _first(self, link: RabbitLink) -> int:
+    async def _first(self) -> int:
         """The offset of the first message that is now in the stream."""
-        found: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
-        beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        found: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+        beside = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
         try:
-            await _consume(beside, self._spec, "first", 1, found)
-            async with asyncio.timeout(self._spec.timeout_s):
-                item = await found.get()
-        except FAILURES as error:
-            raise link.error_of(error) from error
+            with beside.translated():
+                await beside.consume(self._spec.queue, found.put_nowait, 1, {OFFSET: "first"})
+                async with asyncio.timeout(self._spec.timeout_s):
+                    item = await found.get()
         finally:
             await beside.close()
-        assert not isinstance(item, MillstreamError), "nothing puts one there"
         return _offset_of(item)
 
     def _removed(self, at: int, first: int) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.queue}: the lane is at offset {at}, but the first message left is {first}: "
-            "messages were removed before they were read, by a limit of the stream. Nothing else was skipped. Read "
-            "the remaining messages with a source of another name, or start over with --fresh; and let the stream "
-            "keep more",
+            f"{self._owner.where}: {self._spec.queue}: the lane is at offset {at}, but the first message left is "
+            f"{first}: messages were removed before they were read, by a limit of the stream. Nothing else was "
+            "skipped. Read the remaining messages with a source of another name, or start over with --fresh; and let "
+            "the stream keep more",
         )
 
     def _replaced(self, at: int) -> DamageError:
         return DamageError(
             codes.SOURCE_PAST_REPLACED,
-            f"{self._where}: {self._spec.queue}: the message at offset {at} is not the one that was read: the stream "
-            "was recreated, or the server lost its latest data. Read what it has now with a source of another name, "
-            "or start over with --fresh",
+            f"{self._owner.where}: {self._spec.queue}: the message at offset {at} is not the one that was read: the "
+            "stream was recreated, or the server lost its latest data. Read what it has now with a source of another "
+            "name, or start over with --fresh",
         )
 
 
 def open_stream(spec: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
     """The lane at `owner.position`. Only one of several lanes reads the stream."""
     idle = crc32(spec.queue.encode()) % owner.partitions != owner.lane.partition
-    stream = RabbitStream(spec, owner)
-    return open_receiving(KIND, spec.queue, owner, stream, idle=idle)
-
-
-async def _consume(
-    link: RabbitLink,
-    spec: RabbitSource,
-    start: object,
-    window: int,
-    arrived: asyncio.Queue[DeliveredMessage | MillstreamError],
-) -> None:
-    async def put(delivered: DeliveredMessage) -> None:
-        arrived.put_nowait(delivered)
-
-    await link.channel.basic_qos(prefetch_count=window, timeout=spec.timeout_s)
-    await link.channel.basic_consume(
-        spec.queue,
-        put,
-        arguments={OFFSET: start},  # type: ignore[dict-item]
-        timeout=spec.timeout_s,
-    )
+    return open_receiving(KIND, spec.queue, owner, RabbitStream(spec, owner), idle=idle)
 
 
 def _offset_of(delivered: DeliveredMessage) -> int:

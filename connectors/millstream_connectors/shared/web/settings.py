@@ -99,26 +99,24 @@ class WebServer(SpecModel):
             ),
         )
 
-
-def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the access to a server: secrets in the pipeline file, and unencrypted ones on the
-    network."""
-    # The secret of a signature is not sent.
-    secret = settings.auth is not None and settings.auth.aws is None
-    for name, value in settings.headers.items():
-        if _SECRET_NAME.fullmatch(name):
-            secret = True
-            if isinstance(value, str):
-                yield (*path, "headers", name), secret_in_file(name)
-    if settings.auth is not None and settings.auth.oauth2 is not None:
-        yield from oauth2_notes(settings.auth.oauth2, (*path, "auth", "oauth2"))
-    if not isinstance(settings.url, str):
-        return
-    parts = urlsplit(settings.url)
-    for name, _ in parse_qsl(parts.query):
-        if _SECRET_NAME.fullmatch(name):
-            secret = True
-            yield (*path, "url"), secret_in_file(name, "url")
-    if secret and parts.scheme not in _ENCRYPTED and not stays_on_this_machine(parts.hostname or ""):
-        what = f"a secret is sent to {parts.hostname} unencrypted; `{parts.scheme}s://` encrypts it"
-        yield (*path, "url"), what
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on unencrypted ones on the network."""
+        # The secret of a signature is not sent.
+        secret = self.auth is not None and self.auth.aws is None
+        for name, value in self.headers.items():
+            if _SECRET_NAME.fullmatch(name):
+                secret = True
+                if isinstance(value, str):
+                    yield (*path, "headers", name), secret_in_file(name)
+        if self.auth is not None and self.auth.oauth2 is not None:
+            yield from oauth2_notes(self.auth.oauth2, (*path, "auth", "oauth2"))
+        if not isinstance(self.url, str):
+            return
+        parts = urlsplit(self.url)
+        for name, _ in parse_qsl(parts.query):
+            if _SECRET_NAME.fullmatch(name):
+                secret = True
+                yield (*path, "url"), secret_in_file(name, "url")
+        if secret and parts.scheme not in _ENCRYPTED and not stays_on_this_machine(parts.hostname or ""):
+            what = f"a secret is sent to {parts.hostname} unencrypted; `{parts.scheme}s://` encrypts it"
+            yield (*path, "url"), what

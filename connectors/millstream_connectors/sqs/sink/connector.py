@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.sqs.settings import SqsSink, queue_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
-
-_PLAIN = (
-    "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
-    "which a reader can drop duplicates"
-)
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream_connectors.shared.looking import absent
+from millstream_connectors.sqs.settings import SqsSink
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Sqs(SinkConnector[SqsSink]):
     model = SqsSink
     meaning = "To an Amazon SQS queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
-    promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
+    packages: ClassVar = {"aiobotocore": "millstream[sqs]"}
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
+        "which a reader can drop duplicates",
+    )
     whole = True
 
     def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:
         if not settings.fifo:
             return self.promise
-        what = "at least once; the FIFO queue drops a message that is sent again within five minutes"
-        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return Guarantee(
+            GuaranteeId.AT_LEAST_ONCE,
+            "at least once; the FIFO queue drops a message that is sent again within five minutes",
+        )
 
-    def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from queue_notes(settings, path)
+    def online_findings(self, settings: SqsSink, place: Place) -> OnlineFindings:
+        from millstream_connectors.sqs.client import look
 
-    def online_findings(self, settings: SqsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.sqs.look import look
+        looking = look(settings, place.base_dir)
+        return absent(place, "queueUrl", looking, "there is no such queue", "an existing one", sign="there is no queue")
 
-        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
-
-    def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: SqsSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.sqs.sink.lane import open_sqs_sink
 
         return open_sqs_sink(settings, owner)

@@ -14,15 +14,17 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 
 from millstream import codes
 from millstream.background import all_of
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream_connectors.shared.first_try import first_try
+from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.sqs.client import BATCH, SqsLink, linked
 from millstream_connectors.sqs.settings import SqsSink
-from millstream_connectors.sqs.sink.messages import Put, convert, requests_of
+from millstream_connectors.sqs.sink.messages import BYTES_MAX, Put, convert
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
@@ -46,7 +48,7 @@ class SqsSinkLane(UnkeptLane):
         owner = self._owner
         for item in frames:
             made, unfit = convert(item, owner.ledger_id, owner.name, fifo=self._settings.fifo)
-            requests = requests_of(made, BATCH)
+            requests = requests_of(made, attrgetter("size"), BYTES_MAX, BATCH)
             at_once = 1 if self._settings.fifo else _REQUESTS
             for start in range(0, len(requests), at_once):
                 found = await all_of(self._send(request) for request in requests[start : start + at_once])

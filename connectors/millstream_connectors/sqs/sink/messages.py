@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from millstream_connectors.shared.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
+from millstream_connectors.shared.carried import (
+    UnfitRecordError,
+    converted,
+    given_headers,
+    keys_text,
+    message_id,
+    own_headers,
+)
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 BYTES_MAX = 256 * 1024
 """Maximum bytes of the messages of a request, and so of one message, that every queue accepts."""
 TOO_LARGE = "record is too large for SQS"
 NOT_TEXT = "value is not text that SQS accepts"
-HEADER = "header cannot be written"
 _ATTRIBUTES_MAX = 10
 _ID_CHARACTERS_MAX = 128
 _ATTRIBUTE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -33,67 +39,44 @@ class Put(NamedTuple):
 def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[Put], list[SinkFailure]]:
     """Converts a frame's records, and returns failures for those that SQS does not accept. `lane`: the message group of
     records without keys."""
-    made: list[Put] = []
-    failures: list[SinkFailure] = []
-    ids, frame = item.record_ids(), item.frame
-    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
-    for row, (value, keys, time_us, headers) in enumerate(columns):
-        try:
-            body = value.decode()
-        except UnicodeDecodeError:
-            body = ""
-        if not body or _FORBIDDEN.search(body) is not None:
-            detail = "it is empty, not UTF-8, or has control characters"
-            failures.append(SinkFailure(row, NOT_TEXT, retryable=False, detail=detail))
-            continue
-        name = message_id(run, ids[row], _ID_CHARACTERS_MAX)
-        try:
-            attributes = _attributes(headers, {EVENT_TIME: time_text(time_us), RECORD_ID: name}, keys)
-        except ValueError as error:
-            failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
-            continue
+
+    def made(
+        row: int, value: bytes, keys: Sequence[bytes], time_us: int, headers: Mapping[str, bytes], record_id: str
+    ) -> Put:
+        body = _text(value)
+        if body is None:
+            raise UnfitRecordError("it is empty, not UTF-8, or has control characters", NOT_TEXT)
+        name = message_id(run, record_id, _ID_CHARACTERS_MAX)
+        attributes = _attributes(headers, own_headers(keys, time_us, name))
         size = len(value) + sum(
             len(key) + len(part["DataType"]) + len(part.get("BinaryValue") or part["StringValue"].encode())
             for key, part in attributes.items()
         )
         if size > BYTES_MAX:
-            detail = f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}"
-            failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
-            continue
+            raise UnfitRecordError(f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}", TOO_LARGE)
         entry: dict[str, Any] = {"Id": str(row), "MessageBody": body, "MessageAttributes": attributes}
         if fifo:
             entry["MessageDeduplicationId"] = _as_id(name)
             entry["MessageGroupId"] = _as_id(keys_text(keys).replace(" ", "") if keys else lane)
-        made.append(Put(row, entry, size))
-    return made, failures
+        return Put(row, entry, size)
+
+    return converted(item, made)
 
 
-def requests_of(made: Sequence[Put], count_max: int) -> list[list[Put]]:
-    """Groups of messages that fit into one request each, in order."""
-    requests: list[list[Put]] = []
-    size = 0
-    for put in made:
-        if not requests or len(requests[-1]) == count_max or size + put.size > BYTES_MAX:
-            requests.append([])
-            size = 0
-        requests[-1].append(put)
-        size += put.size
-    return requests
-
-
-def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Sequence[bytes]) -> dict[str, Any]:
+def _attributes(given: Mapping[str, bytes], own: Mapping[str, str]) -> dict[str, Any]:
     """Raises `ValueError`."""
     attributes: dict[str, Any] = {}
-    for name, value in given.items():
-        if name.lower().startswith(OURS):
-            continue
+    for name, value in given_headers(given):
         if _ATTRIBUTE.fullmatch(name) is None:
             raise ValueError(f"{name[:80]!r} is not a valid attribute name: letters, digits, `_`, `-` and `.`")
         if not value:
             raise ValueError(f"the value of {name!r} is empty")
-        attributes[name] = _attribute(value)
-    texts = {**ours, **({KEYS: keys_text(keys)} if keys else {})}
-    attributes |= {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
+        text = _text(value)
+        if text is None:
+            attributes[name] = {"DataType": "Binary", "BinaryValue": value}
+        else:
+            attributes[name] = {"DataType": "String", "StringValue": text}
+    attributes |= {name: {"DataType": "String", "StringValue": text} for name, text in own.items()}
     if len(attributes) > _ATTRIBUTES_MAX:
         raise ValueError(
             f"it has {len(attributes)} headers, counting those of the sink; a message has at most {_ATTRIBUTES_MAX}"
@@ -101,14 +84,13 @@ def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Seque
     return attributes
 
 
-def _attribute(value: bytes) -> dict[str, Any]:
+def _text(value: bytes) -> str | None:
+    """The text that the bytes are; None if they are none that SQS accepts."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
-        text = ""
-    if not text or _FORBIDDEN.search(text) is not None:
-        return {"DataType": "Binary", "BinaryValue": value}
-    return {"DataType": "String", "StringValue": text}
+        return None
+    return text if text and _FORBIDDEN.search(text) is None else None
 
 
 def _as_id(text: str) -> str:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
-from millstream_connectors.shared.looking import unfit_setting
-from millstream_connectors.sqs.settings import SqsSource, queue_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_connectors.shared.looking import absent
+from millstream_connectors.sqs.settings import SqsSource
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Sqs(SourceConnector[SqsSource]):
     model = SqsSource
     meaning = "Messages of an Amazon SQS queue."
-    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
+    packages: ClassVar = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
 
     def bounded(self, settings: SqsSource) -> bool | None:
         return False
 
-    def id_bounds(self, settings: SqsSource) -> IdBounds | None:
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
     def guarantee(self, settings: SqsSource) -> Guarantee:
-        sentence = f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}"
-        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
+        return Guarantee(
+            GuaranteeId.RECORD_IDS,
+            f"exactly once: the id of each message is remembered for {as_duration(settings.id_ttl_s)}",
+        )
 
-    def notes(self, settings: SqsSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from queue_notes(settings, path)
+    def online_findings(self, settings: SqsSource, place: Place) -> OnlineFindings:
+        from millstream_connectors.sqs.client import look
 
-    def online_findings(self, settings: SqsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
-        from millstream_connectors.sqs.look import look
+        looking = look(settings, place.base_dir)
+        return absent(place, "queueUrl", looking, "there is no such queue", "an existing one", sign="there is no queue")
 
-        return unfit_setting(place, "queueUrl", look(settings, place.base_dir))
-
-    def open(self, settings: SqsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: SqsSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.shared.acknowledged import open_acknowledged
         from millstream_connectors.sqs.source.queue import KIND, subscription
 

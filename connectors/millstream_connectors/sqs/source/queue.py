@@ -7,14 +7,15 @@ Above it: `acknowledged`, by way of `leased`. Below it: requests to the service.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream.extract import EPOCH_MS
 from millstream_connectors.shared.acknowledged import AcknowledgedMessage
 from millstream_connectors.shared.leased import LeasedSubscription, Pace
 from millstream_connectors.shared.messages import event_time
-from millstream_connectors.sqs.client import BATCH, SqsLink, open_link
+from millstream_connectors.sqs.client import BATCH, SqsLink, linked
 from millstream_connectors.sqs.settings import SqsSource
 from millstream_reader.connector import SourceOwner
 
@@ -56,28 +57,23 @@ class SqsMessages:
         # A message that cannot be hidden for longer (after 12 hours) is redelivered, and recognized by its id.
         await self._about("change_message_visibility_batch", messages, {"VisibilityTimeout": lease_s})
 
-    async def close(self) -> None:
-        await self._link.close()
-
     def waiting(self) -> int | None:
         return self._there
 
     async def _about(self, request: str, messages: Sequence[AcknowledgedMessage], more: Mapping[str, Any]) -> None:
-        entries = [{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(messages)]
-        await self._link.ask(request, Entries=entries)
+        await self._link.ask(
+            request, Entries=[{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(messages)]
+        )
 
 
 def subscription(spec: SqsSource, owner: SourceOwner) -> LeasedSubscription:
     """Of a lane."""
 
-    async def open_queue() -> SqsMessages:
-        link = await open_link(spec, owner.base_dir, f"lane {owner.lane}")
-        try:
+    @asynccontextmanager
+    async def open_queue() -> AsyncIterator[SqsMessages]:
+        async with linked(spec, owner.base_dir, owner.where) as link:
             answer = await link.ask("get_queue_attributes", AttributeNames=["ApproximateNumberOfMessages"])
-        except BaseException:
-            await link.close()
-            raise
-        return SqsMessages(spec, link, int(answer.get("Attributes", {}).get("ApproximateNumberOfMessages", 0)))
+            yield SqsMessages(spec, link, int(answer.get("Attributes", {}).get("ApproximateNumberOfMessages", 0)))
 
     pace = Pace(int(spec.visibility_timeout_s), polls=1 if spec.fifo else _POLLS, batch=BATCH)
     return LeasedSubscription(open_queue, pace)

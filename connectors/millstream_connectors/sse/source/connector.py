@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.sse.settings import SseSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
-
-_ONCE = "at most once: events sent while there is no connection, or not committed by a killed process, are lost"
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Sse(SourceConnector[SseSource]):
@@ -31,22 +20,23 @@ class _Sse(SourceConnector[SseSource]):
 
     def guarantee(self, settings: SseSource) -> Guarantee:
         if not settings.replay:
-            return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
-        what = (
+            return Guarantee(
+                GuaranteeId.AT_MOST_ONCE,
+                "at most once: events sent while there is no connection, or not committed by a killed process, are "
+                "lost",
+            )
+        return Guarantee(
+            GuaranteeId.POSITION,
             "exactly once if the server replays the events after the id in `Last-Event-ID`, which is in the lane's "
-            "last commit"
+            "last commit",
         )
-        return Guarantee(GuaranteeId.POSITION, what)
 
-    def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
-    def online_findings(self, settings: SseSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SseSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sse.source.stream import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: SseSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: SseSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.sse.source.stream import open_sse_source
 
         return open_sse_source(settings, owner)

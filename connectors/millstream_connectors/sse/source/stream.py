@@ -43,6 +43,7 @@ class SseStream:
     """See `receiving.Stream`."""
 
     def __init__(self, settings: SseSource, link: WebLink, clock: Clock) -> None:
+        self.replayable = settings.replay
         self._settings = settings
         self._link = link
         self._clock = clock
@@ -50,10 +51,6 @@ class SseStream:
         self._asked_s = 0.0
         self._retry_s = 0.0
         self._known = KnownIds()
-
-    @property
-    def replayable(self) -> bool:
-        return self._settings.replay
 
     @property
     def pause_s(self) -> float:
@@ -70,12 +67,10 @@ class SseStream:
                 response = await link.session.get(link.url, headers=headers, allow_redirects=False, timeout=timeout)
         try:
             self._check(response, last)
-        except AskedToWaitError as error:
-            self._asked_s = error.delay_s
+        except BaseException as error:
             response.close()
-            raise
-        except BaseException:
-            response.close()
+            if isinstance(error, AskedToWaitError):
+                self._asked_s = error.delay_s
             raise
         self._asked_s = 0.0
         self._response = response
@@ -174,9 +169,7 @@ async def look(settings: SseSource, base_dir: Path) -> None:
 @asynccontextmanager
 async def open_sse_source(settings: SseSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. One lane receives the stream."""
-    async with linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP) as link:
+    async with linked(settings, owner.base_dir, owner.where, HTTP) as link:
         stream = SseStream(settings, link, owner.clock)
-        idle = owner.lane.partition != 0
-        opening = open_receiving(KIND, link.place, owner, stream, idle=idle)
-        async with opening as lane:
+        async with open_receiving(KIND, link.place, owner, stream, idle=owner.lane.partition != 0) as lane:
             yield lane

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.protocols import NATIVE
 from millstream_connectors.user_defined.settings import UserSink
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 _SAME_IDS = (
     "at least once: after a crash the function gets records again, with the same ids, by which it can recognize them"
@@ -42,7 +36,7 @@ class _Udsink(SinkConnector[UserSink]):
         started = (settings.command, settings.python, settings.env, settings.working_dir)
         return repr((*started, inside, settings.address))
 
-    def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: UserSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.user_defined.sink.lane import open_udf_sink
         from millstream_connectors.user_defined.sink.position_lane import open_position_lane
 

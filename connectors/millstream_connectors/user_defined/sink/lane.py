@@ -30,34 +30,22 @@ class _UdfLane(UnkeptLane):
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         calls = asyncio.Semaphore(self._stream.calls_max)
-        answers: list[SinkAnswer | None] = [None] * len(frames)
         try:
             # Tasks start in the order of their creation and the semaphore is fair, so calls are sent in order.
             async with asyncio.TaskGroup() as group:
-                for number, item in enumerate(frames):
-                    group.create_task(self._call(number, item, calls, answers))
+                asked = [group.create_task(self._call(item, calls)) for item in frames]
         except ExceptionGroup as errors:
             # The first call that failed cancelled the others; callers expect a single error.
             raise errors.exceptions[0] from errors
-        failures = [
-            failures_of(answer, item.frame.records)
-            for answer, item in zip(answers, frames, strict=True)
-            if answer is not None
-        ]
+        failures = [failures_of(one.result(), item.frame.records) for one, item in zip(asked, frames, strict=True)]
         return WriteResult(failures if any(failures) else ())
 
-    async def _call(
-        self,
-        number: int,
-        item: SinkFrame,
-        calls: asyncio.Semaphore,
-        answers: list[SinkAnswer | None],
-    ) -> None:
+    async def _call(self, item: SinkFrame, calls: asyncio.Semaphore) -> SinkAnswer:
         async with calls:
             try:
-                answers[number] = await self._offer(item)
+                return await self._offer(item)
             except ProcessEndedError as ended:
-                answers[number] = await self._in_parts(item, ended)
+                return await self._in_parts(item, ended)
 
     async def _offer(self, item: SinkFrame, *, alone: bool = False) -> SinkAnswer:
         return await self._stream.call(

@@ -35,7 +35,7 @@ from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses, pause
 from millstream.record import Position
 from millstream.retry import RepeatedAsking
-from millstream.udf.answers import Outcome, Result, SinkAnswer
+from millstream.udf.answers import Outcome, Result
 from millstream.udf.endings import Ending, LostCall
 from millstream.udf.protocol import UdfClient
 from millstream.udf.streams import PositionSinkStream, SinkFencedError, SinkFunctionError, StreamLostError
@@ -107,6 +107,8 @@ class _Again(NamedTuple):
 class UdfPositionLane(KeptLane[_Row]):
     """The stream to the function, which is opened when it is needed, and reopened when it ends."""
 
+    divides = True
+
     def __init__(self, client: UdfClient, owner: SinkOwner) -> None:
         super().__init__(owner, _RECORDS_MAX)
         self._client = client
@@ -132,10 +134,6 @@ class UdfPositionLane(KeptLane[_Row]):
         """Records of the last write."""
         self._suspected = 0
         """How many of the next records belong to a whole delivery that has ended the process."""
-
-    @property
-    def divides(self) -> bool:
-        return True
 
     async def open(self) -> None:
         await self._over_breaks(super().open)
@@ -224,9 +222,11 @@ class UdfPositionLane(KeptLane[_Row]):
             yield
         except SinkFencedError as error:
             await self.close()
-            hint = f"If no other run writes there, because this one was started over: {self._remedy}"
-            what = f"{fenced(self._owner, TARGET)} ({error}). {hint}"
-            raise FencedError(codes.OUTPUT_TAKEN_OVER, what) from error
+            raise FencedError(
+                codes.OUTPUT_TAKEN_OVER,
+                f"{fenced(self._owner, TARGET)} ({error}). If no other run writes there, because this one was started "
+                f"over: {self._remedy}",
+            ) from error
         except SinkFunctionError as error:
             # The stream continues. Records that were not flushed are discarded, and the lane is opened again.
             self._is_open = False
@@ -242,9 +242,9 @@ class UdfPositionLane(KeptLane[_Row]):
 
     async def _take_over(self) -> PositionSinkStream:
         """Fence every earlier opening, and read the target's position. Returns the open stream."""
-        owner = self._owner
         if self._stream is None:
-            self._stream = await self._stack.enter_async_context(self._client.open_position_sink(owner.stream_name))
+            opening = self._client.open_position_sink(self._owner.stream_name)
+            self._stream = await self._stack.enter_async_context(opening)
             self._judge(self._stream)
         stream = self._stream
         async with stream.alone(1) if self._suspects.must_be_alone(_OPENING) else nullcontext():
@@ -299,8 +299,10 @@ class UdfPositionLane(KeptLane[_Row]):
 
     def _failed(self, ending: Ending, when: str) -> RetryLaterError:
         """The error if a call that is not about one record has ended the process again and again."""
-        what = f"its process {ending.why}, {DEATHS_MAX} times in a row, when it {when}"
-        what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {what}"
+        what = (
+            f"{self._owner.where}: the function failed, and nothing of this is in its target: its process "
+            f"{ending.why}, {DEATHS_MAX} times in a row, when it {when}"
+        )
         return RetryLaterError(codes.TARGET_AWAY, f"{what}\n{ending.tail}" if ending.tail else what)
 
     async def _reopened(self, lost: StreamLostError, pauses: Pauses) -> Ending | None:
@@ -367,8 +369,6 @@ class UdfPositionLane(KeptLane[_Row]):
                 failures.append(replace(failure, index=row))
         failures += await self._check_records(item, new, ends)
         failures.sort(key=lambda failure: failure.index)
-        if not failures:
-            return self._convert(item)
         refused = {failure.index for failure in failures}
         rows = [row for row in range(len(ends)) if row not in refused]
         return ConvertedRecords(rows, [_Row(item, row) for row in rows], failures)
@@ -400,7 +400,14 @@ class UdfPositionLane(KeptLane[_Row]):
             assert stream is not None, "it is used in a session"
             try:
                 async with stream.alone(len(some)) if suspects.must_be_alone(some) else nullcontext():
-                    answer = await self._asked(stream, item.take(some))
+                    part = item.take(some)
+                    answer = await stream.check(
+                        part.frame,
+                        id_prefix=part.id_prefix,
+                        first_index=part.first_index,
+                        attempt=part.attempt,
+                        traceparent=part.frame.traceparent,
+                    )
             except StreamLostError as error:
                 # Nothing was written, so the lane is opened again here.
                 ending = await self._reopened(error, pauses)
@@ -416,15 +423,6 @@ class UdfPositionLane(KeptLane[_Row]):
             suspects.answered(some)
             outcomes += [replace(outcome, index=some[outcome.index]) for outcome in answer.outcomes]
         return outcomes
-
-    async def _asked(self, stream: PositionSinkStream, part: SinkFrame) -> SinkAnswer:
-        return await stream.check(
-            part.frame,
-            id_prefix=part.id_prefix,
-            first_index=part.first_index,
-            attempt=part.attempt,
-            traceparent=part.frame.traceparent,
-        )
 
     def _refusal(self, outcome: Outcome, row: int) -> SinkFailure:
         if outcome.result is Result.RETRY:
@@ -533,7 +531,7 @@ class UdfPositionLane(KeptLane[_Row]):
         if self._owner.whole or self._owner.fallback:
             # The mark has the outcomes of a delivery before it is made, and a fallback gets other records anyway.
             return {}
-        mark = self._owner.start if self._owner.committed is None else self._owner.committed()
+        mark = self._owner.mark
         self._decided = {at: failure for at, failure in self._decided.items() if at > mark}
         return {at: failure for at, failure in self._decided.items() if at <= end}
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
 from millstream import codes
 from millstream.errors import MillstreamError
-from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream_connectors.user_defined.settings import UserSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Udsource(SourceConnector[UserSource]):
@@ -25,19 +19,14 @@ class _Udsource(SourceConnector[UserSource]):
     ends = "when its function says so"
     untrusted = True
 
-    def id_bounds(self, settings: UserSource) -> IdBounds | None:
-        # Only its first records show whether it gives ids.
-        return IdBounds(settings.id_ttl_s, settings.ids_max)
-
-    def open(self, settings: UserSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: UserSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.user_defined.source.lane import open_user_defined
 
         if owner.client is None or owner.stream_name is None:
             raise MillstreamError(
-                codes.IMPOSSIBLE, f"lane {owner.lane}: a user-defined source was opened without its function"
+                codes.IMPOSSIBLE, f"{owner.where}: a user-defined source was opened without its function"
             )
-        where = (owner.lane, owner.partitions, owner.position)
-        return open_user_defined(owner.client, owner.stream_name, *where, clock=owner.clock)
+        return open_user_defined(owner.client, owner.stream_name, owner)
 
 
 UDSOURCE = _Udsource()

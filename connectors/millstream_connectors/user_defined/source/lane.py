@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream import codes
-from millstream.clock import Clock
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
-from millstream.record import LaneId
 from millstream.tracebacks import raised, shortened
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream.udf.streams import SourceStream
+from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
 _log = logging.getLogger(__name__)
@@ -30,28 +29,21 @@ _FAILURES_MAX = 5
 
 
 @asynccontextmanager
-async def open_user_defined(
-    client: UdfClient,
-    name: StreamName,
-    lane: LaneId,
-    partitions: int,
-    position: bytes,
-    *,
-    clock: Clock,
-) -> AsyncIterator[UserDefinedLane]:
-    """A lane of the function behind `client`, which continues at `position`."""
-    async with client.open_source(name, position=position, partition=lane.partition, partitions=partitions) as stream:
-        yield UserDefinedLane(stream, lane, position, clock)
+async def open_user_defined(client: UdfClient, name: StreamName, owner: SourceOwner) -> AsyncIterator[UserDefinedLane]:
+    """A lane of the function behind `client`, which continues at `owner.position`."""
+    async with client.open_source(
+        name, position=owner.position, partition=owner.lane.partition, partitions=owner.partitions
+    ) as stream:
+        yield UserDefinedLane(stream, owner)
 
 
 class UserDefinedLane:
     """One lane of a user-defined source. See `SourceLane`."""
 
-    def __init__(self, stream: SourceStream, lane: LaneId, position: bytes, clock: Clock) -> None:
+    def __init__(self, stream: SourceStream, owner: SourceOwner) -> None:
         self._stream = stream
-        self._lane = lane
-        self._position = position
-        self._clock = clock
+        self._owner = owner
+        self._position = owner.position
         self._gives_ids = False
         self._pending: int | None = None
         self._failures = 0
@@ -77,7 +69,7 @@ class UserDefinedLane:
         self._pending = batch.pending
         frame = batch.frame
         if frame is not None and not frame.ingest_time_us:
-            frame = replace(frame, ingest_time_us=self._clock.now_us())
+            frame = replace(frame, ingest_time_us=self._owner.clock.now_us())
         self._gives_ids = self._gives_ids or bool(frame is not None and frame.ids_column)
         self._position = batch.position
         self._ended = batch.ended
@@ -101,13 +93,13 @@ class UserDefinedLane:
             short = "\n".join(shortened(reason)) if raised(reason) else reason
             raise UdfError(
                 codes.SOURCE_FUNCTION_FAILED,
-                f"lane {self._lane}: the source function failed {self._failures} times in a row: {short}\n"
+                f"{self._owner.where}: the source function failed {self._failures} times in a row: {short}\n"
                 "Fix the function or the system that it reads from; nothing was lost.",
                 detail=reason if short != reason else "",
             )
         _log.warning(
             "lane %s: the source function failed; next attempt in %.1f s: %s",
-            self._lane,
+            self._owner.lane,
             self._pauses.next_s,
             # The traceback is shown when the read is not repeated any more.
             raised(reason) or reason,

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding, Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.web.settings import server_notes
 from millstream_connectors.websocket.settings import WebSocketSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _WebSocket(SourceConnector[WebSocketSource]):
@@ -30,15 +21,12 @@ class _WebSocket(SourceConnector[WebSocketSource]):
     def bounded(self, settings: WebSocketSource) -> bool | None:
         return False
 
-    def notes(self, settings: WebSocketSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
-
-    def online_findings(self, settings: WebSocketSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: WebSocketSource, place: Place) -> OnlineFindings:
         from millstream_connectors.websocket.source.stream import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: WebSocketSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: WebSocketSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.websocket.source.stream import open_websocket_source
 
         return open_websocket_source(settings, owner)

@@ -37,26 +37,20 @@ _TOO_BIG = 1009
 class WebSocketStream:
     """See `receiving.Stream`."""
 
+    replayable = False
+
     def __init__(self, settings: WebSocketSource, link: WebLink, messages: Sequence[str], clock: Clock) -> None:
         self._settings = settings
         self._link = link
         self._messages = messages
         self._clock = clock
         self._socket: ClientWebSocketResponse | None = None
-        self._asked_s = 0.0
-
-    @property
-    def replayable(self) -> bool:
-        return False
-
-    @property
-    def pause_s(self) -> float:
-        return self._asked_s
+        self.pause_s = 0.0
 
     async def connect(self, place: str) -> None:
         await self.close()
         settings, link = self._settings, self._link
-        self._asked_s = 0.0
+        self.pause_s = 0.0
         with translated(link):
             try:
                 async with asyncio.timeout(settings.timeout_s):
@@ -72,7 +66,7 @@ class WebSocketStream:
             except WSServerHandshakeError as error:
                 refused = link.refused(error.status, error.headers or {})
                 if isinstance(refused, AskedToWaitError):
-                    self._asked_s = refused.delay_s
+                    self.pause_s = refused.delay_s
                 raise refused from error
 
     async def receive(self, inbox: Arrivals) -> None:
@@ -120,11 +114,8 @@ async def look(settings: WebSocketSource, base_dir: Path) -> None:
 @asynccontextmanager
 async def open_websocket_source(settings: WebSocketSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """The lane. Only one of several receives the messages."""
-    where = f"lane {owner.lane}"
-    messages = [resolve(text, owner.base_dir, f"{where}: subscribe") for text in settings.subscribe]
-    async with linked(settings, owner.base_dir, where, SCHEMES) as link:
+    messages = [resolve(text, owner.base_dir, f"{owner.where}: subscribe") for text in settings.subscribe]
+    async with linked(settings, owner.base_dir, owner.where, SCHEMES) as link:
         stream = WebSocketStream(settings, link, messages, owner.clock)
-        idle = owner.lane.partition != 0
-        opening = open_receiving(KIND, link.place, owner, stream, idle=idle)
-        async with opening as lane:
+        async with open_receiving(KIND, link.place, owner, stream, idle=owner.lane.partition != 0) as lane:
             yield lane
