@@ -207,6 +207,10 @@ class PlainModel:
         """Problems between the values of fields that are each valid."""
         yield from ()
 
+    def needs(self) -> Iterator[Needed]:
+        """The modules that may be missing and that these values need; without those of the models within."""
+        yield from ()
+
     def notes(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Notes on these valid values, each with its place; `path` is that of the model."""
         yield from ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream import codes
@@ -12,12 +11,11 @@ from millstream.spec.connectors import Guarantee, SinkUse
 from millstream.spec.values import ShapeProblem
 from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.columns import envelope_problems
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_connectors.lake.lane_table import LaneTable
     from millstream_connectors.lake.rows import TableRows
-    from millstream_writer.sink import SinkLane
 
 S = TypeVar("S", bound=TableCommits)
 
@@ -44,7 +42,7 @@ class TableConnector(SinkConnector[S]):
     def envelope_form(self, settings: S) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS
 
-    def open(self, settings: S, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: S, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.file.sink.lane import open_keeping_sink
         from millstream_connectors.lake.rows import TableRows
         from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS

@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import address_check
-from millstream.spec.problems import Path
 from millstream.spec.rules import After, Strict
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
-from millstream_connectors.shared.servers import ServerByUrl, notes_by_url
+from millstream_connectors.shared.servers import ServerByUrl
 from millstream_connectors.shared.starts import EARLIEST, Start
 
 _PORTS = {"redis": 6379, "rediss": 6379}
@@ -41,10 +40,6 @@ class RedisServer(ServerByUrl):
     def database(self) -> int:
         """Number of the database."""
         return int(urlsplit(self.url).path.removeprefix("/") or 0)
-
-    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
-        """See `notes_by_url`."""
-        yield from notes_by_url(self, path)
 
 
 class RedisSource(RedisServer):

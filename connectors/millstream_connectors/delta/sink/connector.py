@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.delta.settings import DeltaSink, azurite_note
 from millstream_connectors.lake.connector import TableConnector
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class _Delta(TableConnector[DeltaSink]):
     model = DeltaSink
     meaning = "To a Delta Lake table."
-    packages: ClassVar[Mapping[str, str]] = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
+    packages: ClassVar = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each commit of the table holds the records and, as application transactions, the position "
@@ -37,7 +37,7 @@ class _Delta(TableConnector[DeltaSink]):
         if is_url(settings.path):
             yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
 
-    def online_findings(self, settings: DeltaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: DeltaSink, place: Place) -> OnlineFindings:
         from millstream_connectors.delta.sink.table import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.shared.looking import no_findings
@@ -17,16 +16,13 @@ from millstream_connectors.shared.objects.settings import (
     store_findings,
     store_notes,
 )
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Delta(SourceConnector[DeltaSource]):
     model = DeltaSource
     meaning = "Rows of a Delta Lake table, version by version."
-    packages: ClassVar[Mapping[str, str]] = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
+    packages: ClassVar = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
     promise = Guarantee(
         GuaranteeId.POSITION, "exactly once: it continues at the version, file and row of its last commit"
     )
@@ -39,7 +35,7 @@ class _Delta(SourceConnector[DeltaSource]):
         if is_url(settings.path):
             yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
 
-    def online_findings(self, settings: DeltaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: DeltaSource, place: Place) -> OnlineFindings:
         from millstream_connectors.delta.source.log import TableLog
 
         return no_findings(asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open))
@@ -47,7 +43,7 @@ class _Delta(SourceConnector[DeltaSource]):
     def notes(self, settings: DeltaSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from store_notes(settings.store, (*path, "store"))
 
-    def open(self, settings: DeltaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: DeltaSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.delta.source.lane import DeltaSourceLane
         from millstream_connectors.file.source.disk import open_lane
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place, SinkUse
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import (
     ShapeProblem,
@@ -23,10 +21,7 @@ from millstream_connectors.shared.objects.settings import (
     store_findings,
     store_notes,
 )
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 
 class _File(SinkConnector[FileSink]):
@@ -83,7 +78,7 @@ class _File(SinkConnector[FileSink]):
         elif not os.access(nearest, os.W_OK | os.X_OK):
             yield Finding(codes.FILE_UNUSABLE, here, f"{nearest} is not writable", "a directory that you may write to")
 
-    def online_findings(self, settings: FileSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: FileSink, place: Place) -> OnlineFindings:
         if not settings.objects:
             return super().online_findings(settings, place)
         from millstream_connectors.file.sink.bucket import try_prefix
@@ -99,7 +94,7 @@ class _File(SinkConnector[FileSink]):
     def envelope_form(self, settings: FileSink) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet", "avro") else EnvelopeForm.VALUE
 
-    def open(self, settings: FileSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: FileSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.file.sink.lane import format_of, open_file_sink, open_keeping_sink
         from millstream_connectors.shared.envelope_lane import ENVELOPE_COLUMNS
 

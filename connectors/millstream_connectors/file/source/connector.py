@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import glob
 import os
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.file.settings import CsvOptions, FileSource
 from millstream_connectors.shared.objects.settings import (
@@ -20,10 +18,7 @@ from millstream_connectors.shared.objects.settings import (
     store_findings,
     store_notes,
 )
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _File(SourceConnector[FileSource]):
@@ -71,7 +66,7 @@ class _File(SourceConnector[FileSource]):
                 if not os.access(file, os.R_OK):
                     yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file that this user may read")
 
-    def online_findings(self, settings: FileSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: FileSource, place: Place) -> OnlineFindings:
         if not settings.objects:
             return super().online_findings(settings, place)
         from millstream_connectors.file.source.buckets import Buckets
@@ -88,7 +83,7 @@ class _File(SourceConnector[FileSource]):
     def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from store_notes(settings.store, (*path, "store"))
 
-    def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: FileSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.file.source.csv_parsing import CsvFormat
         from millstream_connectors.file.source.disk import FilePatterns, open_lane
         from millstream_connectors.file.source.follow import FollowLane

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.iceberg.settings import IcebergSink, table_findings, table_notes
 from millstream_connectors.lake.connector import TableConnector
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class _Iceberg(TableConnector[IcebergSink]):
     model = IcebergSink
     meaning = "To an Apache Iceberg table."
-    packages: ClassVar[Mapping[str, str]] = {
+    packages: ClassVar = {
         "pyiceberg": "millstream[iceberg]",
         "pyiceberg_core": "millstream[iceberg]",
         "sqlalchemy": "millstream[iceberg]",
@@ -36,7 +36,7 @@ class _Iceberg(TableConnector[IcebergSink]):
     def local_findings(self, settings: IcebergSink, place: Place) -> Iterator[Finding]:
         yield from table_findings(settings, settings.store, place.path, place.base_dir)
 
-    def online_findings(self, settings: IcebergSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: IcebergSink, place: Place) -> OnlineFindings:
         from millstream_connectors.iceberg.sink.table import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))

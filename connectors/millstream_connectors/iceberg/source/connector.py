@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding, Path
 from millstream_connectors.iceberg.settings import IcebergSource, table_findings, table_notes
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Iceberg(SourceConnector[IcebergSource]):
     model = IcebergSource
     meaning = "Rows of an Apache Iceberg table, snapshot by snapshot."
-    packages: ClassVar[Mapping[str, str]] = {
+    packages: ClassVar = {
         "pyiceberg": "millstream[iceberg]",
         "sqlalchemy": "millstream[iceberg]",
         "pyarrow": "millstream[iceberg]",
@@ -36,7 +33,7 @@ class _Iceberg(SourceConnector[IcebergSource]):
     def local_findings(self, settings: IcebergSource, place: Place) -> Iterator[Finding]:
         yield from table_findings(settings, settings.store, place.path, place.base_dir)
 
-    def online_findings(self, settings: IcebergSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: IcebergSource, place: Place) -> OnlineFindings:
         from millstream_connectors.iceberg.source.snapshots import Snapshots
 
         async def look() -> Sequence[Finding]:
@@ -49,7 +46,7 @@ class _Iceberg(SourceConnector[IcebergSource]):
     def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from table_notes(settings, settings.store, path)
 
-    def open(self, settings: IcebergSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: IcebergSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.file.source.disk import open_lane
         from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 _WITH_IDS = (
     "at least once; each message has an id, by which the stream drops duplicates within its duplicate window. "
@@ -39,12 +31,12 @@ class _JetStream(SinkConnector[JetStreamSink]):
         what = "exactly once: an atomic batch contains records and the position after them, guarded by the previous one"
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
-    def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: JetStreamSink, place: Place) -> OnlineFindings:
         from millstream_connectors.jetstream.sink.lane import look
 
         return unfit(place, look(settings, place.base_dir))
 
-    def open(self, settings: JetStreamSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: JetStreamSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.jetstream.sink.lane import open_jetstream_sink
 
         return open_jetstream_sink(settings, owner)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.shared.looking import unfit
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _JetStream(SourceConnector[JetStreamSource]):
@@ -27,12 +19,12 @@ class _JetStream(SourceConnector[JetStreamSource]):
     def bounded(self, settings: JetStreamSource) -> bool | None:
         return settings.stop_at_end
 
-    def online_findings(self, settings: JetStreamSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: JetStreamSource, place: Place) -> OnlineFindings:
         from millstream_connectors.jetstream.source.lane import look
 
         return unfit(place, look(settings, place.base_dir))
 
-    def open(self, settings: JetStreamSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: JetStreamSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.jetstream.source.lane import open_jetstream_source
 
         return open_jetstream_source(settings, owner)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.kafka.settings import KafkaSink
 from millstream_connectors.shared.looking import no_findings
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 
 class _Kafka(SinkConnector[KafkaSink]):
@@ -26,7 +20,7 @@ class _Kafka(SinkConnector[KafkaSink]):
         "exactly once for readers with `isolation.level=read_committed`: a transaction contains records and the "
         "position after them",
     )
-    packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
+    packages: ClassVar = {"confluent_kafka": "millstream[kafka]"}
 
     def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
         if fallback:
@@ -48,12 +42,12 @@ class _Kafka(SinkConnector[KafkaSink]):
     def key_subject(self, settings: KafkaSink) -> str | None:
         return f"{settings.topic}-key"
 
-    def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: KafkaSink, place: Place) -> OnlineFindings:
         from millstream_connectors.kafka.client import look_for_topics
 
         return no_findings(look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink"))
 
-    def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: KafkaSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.kafka.sink.lane import open_kafka_sink
 
         return open_kafka_sink(settings, owner)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.nats.settings import NatsSink
 from millstream_connectors.shared.looking import no_findings
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Nats(SinkConnector[NatsSink]):
@@ -26,12 +18,12 @@ class _Nats(SinkConnector[NatsSink]):
     )
     whole = True
 
-    def online_findings(self, settings: NatsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: NatsSink, place: Place) -> OnlineFindings:
         from millstream_connectors.nats.sink.lane import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: NatsSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.nats.sink.lane import open_nats_sink
 
         return open_nats_sink(settings, owner)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
-
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.nats.settings import NatsSource
 from millstream_connectors.shared.looking import no_findings
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Nats(SourceConnector[NatsSource]):
@@ -30,12 +22,12 @@ class _Nats(SourceConnector[NatsSource]):
     def bounded(self, settings: NatsSource) -> bool | None:
         return False
 
-    def online_findings(self, settings: NatsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: NatsSource, place: Place) -> OnlineFindings:
         from millstream_connectors.nats.source.stream import look
 
         return no_findings(look(settings, place.base_dir))
 
-    def open(self, settings: NatsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: NatsSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.nats.source.stream import open_nats_source
 
         return open_nats_source(settings, owner)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.postgres.settings import PostgresSink, server_findings
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Postgres(SinkConnector[PostgresSink]):
@@ -21,7 +17,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     keeps_position_in = "table"
     model = PostgresSink
     meaning = "To a PostgreSQL table."
-    packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
+    packages: ClassVar = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
@@ -30,7 +26,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:
         yield from server_findings(settings, place.path, place.base_dir)
 
-    def online_findings(self, settings: PostgresSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PostgresSink, place: Place) -> OnlineFindings:
         from millstream_connectors.postgres.sink.target import look
 
         return unfit(place, look(settings, place.base_dir))
@@ -38,7 +34,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     def place(self, settings: PostgresSink) -> str:
         return f"{settings.host} {settings.port} {settings.database} {settings.position_table}"
 
-    def open(self, settings: PostgresSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: PostgresSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.postgres.sink.lane import open_postgres_sink
 
         return open_postgres_sink(settings, owner)

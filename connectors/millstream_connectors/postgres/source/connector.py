@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.postgres.settings import PostgresSource, server_findings
 from millstream_connectors.shared.looking import unfit
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Postgres(SourceConnector[PostgresSource]):
     model = PostgresSource
     meaning = "Rows of a PostgreSQL query, or changes to its tables."
-    packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
+    packages: ClassVar = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit, and waits for transactions that may still "
@@ -35,14 +31,14 @@ class _Postgres(SourceConnector[PostgresSource]):
     def local_findings(self, settings: PostgresSource, place: Place) -> Iterator[Finding]:
         yield from server_findings(settings, place.path, place.base_dir)
 
-    def online_findings(self, settings: PostgresSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PostgresSource, place: Place) -> OnlineFindings:
         from millstream_connectors.postgres.source import catalog, query
 
         if settings.cdc is not None:
             return unfit(place, catalog.look(settings, settings.cdc, place.base_dir))
         return unfit(place, query.look(settings, place.base_dir))
 
-    def open(self, settings: PostgresSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: PostgresSource, owner: SourceOwner) -> SourceOpening:
         if settings.cdc is not None:
             from millstream_connectors.postgres.source.cdc import open_cdc
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.shared.faults import Fault
-from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 _EXACT = (
     "exactly once: the brokers deduplicate by producer name and sequence id, which are the same on every attempt; a "
@@ -25,7 +21,7 @@ class _Pulsar(SinkConnector[PulsarSink]):
     encoded = True
     model = PulsarSink
     meaning = "To a topic of Pulsar."
-    packages: ClassVar[Mapping[str, str]] = {"pulsar": "millstream[pulsar]"}
+    packages: ClassVar = {"pulsar": "millstream[pulsar]"}
     promise = Guarantee(
         GuaranteeId.IDEMPOTENT,
         f"{_EXACT}. At least once with `deduplication: false`",
@@ -41,7 +37,7 @@ class _Pulsar(SinkConnector[PulsarSink]):
             )
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
 
-    def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PulsarSink, place: Place) -> OnlineFindings:
         from millstream_connectors.pulsar.looking import Looking, deduplicates, look
 
         async def findings() -> Sequence[Finding]:
@@ -55,7 +51,7 @@ class _Pulsar(SinkConnector[PulsarSink]):
 
         return findings()
 
-    def open(self, settings: PulsarSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: PulsarSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.pulsar.sink.lane import open_pulsar_sink
 
         return open_pulsar_sink(settings, owner)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.shared.looking import unfit
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Pulsar(SourceConnector[PulsarSource]):
     encoded = True
     model = PulsarSource
     meaning = "Messages of topics of Pulsar."
-    packages: ClassVar[Mapping[str, str]] = {"pulsar": "millstream[pulsar]"}
+    packages: ClassVar = {"pulsar": "millstream[pulsar]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
     ends = "never, without `stopAtEnd`"
     untrusted = True
@@ -28,12 +22,12 @@ class _Pulsar(SourceConnector[PulsarSource]):
     def bounded(self, settings: PulsarSource) -> bool | None:
         return settings.stop_at_end
 
-    def online_findings(self, settings: PulsarSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: PulsarSource, place: Place) -> OnlineFindings:
         from millstream_connectors.pulsar.looking import Looking, look
 
         return unfit(place, look(settings, settings.topics, place.base_dir, Looking()))
 
-    def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: PulsarSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.pulsar.source.lane import open_pulsar_source
 
         return open_pulsar_source(settings, owner)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Redis(SinkConnector[RedisSink]):
@@ -22,7 +16,7 @@ class _Redis(SinkConnector[RedisSink]):
     encoded = True
     model = RedisSink
     meaning = "To a Redis stream, hashes or keys."
-    packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
+    packages: ClassVar = {"redis": "millstream[redis]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: one script writes the records and the position after them, under the owner's epoch",
@@ -33,12 +27,12 @@ class _Redis(SinkConnector[RedisSink]):
             return "`mode: stream` with `format: record`, or `mode: set`"
         return None
 
-    def online_findings(self, settings: RedisSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RedisSink, place: Place) -> OnlineFindings:
         from millstream_connectors.redis_streams.sink.lane import look
 
         return unfit(place, look(settings, place.base_dir))
 
-    def open(self, settings: RedisSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: RedisSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.redis_streams.sink.lane import open_redis_sink
 
         return open_redis_sink(settings, owner)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.redis_streams.settings import RedisSource
 from millstream_connectors.shared.looking import unfit
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Redis(SourceConnector[RedisSource]):
     encoded = True
     model = RedisSource
     meaning = "Entries of Redis streams."
-    packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
+    packages: ClassVar = {"redis": "millstream[redis]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
     untrusted = True
@@ -32,12 +26,12 @@ class _Redis(SourceConnector[RedisSource]):
     def bounded(self, settings: RedisSource) -> bool | None:
         return settings.stop_at_end
 
-    def online_findings(self, settings: RedisSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: RedisSource, place: Place) -> OnlineFindings:
         from millstream_connectors.redis_streams.source.lane import look
 
         return unfit(place, look(settings, place.base_dir))
 
-    def open(self, settings: RedisSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: RedisSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.redis_streams.source.lane import open_redis_source
 
         return open_redis_source(settings, owner)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.sql.checks import database_findings
 from millstream_connectors.sql.settings import SqlSink
-from millstream_writer.connector import SinkConnector, SinkOwner
-
-if TYPE_CHECKING:
-    from millstream_writer.sink import SinkLane
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Sql(SinkConnector[SqlSink]):
@@ -23,7 +19,7 @@ class _Sql(SinkConnector[SqlSink]):
     keeps_position_in = "table"
     model = SqlSink
     meaning = "To a database table, through SQLAlchemy."
-    packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
+    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
@@ -35,7 +31,7 @@ class _Sql(SinkConnector[SqlSink]):
             what = f"there is no file {place.base_dir / settings.file}"
             yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database, or `createTable: true`")
 
-    def online_findings(self, settings: SqlSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SqlSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.sink.lane import look
 
         async def findings() -> Sequence[Finding]:
@@ -56,7 +52,7 @@ class _Sql(SinkConnector[SqlSink]):
     def place(self, settings: SqlSink) -> str:
         return f"{settings.shown} {settings.position_table}"
 
-    def open(self, settings: SqlSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+    def open(self, settings: SqlSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.sql.sink.lane import open_sql_sink
 
         return open_sql_sink(settings, owner)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.shared.looking import unfit
 from millstream_connectors.sql.checks import database_findings
 from millstream_connectors.sql.settings import SqlSource
-from millstream_reader.connector import SourceConnector, SourceOwner
-
-if TYPE_CHECKING:
-    from millstream_reader.source import SourceLane
+from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 
 
 class _Sql(SourceConnector[SqlSource]):
     model = SqlSource
     meaning = "Rows of a database table or query, through SQLAlchemy."
-    packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
+    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit; rows that change while it reads may be "
@@ -40,12 +36,12 @@ class _Sql(SourceConnector[SqlSource]):
             what = f"there is no file {place.base_dir / settings.file}"
             yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a SQLite database")
 
-    def online_findings(self, settings: SqlSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+    def online_findings(self, settings: SqlSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.source.lane import look
 
         return unfit(place, look(settings, place.base_dir))
 
-    def open(self, settings: SqlSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    def open(self, settings: SqlSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.sql.source.lane import open_sql_source
 
         return open_sql_source(settings, owner)
