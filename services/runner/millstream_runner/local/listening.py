@@ -8,13 +8,16 @@ The broker chooses its own port, and avoids these.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.ports import promise, why_not
 from millstream.spec.graph import Graph
 from millstream.spec.models import Source
-from millstream_runner.local.workers import WorkerPlan
+
+if TYPE_CHECKING:
+    from millstream_runner.local.workers import WorkerPlan
 
 _PORT_LAST = 65_535
 
@@ -40,18 +43,21 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
 
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:
-    sources = [(vertex, placed.end) for vertex in graph.vertices for placed in vertex.ends]
-    for vertex, source in sources:
-        if not isinstance(source, Source):
-            continue
-        kind = source.kind
-        addresses = (source.connector.address(source.settings, partition) for partition in range(vertex.partitions))
-        for host, port in filter(None, addresses):
-            if (reason := why_not(port, host)) is not None:
-                yield (
-                    f"vertex {vertex.name}: the {kind} source cannot listen on {host} port {port}: {reason}; stop "
-                    f"the program that uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a "
-                    "free port)"
-                )
-            else:
-                promise(port)
+    for vertex, kind, host, port in listeners(graph):
+        if (reason := why_not(port, host)) is not None:
+            yield (
+                f"vertex {vertex}: the {kind} source cannot listen on {host} port {port}: {reason}; stop the program "
+                f"that uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a free port)"
+            )
+        else:
+            promise(port)
+
+
+def listeners(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
+    """Vertex, kind, host and port of each source that listens, for each of its partitions. Port 0: a free one."""
+    for vertex in graph.vertices:
+        for source in (placed.end for placed in vertex.ends if isinstance(placed.end, Source)):
+            for partition in range(vertex.partitions):
+                address = source.connector.address(source.settings, partition)
+                if address is not None:
+                    yield vertex.name, source.kind, *address

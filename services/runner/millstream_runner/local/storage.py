@@ -34,7 +34,7 @@ def reservation_text(plan: Plan) -> str:
 
 def refuse_small_disk(plan: Plan, directory: DataDirectory) -> None:
     """Raise `InfrastructureError` if a new pipeline would not get the storage that it reserves."""
-    place = _nearest(directory.root)
+    place = existing(directory.root)
     freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
     free = shutil.disk_usage(place).free + freed
     needed = sum(reserved_bytes(plan).values())
@@ -48,7 +48,9 @@ def refuse_small_disk(plan: Plan, directory: DataDirectory) -> None:
         )
 
 
-def _nearest(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The directory, or the nearest one above it that exists."""
+    path = path.absolute()
     while not path.exists():
         path = path.parent
     return path
