@@ -33,7 +33,7 @@ from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.logfiles import process_label
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.run import RunOptions, RunResult, run
-from millstream_runner.local.screen import NoScreen
+from millstream_runner.local.screen import Screen
 
 BUFFER_RECORDS = 400_000
 """Length of a buffer: a second's worth of records. At most this many pile up on each edge before all processes run."""
@@ -218,7 +218,7 @@ async def measure(
 
 async def _run(loaded: LoadedPipeline, options: RunOptions) -> RunResult:
     notes = io.StringIO()
-    result = await run(loaded, options, NoScreen(notes))
+    result = await run(loaded, options, Screen(notes))
     if result.failure is not None:
         failure = result.failure
         raise MillstreamError(

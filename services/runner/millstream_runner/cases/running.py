@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,21 @@ from millstream.spec.sources import Source
 from millstream_runner.cases.case import Case, CaseInput
 from millstream_runner.cases.inputs import FILE_VARIABLE, CaseInputs, input_line
 from millstream_runner.local.run import RunOptions, RunResult, run
-from millstream_runner.local.scene import Scene
+from millstream_runner.local.screen import Screen
 
 _TEXT_FORMATS = {"jsonl": "jsonl", "lines": "lines", "csv": "jsonl"}
 """Formats of file sources, and the formats in which the records of a case are written instead."""
 
 
-@dataclass(slots=True)
-class Silent:
+class Silent(Screen):
     """A screen that keeps its messages, for the report of a failed case."""
 
-    messages: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
         self.messages.append(text)
-
-    def printing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def show(self, scene: Scene) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)

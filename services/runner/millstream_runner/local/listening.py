@@ -17,19 +17,19 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Source
 
 if TYPE_CHECKING:
-    from millstream_runner.local.workers import WorkerPlan
+    from millstream_runner.local.replica import ProcessPlan
 
 _PORT_LAST = 65_535
 
 
-def refuse_taken_ports(graph: Graph, plans: Iterable[WorkerPlan], metrics_host: str) -> None:
+def refuse_taken_ports(graph: Graph, plans: Iterable[ProcessPlan], metrics_host: str) -> None:
     """Raise `UserError` with every port that cannot be listened on, what it was for, and the option to change."""
     taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
     if taken:
         raise UserError(codes.PORTS_TAKEN, "; ".join(taken))
 
 
-def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
+def _taken_by_metrics(plans: Iterable[ProcessPlan], host: str) -> Iterator[str]:
     for plan in plans:
         if plan.metrics_port is None:
             continue

@@ -11,11 +11,12 @@ import json
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from millstream import codes
 from millstream.codes.code import Code
@@ -41,22 +42,20 @@ LINES_KEPT = 3
 """Lines that a process printed outside its log, kept for the message when it dies."""
 
 
-class ReplicaPlan(Protocol):
-    """What to start."""
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A process to start."""
+
+    name: str
+    """Its name, and that of its log."""
+    replicas: tuple[ReplicaId, ...] = ()
+    """The replicas of vertices that it runs."""
+    metrics_port: int | None = None
 
     @property
-    def name(self) -> str:
-        """Name of the process, and of its log."""
-
-    @property
-    def metrics_port(self) -> int | None: ...
-
-    @property
-    def replicas(self) -> Sequence[ReplicaId]:
-        """The replicas of vertices that it runs."""
-
-
-PlanT = TypeVar("PlanT", bound=ReplicaPlan)
+    def label(self) -> str:
+        """The name with the replicas, for people."""
+        return process_label(self.name, [replica.name for replica in self.replicas])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Failure:
     """Why the run cannot continue."""
 
     process: str
-    """Its name, or that of the failed replica in it."""
+    """Its label, or the name of the failed replica in it."""
     exit_code: int
     reason: str
     message: str
@@ -88,46 +87,38 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
-    """What a supervisor asks about its process, and what it calls."""
+class Hooks:
+    """What the processes of a run need of it."""
 
-    keep: Callable[[bytes, Mapping[str, Any]], None]
-    """Gets each line of its log, as bytes and as an object."""
-    keep_output: Callable[[bytes], None]
-    """Gets lines that it prints, for its log."""
-    progress: Callable[[], Mapping[str, object]]
-    """Values that change when the process makes progress, by the name of the part that does."""
-    lanes_ended: Callable[[], Awaitable[bool]]
-    """Whether all its lanes have nothing left to do."""
+    progress: Callable[[ReplicaId], object]
+    """A value that changes when the lanes of a replica advance."""
+    have_ended: Callable[[ReplicaId], Awaitable[bool]]
+    """Whether its marks say that its lanes have nothing left to do."""
+    prints: Print
+    """Prints lines for the user."""
     on_entry: Callable[[Mapping[str, Any]], bool]
-    """Gets the warnings and worse that it logs, and returns whether it has shown them."""
+    """Gets the warnings and worse that they log, and returns whether it has shown them."""
     on_health: Callable[[Mapping[str, Any]], None]
     """Gets a line about every restart and silence."""
     on_change: Callable[[], None]
-    """Called whenever the state or the process has changed."""
-    on_line: Callable[[str], None] = lambda text: None
-    """Gets what it sends besides its heartbeat."""
-    on_started: Callable[[], None] = lambda: None
-    """Called when there is a new process."""
-    prints: Print | None = None
-    """Prints its lines for the user; None for a process that prints nothing for users."""
+    """Called whenever the state of a process, or the process, has changed."""
 
 
-class Supervisor(Generic[PlanT]):
-    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its only
+class Supervisor(ABC):
+    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `keep_running` is its only
     task."""
 
     def __init__(
-        self, plan: PlanT, reports: Reports, *, takes_orders: bool = False, memory_max: int | None = None
+        self, plan: ProcessPlan, hooks: Hooks, *, takes_orders: bool = False, memory_max: int | None = None
     ) -> None:
         """`takes_orders`: see `tell`. `memory_max`: bytes of memory that the process may take; None for no limit."""
         self.plan = plan
+        self.hooks = hooks
         self.state = State.STARTING
         self.restarts = 0
         self.failure: Failure | None = None
         self.over = asyncio.Event()
         """Set when nothing will be started any more."""
-        self._reports = reports
         self._takes_orders = takes_orders
         self._memory_max = memory_max
         self._stop = asyncio.Event()
@@ -164,19 +155,47 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.DRAINING)
         self._stop.set()
 
-    async def serve(self, command: Callable[[], Sequence[str]]) -> None:
+    @abstractmethod
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """Store a line of its log, given as bytes and as an object."""
+
+    @abstractmethod
+    def keep_output(self, lines: bytes) -> None:
+        """Store lines that it prints in its log."""
+
+    @abstractmethod
+    def progress(self) -> Mapping[str, object]:
+        """Values that change when the process makes progress, by the name of the part that does."""
+
+    @abstractmethod
+    async def have_lanes_ended(self) -> bool:
+        """Whether all its lanes have nothing left to do."""
+
+    @abstractmethod
+    def hear(self, text: str) -> None:
+        """Handle what it sends besides its heartbeat."""
+
+    @abstractmethod
+    def started(self) -> None:
+        """There is a new process."""
+
+    def changed(self) -> None:
+        """The state, or the process, has changed."""
+        self.hooks.on_change()
+
+    async def keep_running(self, command: Callable[[], Sequence[str]]) -> None:
         """Run the result of `command`, which is called for each start, until it is over. Raises nothing that the
         process causes: that is in `failure`."""
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
-                before = self._reports.progress()
+                before = self.progress()
                 ending, well_s = await self._run_once(command())
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
                     ending,
-                    lanes_ended=ending.exit_code == 0 and await self._reports.lanes_ended(),
+                    lanes_ended=ending.exit_code == 0 and await self.have_lanes_ended(),
                     progressed=self._has_progressed(before),
                     well_s=well_s,
                 )
@@ -195,19 +214,19 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.STOPPED)
         finally:
             self.over.set()
-            self._reports.on_change()
+            self.changed()
 
     async def _run_once(self, command: Sequence[str]) -> tuple[ProcessEnding, float]:
         """How the process ended, and for how many seconds it ran well."""
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
         begun_s = time.monotonic()
-        with open_heartbeat(self._reports.on_line) as heartbeat, open_channel(self._print) as channel:
+        with open_heartbeat(self.hear) as heartbeat, open_channel(self._print) as channel:
             async with self._open_process(command, heartbeat, channel) as process, asyncio.TaskGroup() as group:
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
-                self._reports.on_started()
+                self.started()
                 health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
                     group.create_task(self._end_when_asked(process), name="end"),
@@ -259,7 +278,7 @@ class Supervisor(Generic[PlanT]):
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:
         """Whether the process has made progress since; if a replica ended it, whether that replica has."""
-        now = self._reports.progress()
+        now = self.progress()
         if self._failing in now:
             return now[self._failing] != before[self._failing]
         return now != before
@@ -268,7 +287,7 @@ class Supervisor(Generic[PlanT]):
         message = verdict.advice or str(self._last_error.get("message", "")) or self._last_lines.text()
         said = codes.find(str(self._last_error.get("code", "")))
         self.failure = Failure(
-            process=self._failing,
+            process=self.plan.label if self._failing == self.plan.name else self._failing,
             exit_code=verdict.exit_code,
             reason=verdict.reason,
             message=message,
@@ -303,22 +322,16 @@ class Supervisor(Generic[PlanT]):
             "process": self.plan.name,
             "message": text,
         }
-        self._reports.keep(json.dumps(entry).encode(), entry)
-        self._reports.on_health({**entry, "process": self._label})
-
-    @property
-    def _label(self) -> str:
-        """The process for people: its own messages concern all its replicas."""
-        return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
+        self.keep(json.dumps(entry).encode(), entry)
+        self.hooks.on_health({**entry, "process": self.plan.label})
 
     async def _print(self, lines: bytes) -> None:
-        if self._reports.prints is not None:
-            await self._reports.prints(lines)
-        self._reports.keep_output(lines.removesuffix(b"\n"))
+        await self.hooks.prints(lines)
+        self.keep_output(lines.removesuffix(b"\n"))
 
     def _take_output(self, lines: list[bytes]) -> None:
         """Only libraries print past the channel."""
-        self._reports.keep_output(b"\n".join(lines))
+        self.keep_output(b"\n".join(lines))
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -326,7 +339,7 @@ class Supervisor(Generic[PlanT]):
 
     def _take_line(self, line: bytes) -> None:
         entry = parse_line(line, self.plan.name)
-        self._reports.keep(line, entry)
+        self.keep(line, entry)
         if "level" not in entry:
             # Not a log line: what Python or the system prints when a process dies. Its end says the cause.
             self._last_lines.add(str(entry["message"]))
@@ -336,14 +349,15 @@ class Supervisor(Generic[PlanT]):
             return
         repeated = entry["message"] == self._error_before
         of_process = entry["process"] == self.plan.name
-        shown = repeated or self._reports.on_entry({**entry, "process": self._label} if of_process else entry)
+        # Its own messages concern all its replicas.
+        shown = repeated or self.hooks.on_entry({**entry, "process": self.plan.label} if of_process else entry)
         # What a function logs is shown, but it is not the reason why the process ends.
         if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown
 
     def _set_state(self, state: State) -> None:
         self.state = state
-        self._reports.on_change()
+        self.changed()
 
 
 async def _kill_when_too_large(process: Process, watch: MemoryWatch) -> None:

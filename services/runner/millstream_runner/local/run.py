@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ from millstream_runner.local.outputs import former_outputs, move_outputs, refuse
 from millstream_runner.local.processes import end_stale
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
-from millstream_runner.local.replica import Failure
+from millstream_runner.local.replica import Failure, Hooks, ProcessPlan
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
@@ -63,12 +63,10 @@ from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
 from millstream_runner.local.workers import (
-    Hooks,
     LocalWorker,
     LocalWorkers,
     Logs,
     WorkerArguments,
-    WorkerPlan,
     plan_workers,
 )
 
@@ -204,7 +202,7 @@ async def run(
         return result
 
 
-def _worker_plans(plan: Plan, options: RunOptions) -> list[WorkerPlan]:
+def _worker_plans(plan: Plan, options: RunOptions) -> list[ProcessPlan]:
     return list(plan_workers(plan, options.workers, options.metrics_port_base))
 
 
@@ -283,10 +281,23 @@ class _Run:
             on_line=broker_log.write,
             on_started=changed,
         )
-        plans = _worker_plans(self._plan, self._options)
         output = StandardOutput(self._screen, changed)
-        workers = LocalWorkers([self._worker(plan, files, output, changed) for plan in plans])
-        spark = self._open_spark(files, changed) if self._graph.reduces else None
+        hooks = Hooks(
+            progress=self._progress.mark_of,
+            have_ended=self._have_ended,
+            prints=output.print,
+            on_entry=lambda entry: self._reports_itself(entry) or self._entries.show(entry),
+            on_health=self._entries.say,
+            on_change=changed,
+        )
+        memory_max = self._options.worker_memory or default_limit()
+        workers = LocalWorkers(
+            [
+                LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
+                for plan in _worker_plans(self._plan, self._options)
+            ]
+        )
+        spark = self._open_spark(files, hooks) if self._graph.reduces else None
         members = Members(self._graph, broker, workers, spark, output)
         return members
 
@@ -308,7 +319,7 @@ class _Run:
             self._show(members)
             self._screen.close()
             if members.spark is not None:
-                members.spark.stop()
+                members.spark.end()
             members.broker.stop()
         members.broker_over = True
         self._display.note_processes(members)
@@ -416,47 +427,27 @@ class _Run:
             state, waits_for = members.beginning()
         self._display.show(state, waits_for, self._progress, members)
 
-    def _worker(
-        self, plan: WorkerPlan, files: contextlib.ExitStack, output: StandardOutput, changed: Callable[[], None]
-    ) -> LocalWorker:
-        hooks = Hooks(
-            progress=self._progress.mark_of,
-            have_ended=self._have_ended,
-            prints=output.print,
-            on_entry=lambda entry: self._reports_itself(entry) or self._entries.show(entry),
-            on_health=self._entries.say,
-            on_change=changed,
-        )
-        memory_max = self._options.worker_memory or default_limit()
-        return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
-
     @staticmethod
     def _reports_itself(entry: Mapping[str, Any]) -> bool:
         """Whether the run says so at its end: standard output is its own, whichever worker noticed."""
         return entry.get("code") == codes.OUTPUT_CLOSED.id
 
-    def _open_spark(self, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalSpark:
+    def _open_spark(self, files: contextlib.ExitStack, hooks: Hooks) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.
         from millstream_reduce.spark.aot import advice
-        from millstream_runner.local.spark import LocalSpark, plan_driver
+        from millstream_runner.local.spark import NAME, LocalSpark, plan_driver
 
         spark = self._graph.pipeline.spec.spark
         if (spark is None or spark.remote is None) and (text := advice()):
             self._screen.message(text)
-        plan = plan_driver(
+        driver = plan_driver(
             self._graph.pipeline,
             self._loaded.base_dir,
             self._directory.spark,
             files.enter_context(open_socket_directory()),
             self._options.log_level,
         )
-        return LocalSpark(
-            plan,
-            log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
-            on_entry=self._entries.show,
-            on_health=self._entries.say,
-            on_change=changed,
-        )
+        return LocalSpark(driver, files.enter_context(LogFile(self._directory.logs / f"{NAME}.jsonl")), hooks)
 
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,16 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import own_directory
 from millstream.plurals import counted
-from millstream.record import ReplicaId
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
-from millstream_runner.local.directory import RunningProcess, make_private, write_text
+from millstream_runner.local.directory import make_private, write_text
 from millstream_runner.local.logfiles import LogFile
-from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 
+NAME = "spark"
+"""Name of the process, and of its log."""
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 STOP_GRACE_S = 10.0
 """Time from the request to end until it is killed. Nothing is lost by that."""
@@ -52,9 +53,6 @@ class DriverPlan:
     settings: Path
     pipeline: str
     log_level: str
-    name: str = "spark"
-    metrics_port: None = None
-    replicas: tuple[ReplicaId, ...] = ()
 
     def command(self) -> list[str]:
         """Its command line."""
@@ -67,76 +65,66 @@ class DriverPlan:
         ]
 
 
-class LocalSpark:
+class LocalSpark(Supervisor):
     """The driver's process, and its progress as far as it answers. `serve` is its only task."""
 
-    def __init__(
-        self,
-        plan: DriverPlan,
-        *,
-        log: LogFile,
-        on_entry: Callable[[Mapping[str, Any]], bool],
-        on_health: Callable[[Mapping[str, Any]], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        """Arguments as for `Supervisor`; `log` stores what it logs and prints."""
-        self._plan = plan
-        self._supervisor = Supervisor(
-            plan,
-            Reports(
-                keep=lambda line, entry: log.write(line),
-                keep_output=log.write,
-                progress=lambda: {plan.name: self._jobs},
-                lanes_ended=_never,
-                on_entry=on_entry,
-                on_health=on_health,
-                on_change=on_change,
-            ),
-        )
+    def __init__(self, driver: DriverPlan, log: LogFile, hooks: Hooks) -> None:
+        """`log` stores what it logs and prints."""
+        super().__init__(ProcessPlan(NAME), hooks)
+        self.address = driver.address
+        self._driver = driver
+        self._log = log
         self._answer: spark_pb2.DescribeResponse | None = None
-        self._pid = 0
         self._jobs = 0
         """Jobs done in this run, by all its processes."""
         self._jobs_before = 0
 
     @property
-    def address(self) -> str:
-        return self._plan.address
-
-    @property
-    def process(self) -> RunningProcess | None:
-        return self._supervisor.process
-
-    @property
-    def failure(self) -> Failure | None:
-        return self._supervisor.failure
-
-    @property
     def is_ready(self) -> bool:
         """Whether it runs jobs."""
-        return self._supervisor.state is State.RUNNING and self._answer is not None
+        return self.state is State.RUNNING and self._answer is not None
 
     @property
     def text(self) -> str:
         """Its state, in words."""
-        words = [self._supervisor.state.value]
-        if self._supervisor.state is State.RUNNING:
+        words = [self.state.value]
+        if self.state is State.RUNNING:
             words = ["starting" if self._answer is None else f"ready ({self._answer.master})"]
         if self._jobs:
             words.append(counted(self._jobs, "job"))
-        if self._supervisor.restarts:
-            words.append(f"restarted {self._supervisor.restarts}x")
+        if self.restarts:
+            words.append(f"restarted {self.restarts}x")
         return ", ".join(words)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Ask it to end; `serve` then returns."""
-        self._supervisor.stop(grace_s=STOP_GRACE_S)
+        self.stop(grace_s=STOP_GRACE_S)
+
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        self._log.write(line)
+
+    def keep_output(self, lines: bytes) -> None:
+        self._log.write(lines)
+
+    def progress(self) -> Mapping[str, object]:
+        return {self.plan.name: self._jobs}
+
+    def hear(self, text: str) -> None:
+        """It sends nothing besides its heartbeat."""
+
+    def started(self) -> None:
+        self._answer = None
+        self._jobs_before = self._jobs
+
+    async def have_lanes_ended(self) -> bool:
+        """It has no lanes, so it ends only when it is asked to."""
+        return False
 
     async def serve(self) -> None:
         """Keep it running until it is asked to end or fails permanently."""
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._look(), name="observe Spark")
-            await self._supervisor.serve(self._plan.command)
+            await self.keep_running(self._driver.command)
             looking.cancel()
 
     async def _look(self) -> None:
@@ -144,21 +132,11 @@ class LocalSpark:
             stub = spark_pb2_grpc.SparkDriverStub(channel)
             while True:
                 try:
-                    self._take(await stub.Describe(spark_pb2.DescribeRequest(), timeout=_LOOK_TIMEOUT_S))
+                    self._answer = await stub.Describe(spark_pb2.DescribeRequest(), timeout=_LOOK_TIMEOUT_S)
+                    self._jobs = self._jobs_before + self._answer.jobs
                 except grpc.aio.AioRpcError:
                     self._answer = None
                 await asyncio.sleep(_LOOK_INTERVAL_S)
-
-    def _take(self, answer: spark_pb2.DescribeResponse) -> None:
-        if answer.pid != self._pid:
-            self._pid, self._jobs_before = answer.pid, self._jobs
-        self._jobs = self._jobs_before + answer.jobs
-        self._answer = answer
-
-
-async def _never() -> bool:
-    """It has no lanes, so it ends only when it is asked to."""
-    return False
 
 
 def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:

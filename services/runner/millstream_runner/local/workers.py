@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.placement import place
 from millstream.plan.plan import Plan
-from millstream.print_channel import Print
 from millstream.processors import processors
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
@@ -31,9 +30,8 @@ from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
 from millstream.udf.sources import OnChange
 from millstream_connectors.log.settings import LogSink
-from millstream_runner.local.directory import RunningProcess
-from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
-from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
+from millstream_runner.local.replica import Failure, Hooks, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 from millstream_runner.local.waits import Waits
 
@@ -45,32 +43,15 @@ processor."""
 _HELD_UP = {HeldUp.TO_BE_FIXED.value: State.FIXING, HeldUp.DEBUGGED.value: State.DEBUGGED}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """A worker, and what it runs."""
-
-    number: int
-    replicas: tuple[ReplicaId, ...]
-    metrics_port: int | None
-
-    @property
-    def name(self) -> str:
-        """That of its replica if it has one; otherwise a name that no replica can have."""
-        return self.replicas[0].name if len(self.replicas) == 1 else f"{WORKER_PREFIX}{self.number}"
-
-    @property
-    def label(self) -> str:
-        """The name with the replicas, for people."""
-        return process_label(self.name, [replica.name for replica in self.replicas])
-
-
-def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
+def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None) -> Iterator[ProcessPlan]:
     """`workers`: the most workers that share the vertices; None for one per processor. `metrics_port_base`: port of the
     first one's metrics; None for no metrics. Raises `UserError` if there are to be none."""
     if workers is not None and workers < 1:
         raise UserError(codes.OPTION_VALUE, f"--workers {workers}: at least one process is needed")
     for number, replicas in enumerate(place(plan, workers or max(_WORKERS_MIN, processors()))):
-        yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
+        # The name of its only replica, or one that no replica can have.
+        name = replicas[0].name if len(replicas) == 1 else f"{WORKER_PREFIX}{number}"
+        yield ProcessPlan(name, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,124 +98,71 @@ class WorkerArguments:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a worker needs of its run."""
-
-    progress: Callable[[ReplicaId], object]
-    """A value that changes when the lanes of a replica advance."""
-    have_ended: Callable[[ReplicaId], Awaitable[bool]]
-    """Whether its marks say that its lanes have nothing left to do."""
-    prints: Print
-    on_entry: Callable[[Mapping[str, Any]], bool]
-    on_health: Callable[[Mapping[str, Any]], None]
-    on_change: Callable[[], None]
-    """As for `Supervisor`."""
-
-
-class LocalWorker:
+class LocalWorker(Supervisor):
     """One worker of a run. `serve` is its only task."""
 
-    def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
+    def __init__(self, plan: ProcessPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
         """`memory_max`: the bytes of memory that it may take."""
-        self.plan = plan
-        self._hooks = hooks
+        super().__init__(plan, hooks, takes_orders=True, memory_max=memory_max)
+        self._logs = logs
         self._drained: set[ReplicaId] = set()
         """Replicas that are to stop."""
         self._over: dict[ReplicaId, State] = {}
         """Replicas that will not be started again."""
-        self._held_up: dict[ReplicaId, State] = {}
+        self.held_up: dict[ReplicaId, State] = {}
         """Replicas whose functions wait for a person."""
         self._slow_since_s: dict[tuple[ReplicaId, str], float] = {}
         """Since when functions have had calls without an answer, by replica and vertex."""
-        self._waits = Waits()
+        self.waits = Waits()
         self._open: set[ReplicaId] = set()
         """Replicas that work in the current process."""
-        self._keep = logs.keep
-        self._supervisor = Supervisor(
-            plan,
-            Reports(
-                keep=self._take_entry,
-                keep_output=logs.keep_output,
-                progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
-                lanes_ended=self._have_ended,
-                on_line=self._hear,
-                on_started=self._remind,
-                prints=hooks.prints,
-                on_entry=hooks.on_entry,
-                on_health=hooks.on_health,
-                on_change=self._look,
-            ),
-            takes_orders=True,
-            memory_max=memory_max,
-        )
-
-    @property
-    def process(self) -> RunningProcess | None:
-        return self._supervisor.process
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why it cannot continue, under the name of the failed replica, or of the worker with all its replicas."""
-        failure = self._supervisor.failure
-        if failure is None or failure.process != self.plan.name:
-            return failure
-        return replace(failure, process=self.plan.label)
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
-
-    @property
-    def is_over(self) -> bool:
-        return self._supervisor.over.is_set()
 
     def has_over(self, replica: ReplicaId) -> bool:
         """Whether nothing more will come from it."""
-        return self.is_over or replica in self._over
+        return self.over.is_set() or replica in self._over
 
     def state_of(self, replica: ReplicaId) -> State:
         if replica in self._over:
             return self._over[replica]
-        state = self._supervisor.state
-        if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
+        if self.failure is not None and self.failure.process != replica.name:
             # It ended with another replica that failed.
-            return State.STOPPED if self.failure.process in self._names else State.FAILED
-        if replica in self._held_up and state is State.RUNNING:
-            return self._held_up[replica]
-        if state is State.RUNNING and replica not in self._open:
+            names = {replica.name for replica in self.plan.replicas}
+            return State.STOPPED if self.failure.process in names else State.FAILED
+        if self.state is not State.RUNNING:
+            return self.state
+        if replica in self.held_up:
+            return self.held_up[replica]
+        if replica not in self._open:
             return State.STARTING
-        return State.DRAINING if replica in self._drained and state is State.RUNNING else state
+        return State.DRAINING if replica in self._drained else State.RUNNING
 
     def slow_s(self, vertex: str, now_s: float) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
         not slow."""
         return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
 
-    def waits(self, vertex: str, now_s: float) -> tuple[float, str]:
-        """As `Waits.longest`."""
-        return self._waits.longest(vertex, now_s)
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        self._logs.keep(line, entry)
+        self.waits.take(entry, time.monotonic())
 
-    def _take_entry(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        self._keep(line, entry)
-        self._waits.take(entry, time.monotonic())
+    def keep_output(self, lines: bytes) -> None:
+        self._logs.keep_output(lines)
 
-    def is_held_up(self, replica: ReplicaId) -> bool:
-        """Whether one of its functions waits for a person."""
-        return replica in self._held_up
+    def progress(self) -> Mapping[str, object]:
+        return {replica.name: self.hooks.progress(replica) for replica in self.plan.replicas}
 
-    def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
+    def stop_replicas(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
         """Ask these of its replicas to finish and end; if it has no others, it is killed after `grace_s`."""
         new = {replica for replica in self.plan.replicas if replica in replicas} - self._drained
         self._drained |= new
         if set(self.plan.replicas) <= self._drained | self._over.keys():
-            self._supervisor.stop(grace_s=grace_s)
+            self.stop(grace_s=grace_s)
         for replica in new - self._over.keys():
-            self._supervisor.tell(f"stop {replica}")
+            self.tell(f"stop {replica}")
 
     async def serve(self, arguments: WorkerArguments) -> None:
         """Keep it running until all its replicas are over, or it fails permanently."""
-        await self._supervisor.serve(lambda: arguments.command(self._left(), self.plan.metrics_port))
+        await self.keep_running(lambda: arguments.command(self._left(), self.plan.metrics_port))
 
     def _left(self) -> Sequence[ReplicaId]:
         """The replicas for which a process is started."""
@@ -242,11 +170,7 @@ class LocalWorker:
         # It was killed after its last replica had ended, before its exit code could say so.
         return left or [replica for replica in self.plan.replicas if replica not in self._drained]
 
-    @property
-    def _names(self) -> set[str]:
-        return {replica.name for replica in self.plan.replicas}
-
-    def _hear(self, text: str) -> None:
+    def hear(self, text: str) -> None:
         """Handle a message of the worker about a replica."""
         how, _, name = text.partition(" ")
         name, _, vertex = name.partition(" ")
@@ -262,33 +186,32 @@ class LocalWorker:
             elif how == "answered":
                 self._slow_since_s.pop((replica, vertex), None)
             elif how in _HELD_UP:
-                self._held_up[replica] = _HELD_UP[how]
+                self.held_up[replica] = _HELD_UP[how]
             elif how == "going":
-                self._held_up.pop(replica, None)
+                self.held_up.pop(replica, None)
             elif replica in self._drained:
                 # It was stopped by another owner, and is started again.
                 self._over[replica] = State.STOPPED
-        self._hooks.on_change()
+        self.hooks.on_change()
 
-    def _remind(self) -> None:
-        """A new process has started, which does not know about earlier orders."""
-        self._held_up.clear()
+    def started(self) -> None:
+        self.held_up.clear()
         self._slow_since_s.clear()
-        self._waits.clear()
+        self.waits.clear()
         self._open.clear()
+        # The new process does not know about earlier orders.
         for replica in self._drained - self._over.keys():
-            self._supervisor.tell(f"stop {replica}")
+            self.tell(f"stop {replica}")
 
-    def _look(self) -> None:
-        """The state of the process has changed."""
-        if self._supervisor.state is State.RESTARTING:
+    def changed(self) -> None:
+        if self.state is State.RESTARTING:
             # Like a process with one replica: what was asked to end, and died, has ended.
             self._over.update(dict.fromkeys(self._drained - self._over.keys(), State.STOPPED))
-        self._hooks.on_change()
+        super().changed()
 
-    async def _have_ended(self) -> bool:
+    async def have_lanes_ended(self) -> bool:
         for replica in self.plan.replicas:
-            if replica not in self._over and not await self._hooks.have_ended(replica):
+            if replica not in self._over and not await self.hooks.have_ended(replica):
                 return False
         return True
 
@@ -296,7 +219,7 @@ class LocalWorker:
 class Logs:
     """The log files of a worker: one for each replica, and one for the lines of no replica."""
 
-    def __init__(self, directory: Path, plan: WorkerPlan, graph: Graph, files: ExitStack) -> None:
+    def __init__(self, directory: Path, plan: ProcessPlan, graph: Graph, files: ExitStack) -> None:
         names = {plan.name, *(replica.name for replica in plan.replicas)}
         self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
         self._own = self._files[plan.name]
@@ -327,7 +250,7 @@ class LocalWorkers:
 
     @property
     def are_over(self) -> bool:
-        return all(worker.is_over for worker in self._workers)
+        return all(worker.over.is_set() for worker in self._workers)
 
     @property
     def failures(self) -> list[Failure]:
@@ -339,14 +262,14 @@ class LocalWorkers:
 
     def are_held_up(self, vertices: Collection[str]) -> bool:
         """Whether a function of these vertices waits for a person, so that their input is not read."""
-        return any(worker.is_held_up(replica) for worker, replica in self._of(vertices))
+        return any(replica in worker.held_up for worker, replica in self._of(vertices))
 
     def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
         """Ask these vertices to finish and end; a worker without others is killed after `grace_s`."""
         for worker in self._workers:
             own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
             if own:
-                worker.stop(own, grace_s=grace_s)
+                worker.stop_replicas(own, grace_s=grace_s)
 
     def slow_s(self, vertex: str) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""
@@ -356,12 +279,12 @@ class LocalWorkers:
     def waits(self, vertex: str) -> tuple[float, str]:
         """How long a lane of the vertex has been waiting, and what for; no reason if none has for a while."""
         now_s = time.monotonic()
-        return max((worker.waits(vertex, now_s) for worker in self._workers), default=(0.0, ""))
+        return max((worker.waits.longest(vertex, now_s) for worker in self._workers), default=(0.0, ""))
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
         """The states of its replicas, and how often workers that run them were restarted."""
         found = list(self._of([vertex]))
-        restarts = {worker.plan.number: worker.restarts for worker, _ in found}
+        restarts = {worker.plan.name: worker.restarts for worker, _ in found}
         return [worker.state_of(replica) for worker, replica in found], sum(restarts.values())
 
     def _of(self, vertices: Collection[str]) -> Iterator[tuple[LocalWorker, ReplicaId]]:
