@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
-from uuid import uuid4
 
 from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
-from millstream.ledger.protocol import Broker, Commit, Ledger, StoredMark
+from millstream.ledger.protocol import Broker, Ledger, StoredMark
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
@@ -189,6 +189,6 @@ def _shortened(plan: Plan, mark: mark_pb2.Mark, own: frozenset[str]) -> mark_pb2
 
 async def _replace(ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, owner: str) -> None:
     """Commit a mark for a lane that nothing else owns now."""
-    stored = await ledger.take_over(lane, owner)
-    mark.epoch, mark.owner, mark.commit_id = stored.mark.epoch, stored.mark.owner, uuid4().bytes
-    await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+    async with rewritten(ledger, lane, owner) as now:
+        mark.epoch, mark.owner = now.epoch, now.owner
+        now.CopyFrom(mark)

@@ -14,13 +14,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.importing import started
-from millstream.ledger.protocol import Broker, Commit, Ledger
+from millstream.ledger.protocol import Broker, Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.lanes import all_lanes
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
@@ -119,15 +119,11 @@ class Watermarks:
         """Make the lane continue as if it had come only that far."""
         ledger = await self._broker.existing_ledger(lane.vertex)
         assert ledger is not None, "it has a mark there"
-        stored = await ledger.take_over(lane, OWNER)
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
-        if mark.HasField("reduce"):
-            await started(self._reopen, ledger, lane, stored.mark, target)
-            mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
-        mark.commit_id = uuid4().bytes
-        mark.watermark_us = min(mark.watermark_us, target.end_us)
-        await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+        async with rewritten(ledger, lane, OWNER) as mark:
+            if mark.HasField("reduce"):
+                await started(self._reopen, ledger, lane, mark, target)
+                mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
+            mark.watermark_us = min(mark.watermark_us, target.end_us)
         # What was published since then would still count as a watermark.
         await forget(await self._stores.store(lane.vertex), lane)
 

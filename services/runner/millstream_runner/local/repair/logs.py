@@ -15,13 +15,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 from millstream import codes
 from millstream.account import Account
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
-from millstream.ledger.protocol import Commit, Ledger, StoredMark
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -141,26 +141,18 @@ class ReduceLogs:
 
         If it is interrupted anywhere, it leaves a log that cannot be opened or one that has begun again.
         """
-        stored = await ledger.take_over(look.lane, OWNER)
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
-        account = Account.from_message(mark.account)
-        lost, account.open = account.open, 0
-        if lost:
-            account.drop(LOST_REASON, lost)
-        mark.account.CopyFrom(account.to_message())
-        mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
-        mark.commit_id = uuid4().bytes
-        receipt = await ledger.commit(Commit(look.lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+        async with rewritten(ledger, look.lane, OWNER) as mark:
+            account = Account.from_message(mark.account)
+            lost, account.open = account.open, 0
+            if lost:
+                account.drop(LOST_REASON, lost)
+            mark.account.CopyFrom(account.to_message())
+            mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
         if look.directory.exists():
             self.remove(look)
-        await self._make(look, ledger, StoredMark(mark, receipt.mark_sequence))
-        return lost
-
-    async def _make(self, look: LogLook, ledger: Ledger, stored: StoredMark) -> None:
-        identity = self._identity(look.lane, stored.mark.epoch, ledger)
-        async with open_log(look.directory, identity, _NewLog(progress_of(stored.mark))):
-            pass
+        identity = self._identity(look.lane, mark.epoch, ledger)
+        async with open_log(look.directory, identity, _NewLog(progress_of(mark))):
+            return lost
 
 
 class _NewLog:
