@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from millstream.telemetry.logging import NOTICE
-from millstream_runner.local.entries import ShownEntries
+from millstream_runner.local.display import ShownEntries
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.screen import MESSAGES_PER_S, Screen
 

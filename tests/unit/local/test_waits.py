@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.pauses import REPEATED_AFTER_S, WAIT, WAITS_FOR
-from millstream_runner.local.waits import Waits
+from millstream_runner.local.workers import Waits
 
 
 def test_the_longest_wait_of_a_vertex_is_known_until_its_line_says_that_it_is_over() -> None:

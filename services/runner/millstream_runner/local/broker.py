@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from millstream import codes, limits
@@ -110,7 +111,8 @@ class EmbeddedBroker:
         failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
             self._write_failure = None
-            self._prepare()
+            for file, text in self._server.prepare().items():
+                write_text(self._directory / file, text, durable=False)
             command = self._server.command()
             if not command:
                 await self._serve_files()
@@ -124,7 +126,7 @@ class EmbeddedBroker:
                 is_private=True,
             ) as child:
                 self.identity = identity_of(child.pid)
-                health = Health(child.pid, Patience(), report=self._report_health, rest_s=REST_S)
+                health = Health(child.pid, Patience(), report=partial(_log.warning, "the broker %s"), rest_s=REST_S)
                 async with open_tasks() as tasks:
                     watching = tasks.create_task(child.kill_when_hung(health, self._ask), name="health of the broker")
                     if await self._until_ready(child):
@@ -152,8 +154,9 @@ class EmbeddedBroker:
                 continue
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
+                said = self._last_lines.text() or "it wrote nothing"
                 raise InfrastructureError(
-                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not start: {self._tail()}"
+                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not start: {said}"
                 )
             _log.warning("the broker %s; it is restarted in %.1f s", ending.text, pauses.next_s)
             if self._first:
@@ -192,10 +195,6 @@ class EmbeddedBroker:
             _log.warning("the broker failed to write, and stores nothing until it is restarted: %s", why)
             self._write_failure, self._failed_write = failure, why
 
-    def _prepare(self) -> None:
-        for name, text in self._server.prepare().items():
-            write_text(self._directory / name, text, durable=False)
-
     async def _until_ready(self, child: Process) -> bool:
         """Returns True when the broker accepts connections; False if it exited, or `stop` was called, before that."""
         while child.running and not self._stop.is_set():
@@ -203,9 +202,6 @@ class EmbeddedBroker:
                 return True
             await asyncio.sleep(_POLL_S)
         return False
-
-    def _report_health(self, text: str) -> None:
-        _log.warning("the broker %s", text)
 
     async def _until_over(self, child: Process) -> None:
         """Returns when the child has exited, by itself or because of `stop`."""
@@ -275,6 +271,3 @@ class EmbeddedBroker:
             # The directory is gone: the broker and its clients report what that means.
             return ROOM_BYTES_MIN
         return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
-
-    def _tail(self) -> str:
-        return self._last_lines.text() or "it wrote nothing"

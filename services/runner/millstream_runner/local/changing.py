@@ -15,15 +15,16 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from millstream import codes
+from millstream.audit import spec_digest
 from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
-from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.ledger.protocol import DurabilityLevel, Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan import resolved
 from millstream.plan.diff import Diff, diff
 from millstream.plan.lanes import buffers_of, lanes_of
@@ -77,7 +78,7 @@ class PipelineChange:
                     "another --data-dir",
                 )
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
-            former_spec = audit.spec_digest(self.directory.read_pipeline())
+            former_spec = spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,
                 "change",
@@ -123,12 +124,8 @@ class PipelineChange:
             before = marks.get(lane)
             if before is not None and before.HasField("reduce") and before.reduce.closed_us == closed_us:
                 continue
-            stored = await ledger.take_over(lane, OWNER)
-            mark = mark_pb2.Mark()
-            mark.CopyFrom(stored.mark)
-            mark.commit_id = uuid4().bytes
-            mark.reduce.closed_us = closed_us
-            await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+            async with rewritten(ledger, lane, OWNER) as mark:
+                mark.reduce.closed_us = closed_us
 
     def _former(self) -> Plan:
         """The pipeline that ran last. If a change was not completed, it may lack something that the shape has: that has
@@ -161,14 +158,13 @@ class PipelineChange:
             raise InfrastructureError(codes.CANNOT_WRITE, f"cannot remove {path}: {error.strerror}") from error
 
 
-def plan_change(directory: DataDirectory, loaded: LoadedPipeline, forget: Collection[str]) -> PipelineChange | None:
-    """What has to be done before the pipeline can run; None if it is unchanged, or has never run.
+def plan_change(
+    directory: DataDirectory, before: Mapping[str, Any], loaded: LoadedPipeline, forget: Collection[str]
+) -> PipelineChange | None:
+    """What has to be done before the pipeline can run; None if it is unchanged. `before`: the stored shape.
 
     Raises `UserError` for a change that does not fit the stored data.
     """
-    before = read_json(directory.shape)
-    if before is None:
-        return None
     found = diff(before, shape_of(loaded.plan), forget=forget)
     if found.refused:
         raise UserError(
@@ -178,6 +174,16 @@ def plan_change(directory: DataDirectory, loaded: LoadedPipeline, forget: Collec
             "--data-dir to use another directory",
         )
     return PipelineChange(directory, loaded, before, found) if found.any or _LEAVING in before else None
+
+
+def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
+    """Record that a data directory without a change to apply belongs to this pipeline."""
+    before = read_json(directory.shape)
+    now = shape_of(loaded.plan)
+    # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
+    # there.
+    directory.write_pipeline(resolved.dump(loaded.plan, loaded.base_dir))
+    write_json(directory.shape, now if before is None else successor(before, now))
 
 
 async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:

@@ -28,7 +28,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +36,14 @@ from millstream import codes
 from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
-from millstream.files import PRIVATE_DIRECTORY, create_private, directories_to_sync, open_private, own_directory
+from millstream.files import (
+    PRIVATE_DIRECTORY,
+    create_private,
+    directories_to_sync,
+    open_private,
+    opened_directory,
+    own_directory,
+)
 from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
@@ -110,66 +117,27 @@ class Runtime:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class DataDirectory:
     """Paths and small files below one root."""
 
-    root: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def replayed(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "lock"
+        self.pipeline = root / "pipeline.json"
+        self.shape = root / "shape.json"
+        self.ledgers = root / "ledgers.json"
+        self.runtime = root / "runtime.json"
+        self.status = root / "status.json"
+        self.audit = root / "audit.jsonl"
+        self.replayed = root / "replayed"
         """The dead letters that were replayed, one identity on each line, for `deadletters list`. What was replayed
         before is known to the ledgers."""
-        return self.root / "replayed"
-
-    @property
-    def pipeline(self) -> Path:
-        return self.root / "pipeline.json"
-
-    @property
-    def runtime(self) -> Path:
-        return self.root / "runtime.json"
-
-    @property
-    def status(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def broker(self) -> Path:
-        return self.root / "broker"
-
-    @property
-    def broker_access(self) -> Path:
+        self.broker = root / "broker"
+        self.broker_access = self.broker / "access.json"
         """The credentials of the run's processes for its broker; the key is next to it."""
-        return self.broker / "access.json"
-
-    @property
-    def windows(self) -> Path:
-        return self.root / "windows"
-
-    @property
-    def spark(self) -> Path:
-        return self.root / "spark"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def shape(self) -> Path:
-        return self.root / "shape.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.root / "audit.jsonl"
-
-    @property
-    def ledgers(self) -> Path:
-        return self.root / "ledgers.json"
+        self.windows = root / "windows"
+        self.spark = root / "spark"
+        self.logs = root / "logs"
 
     def read_runtime(self) -> Runtime | None:
         """The current run, or the last one; None if there was none."""
@@ -182,10 +150,6 @@ class DataDirectory:
             raise DamageError(
                 codes.RUN_FILE_UNREADABLE, f"{self.runtime} is not a runtime file ({error!r}); remove it"
             ) from error
-
-    def write_runtime(self, runtime: Runtime) -> None:
-        # Not fsynced: a machine that loses this write has lost the processes, too.
-        write_json(self.runtime, asdict(runtime), durable=False)
 
     def access(self, runtime: Runtime, used: Technology) -> Access:
         """How to connect to the broker of that run, which uses this technology."""
@@ -350,11 +314,8 @@ def make_private(path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_directory(path, follow=True) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

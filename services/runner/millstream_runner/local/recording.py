@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_runner.local.logfiles import level_of
-from millstream_runner.local.progress import VertexProgress
+from millstream_runner.local.progress import VertexProgress, lowest
 from millstream_runner.local.scene import slow_of
 
 POINTS_MAX = 600
@@ -151,12 +151,10 @@ class _Delays:
 
     def now(self, at_s: float, vertices: Sequence[VertexProgress]) -> float | None:
         """Seconds; None until every source and sink has an event time."""
-        sources = [one.watermark_us for one in vertices if not one.has_input]
-        sinks = [one.watermark_us for one in vertices if one.has_input and not one.has_output]
-        if not sources or not sinks or None in sources or None in sinks:
+        newest = lowest([one.watermark_us for one in vertices if not one.has_input])
+        oldest = lowest([one.watermark_us for one in vertices if one.has_input and not one.has_output])
+        if newest is None or oldest is None:
             return None
-        newest = min(time for time in sources if time is not None)
-        oldest = min(time for time in sinks if time is not None)
         if not self._passes or newest > self._passes[-1][1]:
             self._passes.append((at_s, newest))
         if len(self._passes) > _PASSES_MAX:

@@ -25,11 +25,9 @@ from millstream.errors import DamageError, MillstreamError, RetryLaterError, Use
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
 from millstream.plan.lanes import owned_lanes
-from millstream.plan.plan import Plan
 from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
-from millstream.spec.graph import Graph
 from millstream.spec.loading import LoadedPipeline
 from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
@@ -38,23 +36,20 @@ from millstream_runner.local.broker import NAME as BROKER
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
-from millstream_runner.local.changing import PipelineChange, plan_change
-from millstream_runner.local.claiming import claim, refuse_live_runner
+from millstream_runner.local.changing import PipelineChange, claim, plan_change
 from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
-from millstream_runner.local.display import Display
+from millstream_runner.local.display import Display, ShownEntries
 from millstream_runner.local.draining import drain
-from millstream_runner.local.entries import ShownEntries
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.listening import refuse_taken_ports
-from millstream_runner.local.logfiles import LogFile
+from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
 from millstream_runner.local.memory_watch import default_limit
-from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
-from millstream_runner.local.processes import end_stale
+from millstream_runner.local.outputs import FormerOutput, former_outputs, move_outputs, refuse_former_outputs
+from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure, Hooks, ProcessPlan
-from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
@@ -159,25 +154,28 @@ async def run(
         previous = directory.read_runtime()
         if previous is not None:
             refuse_live_runner(directory, previous)
-        starts_anew = options.fresh or not directory.shape.exists()
-        if options.move_outputs and not starts_anew:
+        shape = None if options.fresh else read_json(directory.shape)
+        change: PipelineChange | None = None
+        kept: Sequence[str] = ()
+        outputs: Sequence[FormerOutput] = ()
+        if shape is None:
+            refuse_small_disk(loaded.plan, directory)
+            outputs = former_outputs(loaded.graph, loaded.base_dir)
+            if not options.move_outputs:
+                refuse_former_outputs(outputs, fresh=options.fresh)
+        elif options.move_outputs:
             raise UserError(
                 codes.OPTIONS_CONFLICT, "--move-outputs needs --fresh, because it is for a run that starts over"
             )
-        kept: Sequence[str] = ()
-        if not starts_anew and (shape := read_json(directory.shape)) is not None:
+        else:
             loaded, kept = as_stored(loaded, shape)
-        change = plan_change(directory, loaded, options.forget) if not starts_anew else None
-        if starts_anew:
-            refuse_small_disk(loaded.plan, directory)
-        outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
-        if not options.move_outputs:
-            refuse_former_outputs(outputs, fresh=options.fresh)
+            change = plan_change(directory, shape, loaded, options.forget)
         if previous is not None:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {counted(len(stale), 'process', 'processes')} left behind by an earlier run")
-        refuse_taken_ports(loaded.graph, _worker_plans(loaded.plan, options), options.metrics_host)
+        workers = list(plan_workers(loaded.plan, options.workers, options.metrics_port_base))
+        refuse_taken_ports(loaded.graph, workers, options.metrics_host)
         chosen = asdict(options) | {"durability": options.durability.value}
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
@@ -196,14 +194,11 @@ async def run(
             screen.message(former_keys_text(vertex))
         port = (previous.broker_port or None) if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
-            result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)
+            one = _Run(loaded, options, screen, directory, change, recording or Recording())
+            result = await one.run(workers, port)
             outcome["exit_code"] = result.exit_code
             outcome["code"] = result.code.id if result.code is not None else None
         return result
-
-
-def _worker_plans(plan: Plan, options: RunOptions) -> list[ProcessPlan]:
-    return list(plan_workers(plan, options.workers, options.metrics_port_base))
 
 
 class _Run:
@@ -219,11 +214,15 @@ class _Run:
         recording: Recording,
     ) -> None:
         self._loaded = loaded
+        self._plan = loaded.plan
+        self._graph = loaded.graph
         self._options = options
         self._screen = screen
         self._directory = directory
         self._change = change
-        self._task = _current_task()
+        task = asyncio.current_task()
+        assert task is not None, "a run is a task"
+        self._task = task
         self._progress = PipelineProgress(loaded.graph)
         self._display = Display(screen, directory, _CLOCK, recording, loaded.pipeline.name, options.durability.value)
         self._entries = ShownEntries(screen, _CLOCK, recording)
@@ -238,18 +237,11 @@ class _Run:
         self._state = State.STARTING
         self._had_ended = False
 
-    @property
-    def _graph(self) -> Graph:
-        return self._loaded.graph
-
-    @property
-    def _plan(self) -> Plan:
-        return self._loaded.plan
-
-    async def run(self, port: int | None) -> RunResult:
+    async def run(self, plans: Sequence[ProcessPlan], port: int | None) -> RunResult:
+        """`plans`: those of the workers. `port`: that of the broker of the previous run."""
         logs = self._directory.logs
         with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
-            members = self._open_members(files, port)
+            members = self._open_members(files, plans, port)
             try:
                 summary = await self._run_processes(members)
             except BaseExceptionGroup as group:
@@ -265,7 +257,7 @@ class _Run:
                 code = (DamageError if summary.damage else MillstreamError).exit_code
             return self._result(code, members.failure, summary)
 
-    def _open_members(self, files: contextlib.ExitStack, port: int | None) -> Members:
+    def _open_members(self, files: contextlib.ExitStack, plans: Sequence[ProcessPlan], port: int | None) -> Members:
         """Create everything that will run, without starting it."""
         broker_log = files.enter_context(LogFile(self._directory.logs / f"{BROKER}.jsonl"))
 
@@ -294,7 +286,7 @@ class _Run:
         workers = LocalWorkers(
             [
                 LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
-                for plan in _worker_plans(self._plan, self._options)
+                for plan in plans
             ]
         )
         spark = self._open_spark(files, hooks) if self._graph.reduces else None
@@ -484,9 +476,3 @@ class _Run:
         audit.note_going(self._directory, self._screen.message, "stop")
         self._aborted = True
         self._task.cancel()
-
-
-def _current_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None, "a run is a task"
-    return task

@@ -29,7 +29,6 @@ class _Job(NamedTuple):
 
     lines: bytes
     done: asyncio.Future[None]
-    loop: asyncio.AbstractEventLoop
 
 
 class StandardOutput:
@@ -69,8 +68,7 @@ class StandardOutput:
             # A daemon: a reader that does not read must not keep the runner from ending.
             self._thread = threading.Thread(target=self._write, name="standard output", daemon=True)
             self._thread.start()
-        loop = asyncio.get_running_loop()
-        job = _Job(lines, loop.create_future(), loop)
+        job = _Job(lines, asyncio.get_running_loop().create_future())
         with self._screen.printing():
             self._jobs.put(job)
             try:
@@ -95,7 +93,7 @@ class StandardOutput:
                 except OSError as error:
                     failed = error
             try:
-                job.loop.call_soon_threadsafe(_settle, job.done, failed)
+                job.done.get_loop().call_soon_threadsafe(_settle, job.done, failed)
             except RuntimeError:
                 # The loop is closed: the run was stopped at once.
                 return

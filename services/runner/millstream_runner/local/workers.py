@@ -21,6 +21,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.pauses import REPEATED_AFTER_S, WAIT, WAITS_FOR
 from millstream.plan.placement import place
 from millstream.plan.plan import Plan
 from millstream.processors import processors
@@ -33,7 +34,6 @@ from millstream_connectors.log.settings import LogSink
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
 from millstream_runner.local.replica import Failure, Hooks, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
-from millstream_runner.local.waits import Waits
 
 WORKER_MODULE = "millstream_worker"
 _WORKERS_MIN = 2
@@ -96,6 +96,36 @@ class WorkerArguments:
             *metrics,
             *spark,
         ]
+
+
+class Waits:
+    """What the lanes of one worker have been waiting for, for a while, as the lines of its log say (see
+    `millstream.pauses.RepeatedFailure`)."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[str, str, float]] = {}
+        """Vertex, reason, and since when; by their number in the process."""
+
+    def take(self, entry: Mapping[str, Any], now_s: float) -> None:
+        """Takes a line of the log into account."""
+        number, why = entry.get(WAIT), entry.get(WAITS_FOR)
+        if not isinstance(number, int):
+            return
+        if not why:
+            self._waits.pop(number, None)
+            return
+        before = self._waits.get(number)
+        since_s = now_s - REPEATED_AFTER_S if before is None else before[2]
+        self._waits[number] = (str(entry.get("vertex", "")), str(why), since_s)
+
+    def longest(self, vertex: str, now_s: float) -> tuple[float, str]:
+        """How long a lane of the vertex has been waiting, in seconds, and what for; no reason if none is."""
+        waits = ((now_s - since_s, why) for name, why, since_s in self._waits.values() if name == vertex)
+        return max(waits, default=(0.0, ""))
+
+    def clear(self) -> None:
+        """There is a new process."""
+        self._waits.clear()
 
 
 class LocalWorker(Supervisor):
