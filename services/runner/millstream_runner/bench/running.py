@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
 from millstream.spec.loading import LoadedPipeline, load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.store import OtStore, OtStores
+from millstream.watermark.store import OtStore, OtStores, OtUpdate
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -182,10 +184,9 @@ async def measure_map(
         maps_apart = () if load.from_source else ("map-0",)
         pipeline = BenchPipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)
-    arrived = measured.records
-    if arrived != load.records:
+    if measured.records != load.records:
         raise MillstreamError(
-            codes.EXPERIMENT_FAILED, f"{load.records} records were generated, but only {arrived} arrived"
+            codes.EXPERIMENT_FAILED, f"{load.records} records were generated, but only {measured.records} arrived"
         )
     if not measured.records_per_s:
         raise UserError(
@@ -219,8 +220,7 @@ async def measure(
 async def _run(loaded: LoadedPipeline, options: RunOptions) -> RunResult:
     notes = io.StringIO()
     result = await run(loaded, options, Screen(notes))
-    if result.failure is not None:
-        failure = result.failure
+    if (failure := result.failure) is not None:
         raise MillstreamError(
             codes.EXPERIMENT_FAILED, f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}"
         )
@@ -254,14 +254,22 @@ async def _watch(
     ):
         clock = _Clock(load, measured)
         if pipeline.observed_edge is not None:
-            store = await _store(buffer.stores, "in")
-            group.create_task(clock.follow_chain(store, pipeline.observed_edge), name="chain")
+            take = partial(clock.take_chain, pipeline.observed_edge)
+            group.create_task(_follow(buffer.stores, "in", take), name="chain")
         elif pipeline.passes_on:
-            group.create_task(clock.follow_source(await _store(buffer.stores, "in")), name="source")
-            group.create_task(clock.follow_sink(await _store(buffer.stores, "out")), name="sink")
+            group.create_task(_follow(buffer.stores, "in", clock.take_source), name="source")
+            group.create_task(_follow(buffer.stores, "out", clock.take_sink), name="sink")
         else:
             clock.begun.set()
         group.create_task(_sample(directory, clock.begun, pipeline, load, measured), name="use")
+
+
+async def _follow(stores: OtStores, vertex: str, take: Callable[[OtUpdate], None]) -> None:
+    """Pass on what a vertex publishes."""
+    store = await _store(stores, vertex)
+    async with store.watch() as updates:
+        async for update in updates:
+            take(update)
 
 
 async def _store(stores: OtStores, vertex: str) -> OtStore:
@@ -296,22 +304,16 @@ class _Clock:
         self._piled_up: int | None = None
         self._first: tuple[int, int] | None = None
 
-    async def follow_source(self, store: OtStore) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                self._made = update.consumed_records
+    def take_source(self, update: OtUpdate) -> None:
+        self._made = update.consumed_records
 
-    async def follow_sink(self, store: OtStore) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                self._take(update.consumed_records, update.entry.published_us)
+    def take_sink(self, update: OtUpdate) -> None:
+        self._take(update.consumed_records, update.entry.published_us)
 
-    async def follow_chain(self, store: OtStore, edge: str) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                entry = update.entry
-                records = sum(state.records for state in entry.inputs if state.edge == edge)
-                self._take(records, entry.published_us)
+    def take_chain(self, edge: str, update: OtUpdate) -> None:
+        """`edge`: the one to the sink, which the lane of the source writes."""
+        records = sum(state.records for state in update.entry.inputs if state.edge == edge)
+        self._take(records, update.entry.published_us)
 
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured

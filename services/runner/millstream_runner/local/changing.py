@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
-from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel, Ledger
 from millstream.ledger.rewriting import rewritten
 from millstream.plan import resolved
@@ -35,7 +36,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory, read_json, write_json
+from millstream_runner.local.directory import DataDirectory, explained, read_json, write_json
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.moving import separate, take_in
 from millstream_runner.local.view import PipelineView, open_view
@@ -149,13 +150,8 @@ class PipelineChange:
     def _remove_windows(self, vertex: str) -> None:
         """Remove the logs of a reduce that is not part of the new pipeline."""
         path = self.directory.windows / vertex
-        try:
-            with step("data.leave"):
-                shutil.rmtree(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise InfrastructureError(codes.CANNOT_WRITE, f"cannot remove {path}: {error.strerror}") from error
+        with explained(f"cannot remove {path}"), suppress(FileNotFoundError), step("data.leave"):
+            shutil.rmtree(path)
 
 
 def plan_change(
@@ -199,11 +195,10 @@ async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[st
             if buffer in in_buffers:
                 records += in_buffers[buffer]
                 continue
-            try:
+            # It has none if its vertex has never stored anything.
+            with suppress(RetryLaterError):
                 await view.ledger_of(buffer)
                 beyond = "more than "
-            except RetryLaterError:
-                pass  # Its vertex has never stored anything.
         if records or beyond:
             wait = "waits" if records == 1 and not beyond else "wait"
             found.append(f"{reason}, and {beyond}{counted(records, 'record')} {wait} on edge {edge}")

@@ -176,7 +176,7 @@ class DataDirectory:
     def make(self) -> None:
         """Create the directories of a run, even if the root is a directory that other users may read."""
         for path in (self.broker, self.windows, self.logs):
-            with _explained(f"cannot use {path}"):
+            with explained(f"cannot use {path}"):
                 make_private(path)
                 own_directory(path)
 
@@ -184,7 +184,7 @@ class DataDirectory:
         """Remove everything that a run keeps, and nothing else in the directory."""
         for name in _CONTENTS:
             path = self.root / name
-            with _explained(f"cannot remove {path}"), step("data.clear"):
+            with explained(f"cannot remove {path}"), step("data.clear"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
@@ -198,7 +198,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
     The lock ends with the process that holds it, however it ends; children do not inherit it.
     """
     directory = DataDirectory(root)
-    with _explained(f"cannot use the data directory {root}"):
+    with explained(f"cannot use the data directory {root}"):
         make_private(root)
         handle = open_private(directory.lock)
     try:
@@ -215,7 +215,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
                 f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
                 f"or `kill {holder}`), or choose another directory with --data-dir",
             ) from error
-        with _explained(f"cannot write into the data directory {root}"), step("data.hold"):
+        with explained(f"cannot write into the data directory {root}"), step("data.hold"):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield directory
@@ -283,7 +283,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Like `write_json`, for any text. From the start, only its owner can read the file."""
     temporary = path.with_name(path.name + ".tmp")
-    with _explained(f"cannot write {path}"):
+    with explained(f"cannot write {path}"):
         try:
             with step("data.write"):
                 # A file left by a killed process may have the permissions of an earlier version.
@@ -319,7 +319,8 @@ def _sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Raise an error of the system as `InfrastructureError`, with what to do. `what`: what failed."""
     try:
         yield
     except OSError as error:

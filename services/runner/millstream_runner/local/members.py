@@ -69,13 +69,12 @@ class Members:
         if not self.broker.ready.is_set():
             return State.STARTING, "the broker"
         missing = [name for name in self._graph.order if State.STARTING in self._states_of(name)[0]]
-        has_spark = self.spark is None or self.spark.is_ready
         if missing:
             named = ", ".join(missing[:_NAMED_MAX])
             more = len(missing) - _NAMED_MAX
             there = f"{len(self._graph.order) - len(missing)} of {len(self._graph.order)} vertices are ready"
             return State.STARTING, f"{named}{f' and {more} more' if more > 0 else ''} ({there})"
-        if not has_spark:
+        if self.spark is not None and not self.spark.is_ready:
             return State.WAITING_FOR_SPARK, "Spark, which computes the windows"
         self._complete = True
         return State.RUNNING, ""

@@ -30,11 +30,10 @@ _PASSES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class VertexPoint:
-    """A vertex at a moment; `waiting` and `fill` are the highest values since the previous point."""
+    """A vertex at a moment; `waiting` is the highest value since the previous point."""
 
     records: int
     waiting: int
-    fill: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Recording:
 
     def take(self, at_s: float, vertices: Sequence[VertexProgress]) -> None:
         """Take the figures of a moment."""
-        found = {one.vertex: VertexPoint(one.records, one.waiting, one.fill) for one in vertices if one.published}
+        found = {one.vertex: VertexPoint(one.records, one.waiting) for one in vertices if one.published}
         point = Point(at_s, found, self._delays.now(at_s, vertices))
         slow = slow_of(vertices)
         if slow is not None and self._open is not None:
@@ -134,7 +133,6 @@ def _merged(one: Point, next_: Point) -> Point:
         name: VertexPoint(
             new.records,
             max(new.waiting, one.vertices[name].waiting) if name in one.vertices else new.waiting,
-            max(new.fill, one.vertices[name].fill) if name in one.vertices else new.fill,
         )
         for name, new in next_.vertices.items()
     }

@@ -13,7 +13,6 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,10 +20,10 @@ from typing import Any
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
-from millstream.health import Health, Heartbeat, Patience, open_heartbeat
+from millstream.health import Health, Patience, open_heartbeat
 from millstream.lines import LastLines
 from millstream.pauses import pause
-from millstream.print_channel import Print, PrintChannel, open_channel
+from millstream.print_channel import Print, open_channel
 from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
@@ -222,7 +221,19 @@ class Supervisor(ABC):
         self._last_lines.clear()
         begun_s = time.monotonic()
         with open_heartbeat(self.hear) as heartbeat, open_channel(self._print) as channel:
-            async with self._open_process(command, heartbeat, channel) as process, asyncio.TaskGroup() as group:
+            async with (
+                # Ended with the block, if it is still running.
+                open_process(
+                    command,
+                    name=self.plan.name,
+                    stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
+                    stdout=self._take_output,
+                    stderr=self._take_lines,
+                    environment={**os.environ, **heartbeat.environment, **channel.environment},
+                    pass_fds=(heartbeat.write_end, channel.descriptor),
+                ) as process,
+                asyncio.TaskGroup() as group,
+            ):
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
@@ -248,20 +259,6 @@ class Supervisor(ABC):
         oversize = "" if watch is None or health.hung else watch.exceeded
         ending = ProcessEnding(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
         return ending, time.monotonic() - begun_s - health.silent_s
-
-    def _open_process(
-        self, command: Sequence[str], heartbeat: Heartbeat, channel: PrintChannel
-    ) -> AbstractAsyncContextManager[Process]:
-        """Kill the process when the block ends, if it is still running."""
-        return open_process(
-            command,
-            name=self.plan.name,
-            stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
-            stdout=self._take_output,
-            stderr=self._take_lines,
-            environment={**os.environ, **heartbeat.environment, **channel.environment},
-            pass_fds=(heartbeat.write_end, channel.descriptor),
-        )
 
     async def _end_when_asked(self, process: Process) -> None:
         await self._stop.wait()

@@ -17,14 +17,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from millstream import codes
-from millstream.errors import InfrastructureError
 from millstream.files import own_directory
 from millstream.plurals import counted
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
-from millstream_runner.local.directory import make_private, write_text
+from millstream_runner.local.directory import explained, make_private, write_text
 from millstream_runner.local.logfiles import LogFile
 from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
@@ -142,11 +140,9 @@ class LocalSpark(Supervisor):
 def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
     """Write the driver's settings. `directory` belongs to the driver; `sockets` has a short path."""
     settings = directory / "settings.json"
-    try:
+    with explained(f"cannot write {settings}"):
         make_private(directory)
         own_directory(directory)
-    except OSError as error:
-        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {settings}: {error.strerror}") from error
     # Settings may contain passwords (of an object store, for example); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
     return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)
