@@ -24,8 +24,7 @@ from millstream.ports import free_ports, why_not
 from millstream.processors import processors
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_runner.doctor.checks import CheckState, Finding, Needs, judged
-from millstream_runner.local.open_files import FILES_ADVISED, more_files
-from millstream_runner.local.storage import BROKER_SHARE, existing
+from millstream_runner.local.prerequisites import BROKER_SHARE, FILES_ADVISED, existing, more_files
 
 _EVERYTHING = "everything"
 _PYTHON_MIN = (3, 11)

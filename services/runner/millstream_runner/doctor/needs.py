@@ -11,8 +11,7 @@ from millstream.spec.models import Program
 from millstream.spec.needs import needed_by
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
-from millstream_runner.local.listening import listeners
-from millstream_runner.local.storage import reserved_bytes
+from millstream_runner.local.prerequisites import listeners, reserved_bytes
 
 
 def needs_of(loaded: LoadedPipeline, data_dir: Path | None) -> Needs:

@@ -17,7 +17,7 @@ from millstream.errors import MillstreamError
 from millstream.sandbox import refusal
 from millstream.spec.connectors import SINKS, SOURCES
 from millstream_runner.doctor.checks import CheckState, Finding, Needs, judged
-from millstream_runner.local.storage import existing
+from millstream_runner.local.prerequisites import existing
 from millstream_udf.columns import is_compiled
 
 _TIMEOUT_S = 20.0

@@ -118,12 +118,9 @@ def short_entry(entry: Mapping[str, Any]) -> str:
     head = in_line(f"{level}{entry.get('process', '')}: ")
     text = head + indented(str(entry.get("message", "")))
     if entry.get("exception") and level_of(entry) in ("ERROR", "CRITICAL"):
-        text += f"\n    (the whole traceback: `millstream logs {_vertex_of(entry)}`)"
+        vertex = str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
+        text += f"\n    (the whole traceback: `millstream logs {vertex}`)"
     return text
-
-
-def _vertex_of(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:

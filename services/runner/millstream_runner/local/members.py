@@ -15,7 +15,7 @@ from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
 from millstream_runner.local.formatting import duration_text, shortened
 from millstream_runner.local.processes import identify
-from millstream_runner.local.replica import Failure, worst
+from millstream_runner.local.replica import Failure, Supervisor, worst
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import State
 from millstream_runner.local.workers import LocalWorkers
@@ -42,6 +42,7 @@ class Members:
     ) -> None:
         self._graph = graph
         self._output = output
+        self._supervisors: list[Supervisor] = [*workers, *([spark] if spark is not None else [])]
         self._runner = identify(os.getpid())
         self.broker = broker
         self.broker_over = False
@@ -55,12 +56,8 @@ class Members:
     @property
     def failure(self) -> Failure | None:
         """The worst failure so far."""
-        failures = self.workers.failures
-        if self.spark is not None and self.spark.failure is not None:
-            failures.append(self.spark.failure)
-        if self._output.failure is not None:
-            failures.append(self._output.failure)
-        return worst(failures)
+        failures = [*(one.failure for one in self._supervisors), self._output.failure]
+        return worst([failure for failure in failures if failure is not None])
 
     def beginning(self) -> tuple[State, str]:
         """The state of a starting run, and what it waits for, until everything has been ready once."""
@@ -107,9 +104,7 @@ class Members:
         """The processes, for the next runner; None if this one cannot be distinguished from others."""
         if self._runner is None:
             return None
-        processes = [worker.process for worker in self.workers]
-        if self.spark is not None:
-            processes.append(self.spark.process)
+        processes = [one.process for one in self._supervisors]
         if self.broker.identity is not None and not self.broker_over:
             processes.append(RunningProcess(BROKER, self.broker.identity))
         return Runtime(

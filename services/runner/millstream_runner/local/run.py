@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +41,12 @@ from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change
 from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
 from millstream_runner.local.display import Display, ShownEntries
-from millstream_runner.local.draining import drain
 from millstream_runner.local.ledgers import KnownLedgers
-from millstream_runner.local.listening import refuse_taken_ports
 from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
 from millstream_runner.local.memory_watch import default_limit
 from millstream_runner.local.outputs import FormerOutput, former_outputs, move_outputs, refuse_former_outputs
+from millstream_runner.local.prerequisites import refuse_small_disk, refuse_taken_ports
 from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
@@ -54,20 +55,19 @@ from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
-from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
 from millstream_runner.local.workers import (
     LocalWorker,
     LocalWorkers,
     Logs,
-    WorkerArguments,
     plan_workers,
 )
 
 if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
 
+WORKER_MODULE = "millstream_worker"
 SAMPLE_INTERVAL_S = 0.5
 """Time between two readings of the OT stores."""
 QUIET_INTERVAL_S = 1.0
@@ -318,18 +318,6 @@ class _Run:
         return summary
 
     async def _run_vertices(self, members: Members, view: PipelineView) -> Summary:
-        arguments = WorkerArguments(
-            self._directory.pipeline,
-            self._directory.windows,
-            self._options.broker_path or members.broker.access.url,
-            self._directory.broker_access,
-            self._options.durability,
-            self._options.log_level,
-            members.spark.address if members.spark is not None else None,
-            self._options.metrics_host,
-            OnChange.RESTART if self._options.watch else OnChange.REPORT,
-            self._options.debugged,
-        )
         ledgers = KnownLedgers(self._directory.ledgers)
         ledgers.check(await view.ledger_ids())
         await view.separate_edges()
@@ -346,7 +334,7 @@ class _Run:
             ]
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
-                tasks.create_task(worker.serve(arguments), name=worker.plan.name)
+                tasks.create_task(worker.serve(partial(self._worker_command, members)), name=worker.plan.name)
             while not members.workers.are_over:
                 if members.failure is not None and self._state is not State.FAILING:
                     self._state = State.FAILING
@@ -362,6 +350,31 @@ class _Run:
         if members.failure is not None:
             self._state = State.FAILED
         return summary
+
+    def _worker_command(
+        self, members: Members, replicas: Sequence[ReplicaId], metrics_port: int | None
+    ) -> Sequence[str]:
+        """The command line of a worker for these replicas."""
+        options = self._options
+        metrics = []
+        if metrics_port is not None:
+            metrics = ["--metrics-port", str(metrics_port), "--metrics-host", options.metrics_host]
+        on_change = OnChange.RESTART if options.watch else OnChange.REPORT
+        return [
+            *(sys.executable, "-P", "-m", WORKER_MODULE),
+            *("--replicas", *(replica.name for replica in replicas)),
+            *("--pipeline", str(self._directory.pipeline)),
+            *("--broker", options.broker_path or members.broker.access.url),
+            *("--broker-access", str(self._directory.broker_access)),
+            *("--windows-dir", str(self._directory.windows)),
+            *("--durability", options.durability.value),
+            *("--log-level", options.log_level.upper()),
+            "--orders",
+            *("--on-change", on_change.value),
+            *(word for vertex, port in options.debugged.items() for word in ("--debug", f"{vertex}:{port}")),
+            *metrics,
+            *(() if members.spark is None else ("--spark", members.spark.address)),
+        ]
 
     async def _summarize(self, view: PipelineView, ledgers: KnownLedgers) -> Summary:
         """What the stored marks say. A killed vertex may leave a commit that the broker is still applying."""
@@ -381,7 +394,7 @@ class _Run:
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
         self._state = State.DRAINING
-        await drain(self._plan, members.workers, view, self._progress, _CLOCK)
+        await members.workers.drain(self._plan, view, self._progress)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""
@@ -427,19 +440,17 @@ class _Run:
     def _open_spark(self, files: contextlib.ExitStack, hooks: Hooks) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.
         from millstream_reduce.spark.aot import advice
-        from millstream_runner.local.spark import NAME, LocalSpark, plan_driver
+        from millstream_runner.local.spark import NAME, LocalSpark, driver_command
 
         spark = self._graph.pipeline.spec.spark
         if (spark is None or spark.remote is None) and (text := advice()):
             self._screen.message(text)
-        driver = plan_driver(
-            self._graph.pipeline,
-            self._loaded.base_dir,
-            self._directory.spark,
-            files.enter_context(open_socket_directory()),
-            self._options.log_level,
+        address = f"unix:{files.enter_context(open_socket_directory()) / 'spark'}"
+        command = driver_command(
+            address, self._graph.pipeline, self._loaded.base_dir, self._directory.spark, self._options.log_level
         )
-        return LocalSpark(driver, files.enter_context(LogFile(self._directory.logs / f"{NAME}.jsonl")), hooks)
+        log = files.enter_context(LogFile(self._directory.logs / f"{NAME}.jsonl"))
+        return LocalSpark(address, command, log, hooks)
 
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +41,14 @@ _CHANNEL_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DriverPlan:
-    """The driver process."""
-
-    address: str
-    """gRPC address on which it listens."""
-    settings: Path
-    pipeline: str
-    log_level: str
-
-    def command(self) -> list[str]:
-        """Its command line."""
-        return [
-            *(sys.executable, "-P", "-m", DRIVER_MODULE),
-            *("--address", self.address),
-            *("--settings", str(self.settings)),
-            *("--pipeline", self.pipeline),
-            *("--log-level", self.log_level.upper()),
-        ]
-
-
 class LocalSpark(Supervisor):
     """The driver's process, and its progress as far as it answers. `serve` is its only task."""
 
-    def __init__(self, driver: DriverPlan, log: LogFile, hooks: Hooks) -> None:
-        """`log` stores what it logs and prints."""
+    def __init__(self, address: str, command: Sequence[str], log: LogFile, hooks: Hooks) -> None:
+        """`address`: the gRPC address on which it listens. `log` stores what it logs and prints."""
         super().__init__(ProcessPlan(NAME), hooks)
-        self.address = driver.address
-        self._driver = driver
+        self.address = address
+        self._command = command
         self._log = log
         self._answer: spark_pb2.DescribeResponse | None = None
         self._jobs = 0
@@ -122,7 +100,7 @@ class LocalSpark(Supervisor):
         """Keep it running until it is asked to end or fails permanently."""
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._look(), name="observe Spark")
-            await self.keep_running(self._driver.command)
+            await self.keep_running(lambda: self._command)
             looking.cancel()
 
     async def _look(self) -> None:
@@ -137,12 +115,18 @@ class LocalSpark(Supervisor):
                 await asyncio.sleep(_LOOK_INTERVAL_S)
 
 
-def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
-    """Write the driver's settings. `directory` belongs to the driver; `sockets` has a short path."""
+def driver_command(address: str, pipeline: Pipeline, base_dir: Path, directory: Path, log_level: str) -> Sequence[str]:
+    """Write the driver's settings, and return its command line. `directory` belongs to the driver."""
     settings = directory / "settings.json"
     with explained(f"cannot write {settings}"):
         make_private(directory)
         own_directory(directory)
     # Settings may contain passwords (of an object store, for example); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
-    return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)
+    return [
+        *(sys.executable, "-P", "-m", DRIVER_MODULE),
+        *("--address", address),
+        *("--settings", str(settings)),
+        *("--pipeline", pipeline.name),
+        *("--log-level", log_level.upper()),
+    ]

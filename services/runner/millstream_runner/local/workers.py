@@ -4,23 +4,23 @@
                 ▲           └──── the worker dies ──┐
                 └────────── restarting ◄────────────┘   one that was asked to stop is not restarted
 
+A drain stops the sources, and then every vertex when it has read everything.
+
 Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
 over, and takes the order to stop one.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.ledger.protocol import DurabilityLevel
+from millstream import codes, limits
+from millstream.errors import RetryLaterError, UserError
 from millstream.pauses import REPEATED_AFTER_S, WAIT, WAITS_FOR
 from millstream.plan.placement import place
 from millstream.plan.plan import Plan
@@ -29,17 +29,20 @@ from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
-from millstream.udf.sources import OnChange
 from millstream_connectors.log.settings import LogSink
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
-from millstream_runner.local.replica import Failure, Hooks, ProcessPlan, Supervisor
+from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
+from millstream_runner.local.view import PipelineView
 
-WORKER_MODULE = "millstream_worker"
 _WORKERS_MIN = 2
 """The default minimum: a worker with only sources yields to the others (docs/decisions/0015), even if all share one
 processor."""
-
+GRACE_S = 5.0
+"""Time after the deadline of a drain until vertices that have not ended by themselves are killed. Nothing is lost by
+that."""
+_POLL_S = 0.05
 _HELD_UP = {HeldUp.TO_BE_FIXED.value: State.FIXING, HeldUp.DEBUGGED.value: State.DEBUGGED}
 
 
@@ -52,50 +55,6 @@ def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None)
         # The name of its only replica, or one that no replica can have.
         name = replicas[0].name if len(replicas) == 1 else f"{WORKER_PREFIX}{number}"
         yield ProcessPlan(name, replicas, None if metrics_port_base is None else metrics_port_base + number)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerArguments:
-    """The arguments that all workers of a run get."""
-
-    pipeline_file: Path
-    windows: Path
-    """Where reduce lanes store the records of open windows."""
-    broker_url: str
-    broker_access: Path
-    """File with their credentials for the broker."""
-    durability: DurabilityLevel
-    log_level: str
-    spark: str | None
-    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
-    metrics_host: str = "127.0.0.1"
-    """Address on which metrics and probes listen."""
-    on_change: OnChange = OnChange.REPORT
-    """What to do when a file of a function changes."""
-    debugged: Mapping[str, int] = field(default_factory=dict)
-    """Vertices whose functions wait for a debugger, and the ports."""
-
-    def command(self, replicas: Sequence[ReplicaId], metrics_port: int | None) -> list[str]:
-        """The command line of a worker."""
-        metrics = []
-        if metrics_port is not None:
-            metrics = ["--metrics-port", str(metrics_port), "--metrics-host", self.metrics_host]
-        spark = [] if self.spark is None else ["--spark", self.spark]
-        return [
-            *(sys.executable, "-P", "-m", WORKER_MODULE),
-            *("--replicas", *(replica.name for replica in replicas)),
-            *("--pipeline", str(self.pipeline_file)),
-            *("--broker", self.broker_url),
-            *("--broker-access", str(self.broker_access)),
-            *("--windows-dir", str(self.windows)),
-            *("--durability", self.durability.value),
-            *("--log-level", self.log_level.upper()),
-            "--orders",
-            *("--on-change", self.on_change.value),
-            *(word for vertex, port in self.debugged.items() for word in ("--debug", f"{vertex}:{port}")),
-            *metrics,
-            *spark,
-        ]
 
 
 class Waits:
@@ -190,9 +149,10 @@ class LocalWorker(Supervisor):
         for replica in new - self._over.keys():
             self.tell(f"stop {replica}")
 
-    async def serve(self, arguments: WorkerArguments) -> None:
-        """Keep it running until all its replicas are over, or it fails permanently."""
-        await self.keep_running(lambda: arguments.command(self._left(), self.plan.metrics_port))
+    async def serve(self, command: Callable[[Sequence[ReplicaId], int | None], Sequence[str]]) -> None:
+        """Keep it running until all its replicas are over, or it fails permanently. `command`: the command line of a
+        process for these replicas, with this port of its metrics."""
+        await self.keep_running(lambda: command(self._left(), self.plan.metrics_port))
 
     def _left(self) -> Sequence[ReplicaId]:
         """The replicas for which a process is started."""
@@ -282,10 +242,6 @@ class LocalWorkers:
     def are_over(self) -> bool:
         return all(worker.over.is_set() for worker in self._workers)
 
-    @property
-    def failures(self) -> list[Failure]:
-        return [worker.failure for worker in self._workers if worker.failure is not None]
-
     def have_over(self, vertices: Collection[str]) -> bool:
         """Whether nothing more will come from these vertices."""
         return all(worker.has_over(replica) for worker, replica in self._of(vertices))
@@ -300,6 +256,39 @@ class LocalWorkers:
             own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
             if own:
                 worker.stop_replicas(own, grace_s=grace_s)
+
+    async def drain(self, plan: Plan, view: PipelineView, progress: PipelineProgress) -> None:
+        """Stop the sources, then each vertex when it has read everything; at the deadline, stop the remaining ones."""
+        deadline_s = asyncio.get_running_loop().time() + limits.DRAIN_TIMEOUT_S
+        sources = {vertex.name for vertex in plan.sources}
+        await self._stop_group(sources, deadline_s)
+        for group in plan.sccs:
+            if sources.isdisjoint(group):
+                await self._until_read(group, view, progress, deadline_s)
+                await self._stop_group(group, deadline_s)
+
+    async def _until_read(
+        self, vertices: Collection[str], view: PipelineView, progress: PipelineProgress, deadline_s: float
+    ) -> None:
+        """Wait until the buffers that these vertices read are empty; no process writes to them any more. Does not wait
+        if a function waits for a person."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while not self.have_over(vertices) and not self.are_held_up(vertices):
+                    with suppress(RetryLaterError):
+                        await view.update(progress)
+                        if not progress.waiting(vertices):
+                            return
+                    await asyncio.sleep(_POLL_S)
+
+    async def _stop_group(self, vertices: Collection[str], deadline_s: float) -> None:
+        """Stop these vertices, and wait for them until the deadline."""
+        left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        self.stop(vertices, grace_s=left_s + GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while not self.have_over(vertices):  # noqa: ASYNC110  # several events may make it true
+                    await asyncio.sleep(_POLL_S)
 
     def slow_s(self, vertex: str) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""

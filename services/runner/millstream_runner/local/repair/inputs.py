@@ -274,39 +274,33 @@ class StageInputs:
                         _give_up(changed, other.edge, [gap])
 
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
-        async def accept() -> str:
-            await self._give_up_kept(upstream, own, lane, reading)
-            return f"lane {lane} relies only on its log for what it read of these"
-
+        done = f"lane {lane} relies only on its log for what it read of these"
         return Finding(
             "kept-input",
             f"the input that lane {lane} keeps in buffer {reading.up_to.buffer} is damaged: "
             f"{'; '.join(reading.faults)}",
             "nothing as long as the log of the lane is complete, because it contains these records: if the log is "
             "lost as well, the open windows of the lane are lost too",
-            accept,
+            partial(self._give_up_kept, upstream, own, lane, reading, done),
             reading.lost,
             records=0,
         )
 
     def _milestones_finding(self, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
-        async def accept() -> str:
-            await self._give_up_kept(own, own, lane, reading)
-            return f"lane {lane} relies only on its log"
-
         return Finding(
             "milestones",
             f"milestones of lane {lane} are damaged: {'; '.join(reading.faults)}",
             "nothing as long as the log of the lane is complete: without the milestones it cannot be rebuilt",
-            accept,
+            partial(self._give_up_kept, own, own, lane, reading, f"lane {lane} relies only on its log"),
             records=0,
         )
 
-    async def _give_up_kept(self, holder: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> None:
+    async def _give_up_kept(self, holder: Ledger, own: Ledger, lane: LaneId, reading: Reading, done: str) -> str:
         buffer = reading.up_to.buffer
         async with rewritten(own, lane, _OWNER) as mark:
             _give_up(mark, buffer.edge, reading.gaps)
         await self._remove_unusable(holder, buffer, reading)
+        return done
 
     def _reduce_logs(self) -> ReduceLogs:
         # The modules that read logs take half a second to import, and pipelines without a reduce do not need them.
