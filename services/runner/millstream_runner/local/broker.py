@@ -173,15 +173,11 @@ class EmbeddedBroker:
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
-            self._take_line(line)
-
-    def _take_line(self, line: bytes) -> None:
-        entry = self._server.log_entry(line)
-        if entry is not None:
-            self._on_line(entry)
-        self._last_lines.add(text_of(line))
-        if self._server.says_full(line):
-            self._note_failure(WriteFailure.FULL, text_of(line))
+            if (entry := self._server.log_entry(line)) is not None:
+                self._on_line(entry)
+            self._last_lines.add(text_of(line))
+            if self._server.says_full(line):
+                self._note_failure(WriteFailure.FULL, text_of(line))
 
     async def _ask(self) -> bool:
         """Whether the broker answers. Its answer says whether it could write."""

@@ -131,7 +131,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     message = indented(str(entry.get("message", "")))
     known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica", NOTICE}
     rest = " ".join(
-        f"{in_line(key)}={in_line(_plain(value))}"
+        f"{in_line(key)}={in_line(value if isinstance(value, str) else json.dumps(value, default=str))}"
         for key, value in entry.items()
         if key not in known and value not in ("", None)
     )
@@ -141,10 +141,6 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     if entry.get("exception"):
         text += "\n" + indented(f"    {entry['exception']}")
     return text
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 class _Handler(logging.Handler):

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.clock import SystemClock
@@ -75,6 +75,8 @@ QUIET_INTERVAL_S = 1.0
 _QUIET_LOOKS = 8
 """After this many readings without anything new, each reads only the sources' stores and a part of the others, until
 there is something new."""
+SPARK_GRACE_S = 10.0
+"""Time from the request to end until Spark's driver is killed. Nothing is lost by that."""
 FAILURE_GRACE_S = 10.0
 """Time from the failure of one vertex until the others that have not drained are killed."""
 _POLL_S = 0.05
@@ -278,7 +280,8 @@ class _Run:
             progress=self._progress.mark_of,
             have_ended=self._have_ended,
             prints=output.print,
-            on_entry=lambda entry: self._reports_itself(entry) or self._entries.show(entry),
+            # The run says at its end that its standard output is closed, whichever worker noticed.
+            on_entry=lambda entry: entry.get("code") == codes.OUTPUT_CLOSED.id or self._entries.show(entry),
             on_health=self._entries.say,
             on_change=changed,
         )
@@ -311,7 +314,7 @@ class _Run:
             self._show(members)
             self._screen.close()
             if members.spark is not None:
-                members.spark.end()
+                members.spark.stop(grace_s=SPARK_GRACE_S)
             members.broker.stop()
         members.broker_over = True
         self._display.note_processes(members)
@@ -431,11 +434,6 @@ class _Run:
             # What was started is not ready yet.
             state, waits_for = members.beginning()
         self._display.show(state, waits_for, self._progress, members)
-
-    @staticmethod
-    def _reports_itself(entry: Mapping[str, Any]) -> bool:
-        """Whether the run says so at its end: standard output is its own, whichever worker noticed."""
-        return entry.get("code") == codes.OUTPUT_CLOSED.id
 
     def _open_spark(self, files: contextlib.ExitStack, hooks: Hooks) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.

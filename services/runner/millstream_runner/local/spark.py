@@ -29,8 +29,6 @@ from millstream_runner.local.states import State
 NAME = "spark"
 """Name of the process, and of its log."""
 DRIVER_MODULE = "millstream_reduce.spark.driver"
-STOP_GRACE_S = 10.0
-"""Time from the request to end until it is killed. Nothing is lost by that."""
 _LOOK_INTERVAL_S = 0.5
 _LOOK_TIMEOUT_S = 2.0
 _CHANNEL_OPTIONS = (
@@ -71,10 +69,6 @@ class LocalSpark(Supervisor):
         if self.restarts:
             words.append(f"restarted {self.restarts}x")
         return ", ".join(words)
-
-    def end(self) -> None:
-        """Ask it to end; `serve` then returns."""
-        self.stop(grace_s=STOP_GRACE_S)
 
     def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
         self._log.write(line)

@@ -155,12 +155,10 @@ class PipelineView:
         return ledger
 
     async def _ledger(self, vertex: str) -> Ledger | None:
-        if vertex not in self._ledgers:
-            ledger = await self._broker.existing_ledger(vertex)
-            if ledger is None:
-                return None
+        ledger = self._ledgers.get(vertex) or await self._broker.existing_ledger(vertex)
+        if ledger is not None:
             self._ledgers[vertex] = ledger
-        return self._ledgers[vertex]
+        return ledger
 
 
 def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:

@@ -25,7 +25,7 @@ from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.repair.finding import Finding, LostStretch, bare, records_text
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
-from millstream_runner.local.repair.stored import StoredPipeline
+from millstream_runner.local.stored import StoredPipeline
 from millstream_runner.local.view import stored_frames
 
 if TYPE_CHECKING:
@@ -134,9 +134,8 @@ class StageInputs:
             group_by = self._stored.plan.vertex(lane.vertex).group_by
             keeps_input = group_by is not None and group_by.keeps_input
             for buffer in inputs_of(self._stored.plan, lane):
-                writers = upstream_lanes(self._stored.plan, buffer)
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
-                if upstream is None or self._stored.unknown.intersection(writers):
+                if upstream is None or self._stored.unknown.intersection(upstream_lanes(self._stored.plan, buffer)):
                     continue
                 if keeps_input and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)

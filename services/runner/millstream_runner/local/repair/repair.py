@@ -30,7 +30,7 @@ from millstream.record import BufferId, LaneId
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, LostStretch, bare
 from millstream_runner.local.repair.inputs import StageInputs
-from millstream_runner.local.repair.stored import StoredPipeline
+from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.taking_over import check_not_older
 
 
