@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,7 +17,7 @@ from millstream import codes
 from millstream.limits import MIB
 from millstream.record import ReplicaId
 from millstream_runner.local.policy import FAILURES_MAX
-from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
@@ -36,12 +37,6 @@ while True:
 class Growing(Supervisor):
     """The supervisor of a process whose lanes do nothing."""
 
-    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        pass
-
-    def keep_output(self, lines: bytes) -> None:
-        pass
-
     def progress(self) -> Mapping[str, object]:
         return {}
 
@@ -56,7 +51,7 @@ class Growing(Supervisor):
 
 
 @pytest.mark.process
-async def test_a_process_that_grows_is_ended_and_given_up_in_the_end() -> None:
+async def test_a_process_that_grows_is_ended_and_given_up_in_the_end(tmp_path: Path) -> None:
     said: list[str] = []
 
     async def none_has_ended(replica: ReplicaId) -> bool:
@@ -76,9 +71,11 @@ async def test_a_process_that_grows_is_ended_and_given_up_in_the_end() -> None:
         on_health=hear,
         on_change=lambda: None,
     )
-    supervisor = Growing(ProcessPlan("in-0", (ReplicaId("in", 0),)), hooks, memory_max=LIMIT_BYTES)
-    async with asyncio.timeout(60):
-        await supervisor.keep_running(lambda: [sys.executable, "-c", GROWS])
+    plan = ProcessPlan("in-0", (ReplicaId("in", 0),))
+    with ExitStack() as files:
+        supervisor = Growing(plan, Logs(tmp_path, plan, files), hooks, memory_max=LIMIT_BYTES)
+        async with asyncio.timeout(60):
+            await supervisor.keep_running(lambda: [sys.executable, "-c", GROWS])
     assert supervisor.state is State.FAILED
     failure = supervisor.failure
     assert failure is not None

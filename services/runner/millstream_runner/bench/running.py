@@ -266,8 +266,7 @@ async def _watch(
 
 async def _follow(stores: OtStores, vertex: str, take: Callable[[OtUpdate], None]) -> None:
     """Pass on what a vertex publishes."""
-    store = await _store(stores, vertex)
-    async with store.watch() as updates:
+    async with (await _store(stores, vertex)).watch() as updates:
         async for update in updates:
             take(update)
 

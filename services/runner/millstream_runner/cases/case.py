@@ -255,8 +255,7 @@ class _Reader:
     def _headers(self, place: Place, members: Mapping[str, Any]) -> Mapping[str, str] | None:
         if members.get("headers") is None:
             return None
-        headers = self._mapping((*place, "headers"), members["headers"])
-        return {str(name): str(value) for name, value in headers.items()}
+        return {str(name): str(value) for name, value in self._mapping((*place, "headers"), members["headers"]).items()}
 
     def _timeout(self, written: Any) -> float:
         try:

@@ -128,10 +128,9 @@ def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
             )
             for name, given, is_taken in taken:
                 if given is not None and is_taken:
-                    what = f"source `{vertex.name}` reads it from the value"
                     yield case.problem(
                         ("inputs", vertex.name, index, name),
-                        what,
+                        f"source `{vertex.name}` reads it from the value",
                         f"no `{name}`, but a field of that name in the value",
                     )
 
@@ -169,8 +168,7 @@ def _source(
     except OSError as error:
         raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {path}: {error.strerror}") from error
     function = f"{CaseInputs.__module__}:{CaseInputs.__name__}"
-    env = [{"name": FILE_VARIABLE, "value": str(path)}]
-    return {**rest, "udsource": {"python": function, "env": env}}
+    return {**rest, "udsource": {"python": function, "env": [{"name": FILE_VARIABLE, "value": str(path)}]}}
 
 
 def _is_line(value: bytes) -> bool:

@@ -75,8 +75,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
             measuring = kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)
             asyncio.run(_within(measuring, _TIMEOUT_S))
     except MillstreamError as error:
-        remedy = f"`millstream explain {error.code}` says more"
-        yield Finding("Broker", CheckState.MISSING, str(error), what, remedy)
+        yield Finding("Broker", CheckState.MISSING, str(error), what, f"`millstream explain {error.code}` says more")
     except OSError as error:
         found = f"cannot be tested in {place}: {error.strerror}"
         yield Finding(

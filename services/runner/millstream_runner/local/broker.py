@@ -71,8 +71,7 @@ class EmbeddedBroker:
         """
         self._directory = directory
         buffers = sum(plan.vertex(edge.to).partitions for edge in plan.edges)
-        technology = technology_of(plan.pipeline)
-        self._server = technology.server(directory, durability=durability, port=port, buffers=buffers)
+        self._server = technology_of(plan.pipeline).server(directory, durability=durability, port=port, buffers=buffers)
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()

@@ -50,8 +50,7 @@ async def _judged(path: Path) -> str:
         # It takes a while, and the screen must not stop meanwhile.
         await asyncio.to_thread(load, path)
     except SpecError as error:
-        count = len(error.problems)
-        return f" (it has {counted(count, 'problem')}: see `millstream validate {path}`)"
+        return f" (it has {counted(len(error.problems), 'problem')}: see `millstream validate {path}`)"
     return ""
 
 

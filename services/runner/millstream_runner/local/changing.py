@@ -64,10 +64,9 @@ class PipelineChange:
         """Apply the change. Raises `UserError`, with what waits, if the pipeline cannot change yet; then nothing was
         changed."""
         former, plan = self._former(), self.loaded.plan
-        name = former.pipeline.name
         async with (
             open_view(former, access, level) as view,
-            technology_of(former.pipeline).open(access, name, name="change", require=level) as opened,
+            technology_of(former.pipeline).open(access, former.pipeline.name, name="change", require=level) as opened,
         ):
             buffer = placed(opened, plan)
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
@@ -79,12 +78,11 @@ class PipelineChange:
                     "another --data-dir",
                 )
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
-            former_spec = spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,
                 "change",
                 **audit.pipeline_of(self.loaded),
-                former_spec=former_spec,
+                former_spec=spec_digest(self.directory.read_pipeline()),
                 leaving=sorted(self.changes.gone),
             )
             for vertex in self.changes.grown:

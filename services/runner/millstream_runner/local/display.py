@@ -173,8 +173,7 @@ class ShownEntries:
         self._recording.entry(now_s - self._begun_s, entry)
         if now_s - self._since_s >= 1.0:
             if self._count > MESSAGES_PER_S:
-                left_out = self._count - MESSAGES_PER_S
-                self._screen.message(f"... and {left_out} more lines: see `millstream logs`")
+                self._screen.message(f"... and {self._count - MESSAGES_PER_S} more lines: see `millstream logs`")
             self._since_s, self._count = now_s, 0
         text = short_entry(entry)
         # Lanes that wait for something say so at every attempt. A notice is about a moment, and each replica sends one.

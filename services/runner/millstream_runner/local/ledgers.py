@@ -40,18 +40,14 @@ class KnownLedgers:
 
     def forget(self, vertices: Collection[str]) -> None:
         """Record that these are about to be removed. Durable on return."""
-        known = {vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices}
-        if known != self._known:
-            self._known = known
-            write_json(self._path, self._known)
+        self.replace({vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices})
 
     def note(self, found: Mapping[str, str]) -> None:
         """Record that these exist. Durable on return."""
-        if any(self._known.get(vertex) != ledger_id for vertex, ledger_id in found.items()):
-            self._known.update(found)
-            write_json(self._path, self._known)
+        self.replace({**self._known, **found})
 
     def replace(self, found: Mapping[str, str]) -> None:
         """Record that these are all there are, and drop what was recorded about others. Durable on return."""
-        self._known = dict(found)
-        write_json(self._path, self._known)
+        if found != self._known:
+            self._known = dict(found)
+            write_json(self._path, self._known)

@@ -13,8 +13,10 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from millstream import codes
@@ -28,7 +30,7 @@ from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
-from millstream_runner.local.logfiles import level_of, parse_line, process_label
+from millstream_runner.local.logfiles import LogFile, level_of, parse_line, process_label
 from millstream_runner.local.memory_watch import MemoryWatch, denied
 from millstream_runner.local.policy import Completion, ProcessEnding, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
@@ -55,6 +57,25 @@ class ProcessPlan:
     def label(self) -> str:
         """The name with the replicas, for people."""
         return process_label(self.name, [replica.name for replica in self.replicas])
+
+
+class Logs:
+    """The log files of a process: one for each of its replicas, and one for the lines of no replica."""
+
+    def __init__(self, directory: Path, plan: ProcessPlan, files: ExitStack, printing: Sequence[str] = ()) -> None:
+        """`files` closes them. `printing`: the replicas that print."""
+        names = {plan.name, *(replica.name for replica in plan.replicas)}
+        self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
+        self._own = self._files[plan.name]
+        self._output = self._files[printing[0]] if len(printing) == 1 else self._own
+
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """Store a line of a log; the entry's `process` says whose."""
+        self._files.get(str(entry.get("process", "")), self._own).write(line)
+
+    def keep_output(self, lines: bytes) -> None:
+        """Store printed output, which does not say which replica's log sink printed it."""
+        self._output.write(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +129,12 @@ class Supervisor(ABC):
     task."""
 
     def __init__(
-        self, plan: ProcessPlan, hooks: Hooks, *, takes_orders: bool = False, memory_max: int | None = None
+        self, plan: ProcessPlan, logs: Logs, hooks: Hooks, *, takes_orders: bool = False, memory_max: int | None = None
     ) -> None:
         """`takes_orders`: see `tell`. `memory_max`: bytes of memory that the process may take; None for no limit."""
         self.plan = plan
         self.hooks = hooks
+        self._logs = logs
         self.state = State.STARTING
         self.restarts = 0
         self.failure: Failure | None = None
@@ -154,13 +176,9 @@ class Supervisor(ABC):
             self._set_state(State.DRAINING)
         self._stop.set()
 
-    @abstractmethod
     def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
         """Store a line of its log, given as bytes and as an object."""
-
-    @abstractmethod
-    def keep_output(self, lines: bytes) -> None:
-        """Store lines that it prints in its log."""
+        self._logs.keep(line, entry)
 
     @abstractmethod
     def progress(self) -> Mapping[str, object]:
@@ -324,11 +342,11 @@ class Supervisor(ABC):
 
     async def _print(self, lines: bytes) -> None:
         await self.hooks.prints(lines)
-        self.keep_output(lines.removesuffix(b"\n"))
+        self._logs.keep_output(lines.removesuffix(b"\n"))
 
     def _take_output(self, lines: list[bytes]) -> None:
         """Only libraries print past the channel."""
-        self.keep_output(b"\n".join(lines))
+        self._logs.keep_output(b"\n".join(lines))
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -50,7 +50,7 @@ from millstream_runner.local.prerequisites import refuse_small_disk, refuse_take
 from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
-from millstream_runner.local.replica import Failure, Hooks, ProcessPlan
+from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
@@ -60,8 +60,8 @@ from millstream_runner.local.view import PipelineView, open_view
 from millstream_runner.local.workers import (
     LocalWorker,
     LocalWorkers,
-    Logs,
     plan_workers,
+    printing,
 )
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ async def run(
 
     Raises the errors that occur before the start: the directory is in use, or contains another pipeline's data.
     """
-    root = options.data_dir or HOME / loaded.pipeline.name
-    with held(root.absolute()) as directory:
+    with held((options.data_dir or HOME / loaded.pipeline.name).absolute()) as directory:
         # Everything is checked before anything is ended, moved or removed.
         previous = directory.read_runtime()
         if previous is not None:
@@ -196,8 +195,7 @@ async def run(
             screen.message(former_keys_text(vertex))
         port = (previous.broker_port or None) if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
-            one = _Run(loaded, options, screen, directory, change, recording or Recording())
-            result = await one.run(workers, port)
+            result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(workers, port)
             outcome["exit_code"] = result.exit_code
             outcome["code"] = result.code.id if result.code is not None else None
         return result
@@ -288,7 +286,9 @@ class _Run:
         memory_max = self._options.worker_memory or default_limit()
         workers = LocalWorkers(
             [
-                LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
+                LocalWorker(
+                    plan, Logs(self._directory.logs, plan, files, printing(self._graph, plan)), hooks, memory_max
+                )
                 for plan in plans
             ]
         )
@@ -337,7 +337,9 @@ class _Run:
             ]
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
-                tasks.create_task(worker.serve(partial(self._worker_command, members)), name=worker.plan.name)
+                tasks.create_task(
+                    worker.keep_running(partial(self._worker_command, members, worker)), name=worker.plan.name
+                )
             while not members.workers.are_over:
                 if members.failure is not None and self._state is not State.FAILING:
                     self._state = State.FAILING
@@ -354,18 +356,16 @@ class _Run:
             self._state = State.FAILED
         return summary
 
-    def _worker_command(
-        self, members: Members, replicas: Sequence[ReplicaId], metrics_port: int | None
-    ) -> Sequence[str]:
-        """The command line of a worker for these replicas."""
+    def _worker_command(self, members: Members, worker: LocalWorker) -> Sequence[str]:
+        """The command line of a worker that starts now."""
         options = self._options
-        metrics = []
-        if metrics_port is not None:
-            metrics = ["--metrics-port", str(metrics_port), "--metrics-host", options.metrics_host]
+        metrics: list[str] = []
+        if worker.plan.metrics_port is not None:
+            metrics = ["--metrics-port", str(worker.plan.metrics_port), "--metrics-host", options.metrics_host]
         on_change = OnChange.RESTART if options.watch else OnChange.REPORT
         return [
             *(sys.executable, "-P", "-m", WORKER_MODULE),
-            *("--replicas", *(replica.name for replica in replicas)),
+            *("--replicas", *(replica.name for replica in worker.left())),
             *("--pipeline", str(self._directory.pipeline)),
             *("--broker", options.broker_path or members.broker.access.url),
             *("--broker-access", str(self._directory.broker_access)),
@@ -438,7 +438,7 @@ class _Run:
     def _open_spark(self, files: contextlib.ExitStack, hooks: Hooks) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.
         from millstream_reduce.spark.aot import advice
-        from millstream_runner.local.spark import NAME, LocalSpark, driver_command
+        from millstream_runner.local.spark import PLAN, LocalSpark, driver_command
 
         spark = self._graph.pipeline.spec.spark
         if (spark is None or spark.remote is None) and (text := advice()):
@@ -447,8 +447,7 @@ class _Run:
         command = driver_command(
             address, self._graph.pipeline, self._loaded.base_dir, self._directory.spark, self._options.log_level
         )
-        log = files.enter_context(LogFile(self._directory.logs / f"{NAME}.jsonl"))
-        return LocalSpark(address, command, log, hooks)
+        return LocalSpark(address, command, Logs(self._directory.logs, PLAN, files), hooks)
 
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"

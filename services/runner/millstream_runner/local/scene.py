@@ -171,8 +171,7 @@ def _rows(scene: Scene, width: int | None) -> tuple[list[str], list[str]]:
     columns = dict(enumerate(map(list, zip(*rows, strict=True))))
     left_out: list[str] = []
     for what, index, longest in _FITTING:
-        lines = _lines(columns)
-        if width is None or max(map(len, lines)) <= width:
+        if width is None or max(map(len, _lines(columns))) <= width:
             break
         if what == "shorten":
             columns[index] = [shortened(cell, longest) for cell in columns[index]]

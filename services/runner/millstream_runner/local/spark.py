@@ -11,7 +11,6 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,12 +21,10 @@ from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
 from millstream_runner.local.directory import explained, make_private, write_text
-from millstream_runner.local.logfiles import LogFile
-from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 
-NAME = "spark"
-"""Name of the process, and of its log."""
+PLAN = ProcessPlan("spark")
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 _LOOK_INTERVAL_S = 0.5
 _LOOK_TIMEOUT_S = 2.0
@@ -42,12 +39,11 @@ _CHANNEL_OPTIONS = (
 class LocalSpark(Supervisor):
     """The driver's process, and its progress as far as it answers. `serve` is its only task."""
 
-    def __init__(self, address: str, command: Sequence[str], log: LogFile, hooks: Hooks) -> None:
-        """`address`: the gRPC address on which it listens. `log` stores what it logs and prints."""
-        super().__init__(ProcessPlan(NAME), hooks)
+    def __init__(self, address: str, command: Sequence[str], logs: Logs, hooks: Hooks) -> None:
+        """`address`: the gRPC address on which it listens."""
+        super().__init__(PLAN, logs, hooks)
         self.address = address
         self._command = command
-        self._log = log
         self._answer: spark_pb2.DescribeResponse | None = None
         self._jobs = 0
         """Jobs done in this run, by all its processes."""
@@ -69,12 +65,6 @@ class LocalSpark(Supervisor):
         if self.restarts:
             words.append(f"restarted {self.restarts}x")
         return ", ".join(words)
-
-    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        self._log.write(line)
-
-    def keep_output(self, lines: bytes) -> None:
-        self._log.write(lines)
 
     def progress(self) -> Mapping[str, object]:
         return {self.plan.name: self._jobs}

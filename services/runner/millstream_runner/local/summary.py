@@ -169,8 +169,7 @@ def check_stored(summary: Summary, where: Path) -> None:
 def account_row(vertex: VertexAccount) -> tuple[str, ...]:
     """The account of a vertex under `ACCOUNT_TITLES`; empty if the vertex cannot have such records."""
     account = vertex.account
-    dropped = sum(account.dropped.values())
-    counts = account.inputs, account.processed, account.filtered, account.dead_lettered, dropped
+    counts = account.inputs, account.processed, account.filtered, account.dead_lettered, sum(account.dropped.values())
     return (
         vertex.vertex,
         vertex.kind.name,

@@ -141,8 +141,7 @@ class PipelineView:
 
     async def consumed(self, buffer: BufferId) -> int:
         """Sequence of the last frame of the buffer that its reader has completed; 0 if there is none."""
-        marks = await self.marks(self._plan.edge(buffer.edge).to)
-        return _read(marks).get(buffer, Position(0)).sequence
+        return _read(await self.marks(self._plan.edge(buffer.edge).to)).get(buffer, Position(0)).sequence
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger that contains a buffer. Raises `RetryLaterError` until it exists."""
@@ -197,6 +196,5 @@ async def open_view(
     plan: Plan, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """A view of a pipeline in a running broker."""
-    technology = technology_of(plan.pipeline)
-    async with technology.open(access, plan.pipeline.name, name="view", require=require) as buffer:
+    async with technology_of(plan.pipeline).open(access, plan.pipeline.name, name="view", require=require) as buffer:
         yield PipelineView(plan, placed(buffer, plan).broker, buffer.stores)

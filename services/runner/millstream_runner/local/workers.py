@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from millstream import codes, limits
@@ -30,9 +29,9 @@ from millstream.spec.graph import Graph
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
 from millstream_connectors.log.settings import LogSink
-from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
+from millstream_runner.local.logfiles import WORKER_PREFIX
 from millstream_runner.local.progress import PipelineProgress
-from millstream_runner.local.replica import Hooks, ProcessPlan, Supervisor
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 from millstream_runner.local.view import PipelineView
 
@@ -88,12 +87,11 @@ class Waits:
 
 
 class LocalWorker(Supervisor):
-    """One worker of a run. `serve` is its only task."""
+    """One worker of a run."""
 
     def __init__(self, plan: ProcessPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
         """`memory_max`: the bytes of memory that it may take."""
-        super().__init__(plan, hooks, takes_orders=True, memory_max=memory_max)
-        self._logs = logs
+        super().__init__(plan, logs, hooks, takes_orders=True, memory_max=memory_max)
         self._drained: set[ReplicaId] = set()
         """Replicas that are to stop."""
         self._over: dict[ReplicaId, State] = {}
@@ -131,11 +129,8 @@ class LocalWorker(Supervisor):
         return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
 
     def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        self._logs.keep(line, entry)
+        super().keep(line, entry)
         self.waits.take(entry, time.monotonic())
-
-    def keep_output(self, lines: bytes) -> None:
-        self._logs.keep_output(lines)
 
     def progress(self) -> Mapping[str, object]:
         return {replica.name: self.hooks.progress(replica) for replica in self.plan.replicas}
@@ -149,12 +144,7 @@ class LocalWorker(Supervisor):
         for replica in new - self._over.keys():
             self.tell(f"stop {replica}")
 
-    async def serve(self, command: Callable[[Sequence[ReplicaId], int | None], Sequence[str]]) -> None:
-        """Keep it running until all its replicas are over, or it fails permanently. `command`: the command line of a
-        process for these replicas, with this port of its metrics."""
-        await self.keep_running(lambda: command(self._left(), self.plan.metrics_port))
-
-    def _left(self) -> Sequence[ReplicaId]:
+    def left(self) -> Sequence[ReplicaId]:
         """The replicas for which a process is started."""
         left = [replica for replica in self.plan.replicas if replica not in self._over]
         # It was killed after its last replica had ended, before its exit code could say so.
@@ -206,27 +196,13 @@ class LocalWorker(Supervisor):
         return True
 
 
-class Logs:
-    """The log files of a worker: one for each replica, and one for the lines of no replica."""
-
-    def __init__(self, directory: Path, plan: ProcessPlan, graph: Graph, files: ExitStack) -> None:
-        names = {plan.name, *(replica.name for replica in plan.replicas)}
-        self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
-        self._own = self._files[plan.name]
-        printing = [replica.name for replica in plan.replicas if _prints(graph, replica)]
-        self._output = self._files[printing[0]] if len(printing) == 1 else self._own
-
-    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        """Store a line of a log; the entry's `process` says whose."""
-        self._files.get(str(entry.get("process", "")), self._own).write(line)
-
-    def keep_output(self, lines: bytes) -> None:
-        """Store printed output, which does not say which replica's log sink printed it."""
-        self._output.write(lines)
-
-
-def _prints(graph: Graph, replica: ReplicaId) -> bool:
-    return any(isinstance(placed.end.settings, LogSink) for placed in graph.vertex(replica.vertex).ends)
+def printing(graph: Graph, plan: ProcessPlan) -> list[str]:
+    """The replicas of a worker that print records."""
+    return [
+        replica.name
+        for replica in plan.replicas
+        if any(isinstance(placed.end.settings, LogSink) for placed in graph.vertex(replica.vertex).ends)
+    ]
 
 
 class LocalWorkers:

@@ -268,9 +268,8 @@ class StageInputs:
                 look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
                 sequence, read = _read_up_to(mark, other, look)
                 if max(read, key=lambda item: item.sequence, default=None) == frame and frame.sequence <= sequence:
-                    gap = GivenUp(frame.lane, frame.sequence, frame.number, frame.number)
                     async with rewritten(own, lane, _OWNER) as changed:
-                        _give_up(changed, other.edge, [gap])
+                        _give_up(changed, other.edge, [GivenUp(frame.lane, frame.sequence, frame.number, frame.number)])
 
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
         done = f"lane {lane} relies only on its log for what it read of these"

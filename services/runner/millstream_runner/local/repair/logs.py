@@ -109,14 +109,13 @@ class ReduceLogs:
         contents.reset()
         end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
         contents.recovered(end)
-        if mark.reduce.result_records:
-            results = ResultFiles(directory, SystemFiles(), identity)
-            if results.read(mark.reduce.hand_over + 1) is None:
-                raise DamageError(
-                    codes.RESULTS_LOST,
-                    f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
-                    f"committed, and the others, which {directory} should contain, are missing",
-                )
+        results = ResultFiles(directory, SystemFiles(), identity)
+        if mark.reduce.result_records and results.read(mark.reduce.hand_over + 1) is None:
+            raise DamageError(
+                codes.RESULTS_LOST,
+                f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
+                f"committed, and the others, which {directory} should contain, are missing",
+            )
         if group_by.keeps_input and not contents.is_behind:
             check_records_known(str(identity), directory, contents.records_known(), mark)
         return contents
@@ -150,8 +149,7 @@ class ReduceLogs:
             mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
         if look.directory.exists():
             self.remove(look)
-        identity = self._identity(look.lane, mark.epoch, ledger)
-        async with open_log(look.directory, identity, _NewLog(progress_of(mark))):
+        async with open_log(look.directory, self._identity(look.lane, mark.epoch, ledger), _NewLog(progress_of(mark))):
             return lost
 
 
