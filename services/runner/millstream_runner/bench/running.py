@@ -203,15 +203,16 @@ async def measure(
     """Run the pipeline below `directory` to its end. Raises the error if it did not succeed."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
     base = free_ports(len(pipeline.processes))
-    options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base, workers=workers)
+    data = DataDirectory(directory / "data")
+    options = RunOptions(data_dir=data.root, durability=durability, metrics_port_base=base, workers=workers)
     measured = Measurement()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(
-            _watch(options, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
+            _watch(data, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
         )
         result = await _run(loaded, options)
         watching.cancel()
-    status = DataDirectory(directory / "data").read_status() or {}
+    status = data.read_status() or {}
     measured.durability = str(status.get("durability", durability.value))
     _check(result, load)
     return measured
@@ -242,11 +243,9 @@ def _check(result: RunResult, load: Load) -> None:
 
 
 async def _watch(
-    options: RunOptions, pipeline: BenchPipeline, used: Technology, load: Load, measured: Measurement
+    directory: DataDirectory, pipeline: BenchPipeline, used: Technology, load: Load, measured: Measurement
 ) -> None:
     """Observe the run until cancelled."""
-    assert options.data_dir is not None, "a benchmark has its own directory"
-    directory = DataDirectory(options.data_dir)
     runtime = await _until_started(directory)
     async with (
         used.open(directory.access(runtime, used), "bench", name="bench", require=DurabilityLevel.MEMORY) as buffer,

@@ -95,19 +95,15 @@ def run_case(case: Case, loaded: LoadedPipeline, directory: Path) -> Came:
     if result.summary is not None and not result.summary.ended:
         # Ctrl-C has drained it.
         raise KeyboardInterrupt
-    return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _sinks(loaded)}, "")
+    return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _vertices(loaded, Sink)}, "")
 
 
-def _sources(loaded: LoadedPipeline) -> list[Vertex]:
-    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Source)]
-
-
-def _sinks(loaded: LoadedPipeline) -> list[Vertex]:
-    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Sink)]
+def _vertices(loaded: LoadedPipeline, kind: type[Source | Sink]) -> list[Vertex]:
+    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, kind)]
 
 
 def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
-    named = (("inputs", case.inputs, _sources(loaded)), ("outputs", case.outputs, _sinks(loaded)))
+    named = (("inputs", case.inputs, _vertices(loaded, Source)), ("outputs", case.outputs, _vertices(loaded, Sink)))
     for member, given, vertices in named:
         names = [vertex.name for vertex in vertices]
         for name in given:
@@ -118,7 +114,7 @@ def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
 
 def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
     """Times and keys that the source takes from the value would override those of the case."""
-    for vertex in _sources(loaded):
+    for vertex in _vertices(loaded, Source):
         source = vertex.settings
         assert isinstance(source, Source)
         for index, record in enumerate(case.inputs.get(vertex.name, ())):

@@ -33,7 +33,7 @@ from millstream_runner.local.processes import identity_of
 
 _log = logging.getLogger(__name__)
 
-NAME = "broker"
+BROKER = "broker"
 """Name of the process, in logs and in `runtime.json`."""
 WRITE_FAILURES_MAX = 10
 """Processes in a row that could not write, each within `STEADY_S` of its start, before giving up on the disk."""
@@ -118,7 +118,7 @@ class EmbeddedBroker:
                 return
             async with open_process(
                 command,
-                name=NAME,
+                name=BROKER,
                 stdout=self._take_lines,
                 stderr=self._take_lines,
                 environment={**os.environ, **self._server.environment},

@@ -61,7 +61,6 @@ class Display:
         self._begun_s = clock.monotonic_s()
         self._name = name
         self._durability = durability
-        self._durability_found = False
         self._last_trouble = ""
         self._vertices: Sequence[VertexProgress] = ()
         self._taken_s: float | None = None
@@ -79,9 +78,8 @@ class Display:
 
     async def find_durability(self, view: PipelineView) -> None:
         """Ask the broker, until it has answered once."""
-        if not self._durability_found and (found := await view.durability()) is not None:
+        if not self._recording.durability and (found := await view.durability()) is not None:
             self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
-            self._durability_found = True
             self._recording.durability = self._durability
 
     def take(self, progress: PipelineProgress, edges: Iterable[str]) -> bool:
@@ -110,7 +108,7 @@ class Display:
         )
         if state is not self._state:
             self._state = state
-            self._recording.state(self.elapsed_s, state.value)
+            self._recording.states.append((self.elapsed_s, state.value))
             _log.info("the run is %s%s", state.value, f", and waits for {waits_for}" if waits_for else "")
         self._screen.show(scene)
         self._keep_status(scene, members.failure, now_s)

@@ -10,8 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from millstream.spec.graph import Graph
-from millstream_runner.local.broker import NAME as BROKER
-from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
 from millstream_runner.local.formatting import duration_text, shortened
 from millstream_runner.local.processes import identify

@@ -124,14 +124,12 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
             if plan.head(vertex) != vertex:
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
-            mark = made.get(new)
-            if mark is None:
-                was = stored.mark
-                mark = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
-                made[new] = mark
-            mark.watermark_us = min(mark.watermark_us, stored.mark.watermark_us)
-            mark.ended = mark.ended and stored.mark.ended
-            _add(mark, plan, vertex, gone, stored.mark.written)
+            was = stored.mark
+            first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+            mark = made.setdefault(new, first)
+            mark.watermark_us = min(mark.watermark_us, was.watermark_us)
+            mark.ended = mark.ended and was.ended
+            _add(mark, plan, vertex, gone, was.written)
     yield from made.items()
 
 

@@ -73,6 +73,7 @@ class Recording:
         self.slow_s: dict[str, float] = {}
         """For how long each vertex was the slow one."""
         self.durability = ""
+        """What the broker has reported; empty until it has."""
         self._delays = _Delays()
         self._taken_s = 0.0
         self._width_s = 0.0
@@ -99,10 +100,6 @@ class Recording:
         """Make the newest moment a point, too."""
         if self._open is not None and self.points[-1].at_s < self._open.at_s:
             self.points.append(self._open)
-
-    def state(self, at_s: float, state: str) -> None:
-        """The run has entered a state."""
-        self.states.append((at_s, state))
 
     def entry(self, at_s: float, entry: Mapping[str, Any]) -> None:
         """A process logged a warning or worse."""

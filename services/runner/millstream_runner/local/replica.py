@@ -31,7 +31,7 @@ from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import LogFile, level_of, parse_line, process_label
-from millstream_runner.local.memory_watch import MemoryWatch, denied
+from millstream_runner.local.memory_watch import denied, until_exceeded
 from millstream_runner.local.policy import Completion, ProcessEnding, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
 from millstream_runner.local.states import State
@@ -149,6 +149,8 @@ class Supervisor(ABC):
         self._error_shown = False
         self._error_before = ""
         """The last error of the previous process, unless that had made progress."""
+        self._oversize = ""
+        """How the current process has exceeded its memory, worded to follow its name; empty if it has not."""
         self._last_lines = LastLines(LINES_KEPT)
 
     @property
@@ -236,6 +238,7 @@ class Supervisor(ABC):
     async def _run_once(self, command: Sequence[str]) -> tuple[ProcessEnding, float]:
         """How the process ended, and for how many seconds it ran well."""
         self._last_error, self._error_shown = {}, False
+        self._oversize = ""
         self._last_lines.clear()
         begun_s = time.monotonic()
         with open_heartbeat(self.hear) as heartbeat, open_channel(self._print) as channel:
@@ -264,23 +267,26 @@ class Supervisor(ABC):
                         process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
                     ),
                 ]
-                watch = None
                 if self._memory_max is not None:
-                    watch = MemoryWatch(process.pid, self._memory_max)
-                    tasks.append(group.create_task(_kill_when_too_large(process, watch), name="memory"))
+                    too_large = self._kill_when_too_large(process, self._memory_max)
+                    tasks.append(group.create_task(too_large, name="memory"))
                 exit_code = await process.wait()
                 for task in tasks:
                     task.cancel()
             # What it logged last.
             heartbeat.take()
         self._process = self._identity = None
-        oversize = "" if watch is None or health.hung else watch.exceeded
+        oversize = "" if health.hung else self._oversize
         ending = ProcessEnding(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
         return ending, time.monotonic() - begun_s - health.silent_s
 
     async def _end_when_asked(self, process: Process) -> None:
         await self._stop.wait()
         process.signal(signal.SIGTERM)
+
+    async def _kill_when_too_large(self, process: Process, limit: int) -> None:
+        self._oversize = await until_exceeded(process.pid, limit)
+        process.kill()
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -373,11 +379,6 @@ class Supervisor(ABC):
     def _set_state(self, state: State) -> None:
         self.state = state
         self.changed()
-
-
-async def _kill_when_too_large(process: Process, watch: MemoryWatch) -> None:
-    await watch.until_exceeded()
-    process.kill()
 
 
 def worst(failures: list[Failure]) -> Failure | None:

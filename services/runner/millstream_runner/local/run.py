@@ -34,8 +34,7 @@ from millstream.spec.loading import LoadedPipeline
 from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
-from millstream_runner.local.broker import NAME as BROKER
-from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change

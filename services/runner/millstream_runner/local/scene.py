@@ -122,7 +122,7 @@ def table(scene: Scene, width: int | None = None, height: int | None = None) -> 
     shown = [in_line(line) for line in (*above, *vertices, *below)]
     if height is not None and len(shown) > height:
         # Not even one row fits: show the head, and what is missing.
-        shown = [shown[0], in_line(_none_shown(scene))][: max(1, height)]
+        shown = [shown[0], in_line(below[0])][: max(1, height)]
     return shown if width is None else [shortened(line, width) for line in shown]
 
 
@@ -137,10 +137,6 @@ def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], 
         f"vertices {first + 1}-{first + room} of {len(vertices)}, {len(vertices) - room} not shown "
         f"(page {page + 1} of {pages}, turns every {PAGE_S:.0f} s)"
     )
-
-
-def _none_shown(scene: Scene) -> str:
-    return f"{counted(len(scene.vertices), 'vertex', 'vertices')} not shown: the terminal has too few lines"
 
 
 def _head(scene: Scene) -> list[str]:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import grpc
 import grpc.aio
 
 from millstream.files import own_directory

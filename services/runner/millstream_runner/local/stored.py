@@ -18,7 +18,7 @@ from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate, forget
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.directory import DataDirectory, held
 from millstream_runner.local.processes import end_stale, is_alive
 from millstream_runner.local.view import PipelineView, open_view
@@ -43,7 +43,7 @@ async def open_stored(directory: DataDirectory, plan: Plan) -> AsyncIterator[Emb
                 on_line=lambda line: None,
                 on_started=lambda: None,
             )
-            processes.create_task(broker.serve(), name="broker")
+            processes.create_task(broker.serve(), name=BROKER)
             await broker.ready.wait()
             yield broker
             broker.stop()

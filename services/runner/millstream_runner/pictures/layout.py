@@ -234,11 +234,9 @@ def _spread(column: Sequence[_Place], wanted: Sequence[float]) -> None:
             other, others = blocks.pop()
             mean, size = (mean * size + other * others) / (size + others), size + others
         blocks.append((mean, size))
-    index = 0
-    for mean, size in blocks:
-        for _ in range(size):
-            column[index].y = mean + offsets[index]
-            index += 1
+    means = [mean for mean, size in blocks for _ in range(size)]
+    for place, mean, offset in zip(column, means, offsets, strict=True):
+        place.y = mean + offset
 
 
 def _move_to_top(order: Sequence[Sequence[_Place]]) -> float:
