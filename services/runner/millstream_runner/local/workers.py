@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream import codes, limits
@@ -81,9 +82,23 @@ class Waits:
         waits = ((now_s - since_s, why) for name, why, since_s in self._waits.values() if name == vertex)
         return max(waits, default=(0.0, ""))
 
-    def clear(self) -> None:
-        """There is a new process."""
-        self._waits.clear()
+
+@dataclass(slots=True)
+class CurrentProcess:
+    """What is known of the current process of a worker; a new one has told nothing yet."""
+
+    open: set[ReplicaId] = field(default_factory=set)
+    """Replicas that work in it."""
+    held_up: dict[ReplicaId, State] = field(default_factory=dict)
+    """Replicas whose functions wait for a person."""
+    slow_since_s: dict[tuple[ReplicaId, str], float] = field(default_factory=dict)
+    """Since when functions have had calls without an answer, by replica and vertex."""
+    waits: Waits = field(default_factory=Waits)
+
+    def slow_s(self, vertex: str, now_s: float) -> float:
+        """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
+        not slow."""
+        return max((now_s - since_s for (_, name), since_s in self.slow_since_s.items() if name == vertex), default=0)
 
 
 class LocalWorker(Supervisor):
@@ -96,13 +111,7 @@ class LocalWorker(Supervisor):
         """Replicas that are to stop."""
         self._over: dict[ReplicaId, State] = {}
         """Replicas that will not be started again."""
-        self.held_up: dict[ReplicaId, State] = {}
-        """Replicas whose functions wait for a person."""
-        self._slow_since_s: dict[tuple[ReplicaId, str], float] = {}
-        """Since when functions have had calls without an answer, by replica and vertex."""
-        self.waits = Waits()
-        self._open: set[ReplicaId] = set()
-        """Replicas that work in the current process."""
+        self.current = CurrentProcess()
 
     def has_over(self, replica: ReplicaId) -> bool:
         """Whether nothing more will come from it."""
@@ -117,20 +126,15 @@ class LocalWorker(Supervisor):
             return State.STOPPED if self.failure.process in names else State.FAILED
         if self.state is not State.RUNNING:
             return self.state
-        if replica in self.held_up:
-            return self.held_up[replica]
-        if replica not in self._open:
+        if replica in self.current.held_up:
+            return self.current.held_up[replica]
+        if replica not in self.current.open:
             return State.STARTING
         return State.DRAINING if replica in self._drained else State.RUNNING
 
-    def slow_s(self, vertex: str, now_s: float) -> float:
-        """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
-        not slow."""
-        return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
-
     def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
         super().keep(line, entry)
-        self.waits.take(entry, time.monotonic())
+        self.current.waits.take(entry, time.monotonic())
 
     def progress(self) -> Mapping[str, object]:
         return {replica.name: self.hooks.progress(replica) for replica in self.plan.replicas}
@@ -158,27 +162,24 @@ class LocalWorker(Supervisor):
             if replica.name != name:
                 continue
             if how == "running":
-                self._open.add(replica)
+                self.current.open.add(replica)
             elif how == "ended":
                 self._over[replica] = State.DONE
             elif how == "slow":
-                self._slow_since_s[replica, vertex] = time.monotonic() - SLOW_AFTER_S
+                self.current.slow_since_s[replica, vertex] = time.monotonic() - SLOW_AFTER_S
             elif how == "answered":
-                self._slow_since_s.pop((replica, vertex), None)
+                self.current.slow_since_s.pop((replica, vertex), None)
             elif how in _HELD_UP:
-                self.held_up[replica] = _HELD_UP[how]
+                self.current.held_up[replica] = _HELD_UP[how]
             elif how == "going":
-                self.held_up.pop(replica, None)
+                self.current.held_up.pop(replica, None)
             elif replica in self._drained:
                 # It was stopped by another owner, and is started again.
                 self._over[replica] = State.STOPPED
         self.hooks.on_change()
 
     def started(self) -> None:
-        self.held_up.clear()
-        self._slow_since_s.clear()
-        self.waits.clear()
-        self._open.clear()
+        self.current = CurrentProcess()
         # The new process does not know about earlier orders.
         for replica in self._drained - self._over.keys():
             self.tell(f"stop {replica}")
@@ -224,7 +225,7 @@ class LocalWorkers:
 
     def are_held_up(self, vertices: Collection[str]) -> bool:
         """Whether a function of these vertices waits for a person, so that their input is not read."""
-        return any(replica in worker.held_up for worker, replica in self._of(vertices))
+        return any(replica in worker.current.held_up for worker, replica in self._of(vertices))
 
     def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
         """Ask these vertices to finish and end; a worker without others is killed after `grace_s`."""
@@ -269,12 +270,12 @@ class LocalWorkers:
     def slow_s(self, vertex: str) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""
         now_s = time.monotonic()
-        return max((worker.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
+        return max((worker.current.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
 
     def waits(self, vertex: str) -> tuple[float, str]:
         """How long a lane of the vertex has been waiting, and what for; no reason if none has for a while."""
         now_s = time.monotonic()
-        return max((worker.waits.longest(vertex, now_s) for worker in self._workers), default=(0.0, ""))
+        return max((worker.current.waits.longest(vertex, now_s) for worker in self._workers), default=(0.0, ""))
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
         """The states of its replicas, and how often workers that run them were restarted."""
