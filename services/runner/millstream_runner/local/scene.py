@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream.plurals import counted
 from millstream.printable import in_line
-from millstream_runner.local.formatting import aligned, count_text, duration_text, shortened, watermark_text
+from millstream_runner.local.formatting import aligned_columns, count_text, duration_text, shortened, watermark_text
 from millstream_runner.local.progress import VertexProgress, vertex_from_json
 from millstream_runner.local.states import OVER, State
 
@@ -167,18 +167,13 @@ def _rows(scene: Scene, width: int | None) -> tuple[list[str], list[str]]:
     columns = dict(enumerate(map(list, zip(*rows, strict=True))))
     left_out: list[str] = []
     for what, index, longest in _FITTING:
-        if width is None or max(map(len, _lines(columns))) <= width:
+        if width is None or max(map(len, aligned_columns(columns, left=_LEFT))) <= width:
             break
         if what == "shorten":
             columns[index] = [shortened(cell, longest) for cell in columns[index]]
         else:
             left_out.append(columns.pop(index)[0])
-    return _lines(columns), left_out
-
-
-def _lines(columns: Mapping[int, Sequence[str]]) -> list[str]:
-    left = {place for place, index in enumerate(columns) if index in _LEFT}
-    return aligned(list(zip(*columns.values(), strict=True)), left=left)
+    return aligned_columns(columns, left=_LEFT), left_out
 
 
 def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:

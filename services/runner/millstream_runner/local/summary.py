@@ -27,7 +27,7 @@ from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.colours import Heading
-from millstream_runner.local.formatting import aligned, folded, shortened
+from millstream_runner.local.formatting import aligned_columns, folded, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ ACCOUNT_TITLES = (
 )
 
 
+_LEFT = ("VERTEX", "TYPE")
 _MAY_BE_EMPTY = ("LATE", "BELOW-WATERMARK", "DROPPED", "FILTERED", "DEAD-LETTERED")
 """The order in which empty columns are removed from a table that is too wide."""
 _NAME_CHARS = (24, 16)
@@ -206,7 +207,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
     left_out: list[str] = []
 
     def fits() -> bool:
-        return width is None or max(map(len, _lines(columns))) <= width
+        return width is None or max(map(len, aligned_columns(columns, left=_LEFT))) <= width
 
     while empty and not fits():
         left_out.append(empty.pop(0))
@@ -220,7 +221,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
             columns["VERTEX"] = [shortened(cell, longest) for cell in columns["VERTEX"]]
     if not fits():
         del columns["TYPE"]
-    lines = _lines(columns)
+    lines = aligned_columns(columns, left=_LEFT)
     lines[:heading] = map(Heading, lines[:heading])
     if left_out:
         named = ", ".join(title for title in ACCOUNT_TITLES if title in left_out)
@@ -231,11 +232,6 @@ def _table(summary: Summary, width: int | None) -> list[str]:
 def _two_lines(title: str) -> tuple[str, str]:
     first, hyphen, second = title.partition("-")
     return (f"{first}-", second) if hyphen else ("", title)
-
-
-def _lines(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    left = {place for place, title in enumerate(columns) if title in ("VERTEX", "TYPE")}
-    return aligned(list(zip(*columns.values(), strict=True)), left=left)
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from millstream_runner.local.repair.finding import Finding, LostStretch, bare, r
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
 from millstream_runner.local.stored import StoredPipeline
 from millstream_runner.local.view import stored_frames
+from millstream_vertex.settings import keeps_input
 
 if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
@@ -100,8 +101,7 @@ class StageInputs:
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
         """Whether the log can be rebuilt from the input that the lane keeps."""
-        group_by = self._stored.plan.vertex(lane.vertex).group_by
-        if group_by is None or not group_by.keeps_input or mark.reduce.closing or mark.reduce.result_records:
+        if not keeps_input(self._stored.plan, lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
             return False
         for buffer in inputs_of(self._stored.plan, lane):
             upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
@@ -131,18 +131,17 @@ class StageInputs:
             if own is None:
                 continue
             look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-            group_by = self._stored.plan.vertex(lane.vertex).group_by
-            keeps_input = group_by is not None and group_by.keeps_input
+            is_kept = keeps_input(self._stored.plan, lane.vertex)
             for buffer in inputs_of(self._stored.plan, lane):
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
                 if upstream is None or self._stored.unknown.intersection(upstream_lanes(self._stored.plan, buffer)):
                     continue
-                if keeps_input and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
+                if is_kept and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)
                 reading = await self._behind(upstream, lane, buffer, mark, look)
                 if reading.faults:
                     yield await self._reading_finding(upstream, own, lane, mark, reading, look)
-            if keeps_input and (milestones := await self._milestones(own, lane, mark)).faults:
+            if is_kept and (milestones := await self._milestones(own, lane, mark)).faults:
                 yield self._milestones_finding(own, lane, milestones)
 
     async def _behind(
