@@ -19,8 +19,7 @@ from millstream.plan import resolved
 from millstream.plan.shape import as_stored
 from millstream.spec.loading import load
 from millstream_runner.local.changing import claim, plan_change
-from millstream_runner.local.directory import DataDirectory, read_json
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, read_json
 from millstream_runner.local.view import open_view
 from tests.support.children import started
 from tests.support.pipelines import PipelineRun

@@ -36,8 +36,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory, explained, read_json, write_json
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json
 from millstream_runner.local.moving import separate, take_in
 from millstream_runner.local.view import PipelineView, open_view
 

@@ -38,9 +38,8 @@ from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change
-from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
+from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, held, read_json
 from millstream_runner.local.display import Display, ShownEntries
-from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
 from millstream_runner.local.memory_watch import default_limit

@@ -27,7 +27,7 @@ from millstream.plan.lanes import all_lanes
 from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, LostStretch, bare
 from millstream_runner.local.repair.inputs import StageInputs
 from millstream_runner.local.stored import StoredPipeline
