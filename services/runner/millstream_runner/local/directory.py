@@ -316,13 +316,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data
 
 
-def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a file atomically. Without `durable` it is not fsynced, for files that are rewritten every second."""
-    write_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a file atomically and durably."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Like `write_json`, for any text. From the start, only its owner can read the file."""
+    """Like `write_json`, for any text. From the start, only its owner can read the file. Without `durable` it is not
+    fsynced, for files that are rewritten every second."""
     temporary = path.with_name(path.name + ".tmp")
     with explained(f"cannot write {path}"):
         try:

@@ -169,10 +169,6 @@ class PipelineProgress:
             if state.edge == edge
         )
 
-    def records(self) -> int:
-        """Input records completed by all vertices; changes whenever anything happens."""
-        return sum(_records(entry) for entry in self._entries.values())
-
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
         """All vertices in topological order, as of one moment, with rates up to now."""
         for name in self._graph.order:

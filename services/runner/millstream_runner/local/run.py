@@ -194,8 +194,7 @@ async def run(
         port = (previous.broker_port or None) if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(workers, port)
-            outcome["exit_code"] = result.exit_code
-            outcome["code"] = result.code.id if result.code is not None else None
+            outcome.update(exit_code=result.exit_code, code=result.code.id if result.code is not None else None)
         return result
 
 
@@ -228,9 +227,8 @@ class _Run:
         """Set when something about a process has changed."""
         self._drain_asked = asyncio.Event()
         self._view: PipelineView | None = None
-        self._aborted = False
-        self._gave_up_start = False
-        """Whether it was asked to stop before anything could be read."""
+        self._cancelled_with: int | None = None
+        """The exit code of a run that signals have ended at once, or before anything could be read."""
         self._signalled_s = -SAME_DECISION_S
         self._state = State.STARTING
         self._had_ended = False
@@ -245,9 +243,9 @@ class _Run:
             except BaseExceptionGroup as group:
                 raise first_cause(group) or group from None
             except asyncio.CancelledError:
-                if not self._aborted and not self._gave_up_start:
+                if self._cancelled_with is None:
                     raise
-                return self._result(ABORTED if self._aborted else 0, members.failure, None)
+                return self._result(self._cancelled_with, members.failure, None)
             finally:
                 self._screen.close()
             code = members.failure.exit_code if members.failure is not None else 0
@@ -465,11 +463,11 @@ class _Run:
         self._signalled_s += since_s
         if since_s < SAME_DECISION_S:
             return
-        if self._state is State.STARTING and not self._gave_up_start:
+        if self._state is State.STARTING and self._cancelled_with is None:
             # As after a drain, everything that was read is finished: nothing was.
             self._screen.message("stopping: nothing has been read yet (Ctrl-C again: stop at once)")
             audit.note_going(self._directory, self._screen.message, "drain")
-            self._gave_up_start = True
+            self._cancelled_with = 0
             self._task.cancel()
             return
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
@@ -480,5 +478,5 @@ class _Run:
             audit.note_going(self._directory, self._screen.message, "drain")
             return
         audit.note_going(self._directory, self._screen.message, "stop")
-        self._aborted = True
+        self._cancelled_with = ABORTED
         self._task.cancel()
