@@ -322,8 +322,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Like `write_json`, for any text. From the start, only its owner can read the file. Without `durable` it is not
-    fsynced, for files that are rewritten every second."""
+    """Like `write_json`, for any text. From the start, only its owner can read the file.
+
+    Without `durable` it is not fsynced, for files that are rewritten every second.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with explained(f"cannot write {path}"):
         try:
