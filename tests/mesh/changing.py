@@ -18,10 +18,8 @@ from millstream.nats.access import BrokerAccess
 from millstream.plan import resolved
 from millstream.plan.shape import as_stored
 from millstream.spec.loading import load
-from millstream_runner.local.changing import plan_change
-from millstream_runner.local.claiming import claim
-from millstream_runner.local.directory import DataDirectory, read_json
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.changing import claim, plan_change
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, read_json
 from millstream_runner.local.view import open_view
 from tests.support.children import started
 from tests.support.pipelines import PipelineRun
@@ -32,10 +30,10 @@ ANSWER_S = 60.0
 
 async def change(directory: DataDirectory, path: Path, access: BrokerAccess) -> None:
     """What a run does before it starts vertices, where it is not the first. Raises `UserError` when something waits."""
-    loaded = load(path)
+    loaded, found = load(path), None
     if (stored := read_json(directory.shape)) is not None:
         loaded, _ = as_stored(loaded, stored)
-    found = plan_change(directory, loaded, ())
+        found = plan_change(directory, stored, loaded, ())
     if found is None:
         claim(directory, loaded)
     else:

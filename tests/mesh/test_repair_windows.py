@@ -20,7 +20,7 @@ from millstream.errors import DamageError
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream_runner.local.causes import first_cause
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair
 from tests.mesh.reducing import (

@@ -12,6 +12,7 @@ from millstream import durable
 from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.durable import CRASH_AT
 from millstream_runner.local.setting_back import Watermarks
+from millstream_runner.local.stored import StoredPipeline
 from tests.mesh.reducing import (
     Contents,
     Event,
@@ -46,7 +47,7 @@ FAR_S = 1_000_000_000.0
 async def set_back(run: PipelineRun, time_us: int) -> int:
     """Set every lane back that is beyond; how many were."""
     async with TECHNOLOGY.open(run.server.access, run.resolved.pipeline.name, name="test") as buffer:
-        watermarks = Watermarks(run.plan, buffer.broker, buffer.stores, run.windows)
+        watermarks = Watermarks(StoredPipeline(run.plan, buffer), run.windows)
         targets = watermarks.targets(time_us)
         beyond = [one for one in await watermarks.lanes() if one.is_beyond(targets[one.lane.vertex])]
         for one in beyond:

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ from millstream import codes
 from millstream.limits import MIB
 from millstream.record import ReplicaId
 from millstream_runner.local.policy import FAILURES_MAX
-from millstream_runner.local.replica import Reports, Supervisor
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
@@ -34,35 +34,48 @@ while True:
 """What a library may do with a batch of records that is small when it is stored."""
 
 
-@dataclass(frozen=True)
-class OneReplica:
-    name: str = "in-0"
-    metrics_port: int | None = None
-    replicas: tuple[ReplicaId, ...] = (ReplicaId("in", 0),)
+class Growing(Supervisor):
+    """The supervisor of a process whose lanes do nothing."""
+
+    def progress(self) -> Mapping[str, object]:
+        return {}
+
+    def hear(self, text: str) -> None:
+        pass
+
+    def started(self) -> None:
+        pass
+
+    async def have_lanes_ended(self) -> bool:
+        return False
 
 
 @pytest.mark.process
-async def test_a_process_that_grows_is_ended_and_given_up_in_the_end() -> None:
+async def test_a_process_that_grows_is_ended_and_given_up_in_the_end(tmp_path: Path) -> None:
     said: list[str] = []
 
-    async def none_has_ended() -> bool:
+    async def none_has_ended(replica: ReplicaId) -> bool:
         return False
+
+    async def print_nothing(lines: bytes) -> None:
+        pass
 
     def hear(entry: Mapping[str, Any]) -> None:
         said.append(str(entry["message"]))
 
-    reports = Reports(
-        keep=lambda line, entry: None,
-        keep_output=lambda line: None,
-        progress=dict,
-        lanes_ended=none_has_ended,
+    hooks = Hooks(
+        progress=lambda replica: None,
+        have_ended=none_has_ended,
+        prints=print_nothing,
         on_entry=lambda entry: True,
         on_health=hear,
         on_change=lambda: None,
     )
-    supervisor = Supervisor(OneReplica(), reports, memory_max=LIMIT_BYTES)
-    async with asyncio.timeout(60):
-        await supervisor.serve(lambda: [sys.executable, "-c", GROWS])
+    plan = ProcessPlan("in-0", (ReplicaId("in", 0),))
+    with ExitStack() as files:
+        supervisor = Growing(plan, Logs(tmp_path, plan, files), hooks, memory_max=LIMIT_BYTES)
+        async with asyncio.timeout(60):
+            await supervisor.keep_running(lambda: [sys.executable, "-c", GROWS])
     assert supervisor.state is State.FAILED
     failure = supervisor.failure
     assert failure is not None

@@ -28,7 +28,7 @@ from tests.support.children import started, together
 
 
 def noted(root: Path) -> list[dict[str, Any]]:
-    return list(audit.entries(DataDirectory(root)))
+    return list(audit_file.read_entries(DataDirectory(root).audit))
 
 
 async def test_every_command_that_looks_in_or_changes_something_is_written_down(

@@ -13,13 +13,13 @@ process runs the pipeline. Below it: the ledgers.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from uuid import uuid4
 
 from millstream import codes
 from millstream.account import consumed
 from millstream.codes.code import Code
 from millstream.errors import UserError
-from millstream.ledger.protocol import Commit, Ledger
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.ledger.sharing import Sharing
 from millstream.plan.lanes import buffers_of, inputs_of, lanes_of
 from millstream.plan.plan import Plan
@@ -104,17 +104,13 @@ async def leave(
 async def _rely_on_nothing(own: Ledger, lane: LaneId, buffer: BufferId, writers: Mapping[str, mark_pb2.Mark]) -> None:
     """Record in a reader's mark that the frames it has read are no longer needed: the buffer that it continues to read
     does not contain them."""
-    stored = await own.take_over(lane, _OWNER)
-    mark = mark_pb2.Mark()
-    mark.CopyFrom(stored.mark)
-    mark.commit_id = uuid4().bytes
-    after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
-    for key, writer in writers.items():
-        frames = next((one.frames for one in writer.written if _is(one, buffer)), 0)
-        if frames:
-            # The next frame of the writer has the next number.
-            mark.given_up.add(edge=buffer.edge, lane=key, sequence=after.sequence, after=0, through=frames)
-    await own.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+    async with rewritten(own, lane, _OWNER) as mark:
+        after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
+        for key, writer in writers.items():
+            frames = next((one.frames for one in writer.written if _is(one, buffer)), 0)
+            if frames:
+                # The next frame of the writer has the next number.
+                mark.given_up.add(edge=buffer.edge, lane=key, sequence=after.sequence, after=0, through=frames)
 
 
 async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:

@@ -28,7 +28,7 @@ from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.loading import load
 from millstream.values import Values
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair
 from millstream_udf import columns

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from millstream import codes
-from millstream_runner.local.open_files import FILES_ADVISED, FILES_MIN, check_open_files
+from millstream_runner.local.prerequisites import FILES_ADVISED, FILES_MIN, check_open_files
 from tests.support.errors import raises
 
 INTERRUPTED_WHILE_IMPORTING = """

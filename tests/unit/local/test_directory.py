@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_what_a_run_keeps_is_its_owners_alone_from_the_start(tmp_path: Path, mon
     with held(root) as directory, held(tmp_path / "b" / "other"):
         directory.make()
         directory.write_pipeline("secret")
-        directory.write_runtime(RUNTIME)
+        write_json(directory.runtime, asdict(RUNTIME))
     assert ("pipeline.json.tmp", 0) in opened
     assert [name for name, others in opened if others] == []
     made = [*root.rglob("*"), tmp_path / "b", tmp_path / "b" / "other"]
@@ -107,7 +108,7 @@ def test_fresh_removes_what_a_run_keeps_and_nothing_else(tmp_path: Path) -> None
     directory = DataDirectory(tmp_path)
     directory.broker.mkdir()
     (directory.broker / "store").write_text("data")
-    directory.write_runtime(RUNTIME)
+    write_json(directory.runtime, asdict(RUNTIME))
     (tmp_path / "mine.txt").write_text("keep")
     directory.clear()
     directory.clear()
@@ -117,7 +118,7 @@ def test_fresh_removes_what_a_run_keeps_and_nothing_else(tmp_path: Path) -> None
 def test_runtime_survives_the_way_through_its_file(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     assert directory.read_runtime() is None
-    directory.write_runtime(RUNTIME)
+    write_json(directory.runtime, asdict(RUNTIME))
     assert directory.read_runtime() == RUNTIME
 
 
@@ -147,11 +148,11 @@ def test_commands_find_the_only_run_and_ask_when_there_are_several(
         find_directory(None, None)
     for name in ("one", "two"):
         (tmp_path / ".millstream" / name).mkdir(parents=True)
-    DataDirectory(tmp_path / ".millstream/one").write_runtime(RUNTIME)
+    write_json(DataDirectory(tmp_path / ".millstream/one").runtime, asdict(RUNTIME))
     assert find_directory(None, None).root == Path(".millstream/one")
     with raises(codes.NO_SUCH_RUN, match=r"no run of pipeline 'two'.*there are: one"):
         find_directory(None, "two")
-    DataDirectory(tmp_path / ".millstream/two").write_runtime(RUNTIME)
+    write_json(DataDirectory(tmp_path / ".millstream/two").runtime, asdict(RUNTIME))
     with raises(codes.NO_SUCH_RUN, match=r"several pipelines have run here \(one, two\)"):
         find_directory(None, None)
     assert find_directory(None, "two").root == Path(".millstream/two")

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import sys
 
 from millstream.telemetry.logging import NOTICE
-from millstream_runner.local.entries import ShownEntries
+from millstream_runner.local.display import ShownEntries
 from millstream_runner.local.recording import Recording
-from millstream_runner.local.scene import Scene
-from millstream_runner.local.screen import MESSAGES_PER_S
+from millstream_runner.local.screen import MESSAGES_PER_S, Screen
 
 
-class _Screen:
+class _Screen(Screen):
     def __init__(self) -> None:
+        super().__init__(sys.stderr)
         self.messages: list[str] = []
 
     def message(self, text: str) -> None:
         self.messages.append(text)
-
-    def printing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def show(self, scene: Scene) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class _Clock:

@@ -8,7 +8,7 @@ import pytest
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.summary import Summary, check_stored
 from tests.support.errors import raises
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from millstream_runner.local import memory_watch
-from millstream_runner.local.memory_watch import GROWTH_BYTES_PER_S, LOOK_LATER_S, LOOK_S, MemoryWatch, denied, pause_s
+from millstream_runner.local.memory_watch import GROWTH_BYTES_PER_S, LOOK_LATER_S, LOOK_S, denied, pause_s
 
 GIB = 1 << 30
 
@@ -21,10 +21,9 @@ async def test_a_process_cannot_reach_its_limit_before_the_next_look() -> None:
 
 async def test_a_process_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: Iterator[int | None] = iter([None, 2 * GIB, 2 * GIB + 1])
-    watch = MemoryWatch(1, 2 * GIB, lambda pid: next(sizes))
     monkeypatch.setattr(memory_watch, "pause_s", lambda left: 0.0)
-    await asyncio.wait_for(watch.until_exceeded(), 5)
-    assert watch.exceeded == "took 2.0 GiB of memory, more than its limit of 2.0 GiB: it was killed"
+    exceeded = await asyncio.wait_for(memory_watch.until_exceeded(1, 2 * GIB, lambda pid: next(sizes)), 5)
+    assert exceeded == "took 2.0 GiB of memory, more than its limit of 2.0 GiB: it was killed"
     assert next(sizes, None) is None
 
 

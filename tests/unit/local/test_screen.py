@@ -20,8 +20,8 @@ from millstream_runner.local.screen import (
     PLAIN_INTERVAL_S,
     PLAIN_LATER_INTERVAL_S,
     PLAIN_OFTEN_S,
-    NoScreen,
     PlainScreen,
+    Screen,
     TerminalScreen,
     choose_screen,
 )
@@ -239,7 +239,7 @@ def test_dead_letters_are_not_results() -> None:
 def test_quiet_shows_messages_only() -> None:
     stream = io.StringIO()
     screen = choose_screen(stream, quiet=True)
-    assert isinstance(screen, NoScreen)
+    assert type(screen) is Screen
     screen.show(scene(100.0))
     screen.message("warning")
     assert stream.getvalue() == "warning\n"

@@ -15,7 +15,7 @@ import pytest
 
 from millstream.descriptors import PIPE_CLOSED
 from millstream.print_channel import CHANNEL_VARIABLE, PrintChannel, open_channel, print_through_channel
-from millstream_runner.local.screen import NoScreen
+from millstream_runner.local.screen import Screen
 from millstream_runner.local.standard_output import StandardOutput
 
 LINE_BYTES = 100_000
@@ -43,7 +43,7 @@ def worker_output(channel: PrintChannel, monkeypatch: pytest.MonkeyPatch) -> io.
 
 
 async def test_the_lines_of_several_workers_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = StandardOutput(NoScreen(io.StringIO()), lambda: None)
+    output = StandardOutput(Screen(io.StringIO()), lambda: None)
     with ExitStack() as stack:
         pipe = stack.enter_context(printing_to_a_pipe(monkeypatch))
         channels = [stack.enter_context(open_channel(output.print)) for _ in range(3)]
@@ -83,7 +83,7 @@ async def test_a_worker_gets_the_error_of_standard_output_and_so_does_every_othe
         nonlocal heard
         heard += 1
 
-    output = StandardOutput(NoScreen(io.StringIO()), hear)
+    output = StandardOutput(Screen(io.StringIO()), hear)
     with ExitStack() as stack:
         os.close(stack.enter_context(printing_to_a_pipe(monkeypatch)))
         channel = stack.enter_context(open_channel(output.print))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.pauses import REPEATED_AFTER_S, WAIT, WAITS_FOR
-from millstream_runner.local.waits import Waits
+from millstream_runner.local.workers import Waits
 
 
 def test_the_longest_wait_of_a_vertex_is_known_until_its_line_says_that_it_is_over() -> None:
@@ -17,5 +17,3 @@ def test_the_longest_wait_of_a_vertex_is_known_until_its_line_says_that_it_is_ov
     assert waits.longest("in", 140.0) == (0.0, "")
     waits.take({"vertex": "out", WAIT: 1, WAITS_FOR: ""}, 150.0)
     assert waits.longest("out", 150.0) == (30.0 + REPEATED_AFTER_S, "it is full")
-    waits.clear()
-    assert waits.longest("out", 150.0) == (0.0, "")

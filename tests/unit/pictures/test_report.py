@@ -136,7 +136,7 @@ def test_nothing_that_users_write_becomes_more_than_text() -> None:
     recording = Recording()
     for second in range(5):
         recording.take(float(second), [replace(one, vertex=one.vertex) for one in figures(second)])
-    recording.state(0.0, HOSTILE)
+    recording.states.append((0.0, HOSTILE))
     recording.entry(1.0, {"level": HOSTILE, "process": HOSTILE, "message": HOSTILE, "code": HOSTILE})
     text = report_page(of(recording, words=HOSTILE, dead=3))
     page = Page(text)

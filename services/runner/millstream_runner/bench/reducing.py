@@ -27,6 +27,7 @@ from millstream.limits import FRAME_RECORDS_MAX, MIB
 from millstream.telemetry.metrics import CLOSE_TIME
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.log.log import LogStatistics
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.spark import jobs
@@ -105,17 +106,11 @@ async def measure_ingest(directory: Path, *, records: int, record_bytes: int) ->
     begun = time.perf_counter()
     written = await _fill_queue(directory / "queue", records, record_bytes)
     queue_s = time.perf_counter() - begun
-    limit_s = await asyncio.to_thread(_fill_file, directory / "file", written.bytes, written.syncs)
+    limit_s = await asyncio.to_thread(_fill_file, directory / "file", written.written_bytes, written.syncs)
     return Ingest(records / queue_s, records / limit_s)
 
 
-@dataclass(slots=True)
-class _Written:
-    bytes: int = 0
-    syncs: int = 0
-
-
-async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Written:
+async def _fill_queue(directory: Path, records: int, record_bytes: int) -> LogStatistics:
     identity = LogIdentity("bench", "sum", 0, 1, "bench")
     windowing = make_windowing(WindowConfig("fixed", length_us=60_000_000))
     limits = QueueLimits(log_bytes_max=1 << 40)
@@ -129,8 +124,7 @@ async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Writ
                     syncing = tasks.create_task(queue.sync())
                 await asyncio.sleep(0)
         await queue.sync()
-        log = queue.statistics().log
-        return _Written(log.written_bytes, log.syncs)
+        return queue.statistics().log
 
 
 def _portions(records: int, record_bytes: int) -> Iterator[list[QueuedFrame]]:

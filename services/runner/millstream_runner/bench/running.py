@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,14 +28,14 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
 from millstream.spec.loading import LoadedPipeline, load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.store import OtStore, OtStores
+from millstream.watermark.store import OtStore, OtStores, OtUpdate
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.logfiles import process_label
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.run import RunOptions, RunResult, run
-from millstream_runner.local.screen import NoScreen
+from millstream_runner.local.screen import Screen
 
 BUFFER_RECORDS = 400_000
 """Length of a buffer: a second's worth of records. At most this many pile up on each edge before all processes run."""
@@ -182,10 +184,9 @@ async def measure_map(
         maps_apart = () if load.from_source else ("map-0",)
         pipeline = BenchPipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)
-    arrived = measured.records
-    if arrived != load.records:
+    if measured.records != load.records:
         raise MillstreamError(
-            codes.EXPERIMENT_FAILED, f"{load.records} records were generated, but only {arrived} arrived"
+            codes.EXPERIMENT_FAILED, f"{load.records} records were generated, but only {measured.records} arrived"
         )
     if not measured.records_per_s:
         raise UserError(
@@ -202,15 +203,16 @@ async def measure(
     """Run the pipeline below `directory` to its end. Raises the error if it did not succeed."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
     base = free_ports(len(pipeline.processes))
-    options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base, workers=workers)
+    data = DataDirectory(directory / "data")
+    options = RunOptions(data_dir=data.root, durability=durability, metrics_port_base=base, workers=workers)
     measured = Measurement()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(
-            _watch(options, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
+            _watch(data, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
         )
         result = await _run(loaded, options)
         watching.cancel()
-    status = DataDirectory(directory / "data").read_status() or {}
+    status = data.read_status() or {}
     measured.durability = str(status.get("durability", durability.value))
     _check(result, load)
     return measured
@@ -218,9 +220,8 @@ async def measure(
 
 async def _run(loaded: LoadedPipeline, options: RunOptions) -> RunResult:
     notes = io.StringIO()
-    result = await run(loaded, options, NoScreen(notes))
-    if result.failure is not None:
-        failure = result.failure
+    result = await run(loaded, options, Screen(notes))
+    if (failure := result.failure) is not None:
         raise MillstreamError(
             codes.EXPERIMENT_FAILED, f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}"
         )
@@ -242,11 +243,9 @@ def _check(result: RunResult, load: Load) -> None:
 
 
 async def _watch(
-    options: RunOptions, pipeline: BenchPipeline, used: Technology, load: Load, measured: Measurement
+    directory: DataDirectory, pipeline: BenchPipeline, used: Technology, load: Load, measured: Measurement
 ) -> None:
     """Observe the run until cancelled."""
-    assert options.data_dir is not None, "a benchmark has its own directory"
-    directory = DataDirectory(options.data_dir)
     runtime = await _until_started(directory)
     async with (
         used.open(directory.access(runtime, used), "bench", name="bench", require=DurabilityLevel.MEMORY) as buffer,
@@ -254,14 +253,21 @@ async def _watch(
     ):
         clock = _Clock(load, measured)
         if pipeline.observed_edge is not None:
-            store = await _store(buffer.stores, "in")
-            group.create_task(clock.follow_chain(store, pipeline.observed_edge), name="chain")
+            take = partial(clock.take_chain, pipeline.observed_edge)
+            group.create_task(_follow(buffer.stores, "in", take), name="chain")
         elif pipeline.passes_on:
-            group.create_task(clock.follow_source(await _store(buffer.stores, "in")), name="source")
-            group.create_task(clock.follow_sink(await _store(buffer.stores, "out")), name="sink")
+            group.create_task(_follow(buffer.stores, "in", clock.take_source), name="source")
+            group.create_task(_follow(buffer.stores, "out", clock.take_sink), name="sink")
         else:
             clock.begun.set()
         group.create_task(_sample(directory, clock.begun, pipeline, load, measured), name="use")
+
+
+async def _follow(stores: OtStores, vertex: str, take: Callable[[OtUpdate], None]) -> None:
+    """Pass on what a vertex publishes."""
+    async with (await _store(stores, vertex)).watch() as updates:
+        async for update in updates:
+            take(update)
 
 
 async def _store(stores: OtStores, vertex: str) -> OtStore:
@@ -296,22 +302,16 @@ class _Clock:
         self._piled_up: int | None = None
         self._first: tuple[int, int] | None = None
 
-    async def follow_source(self, store: OtStore) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                self._made = update.consumed_records
+    def take_source(self, update: OtUpdate) -> None:
+        self._made = update.consumed_records
 
-    async def follow_sink(self, store: OtStore) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                self._take(update.consumed_records, update.entry.published_us)
+    def take_sink(self, update: OtUpdate) -> None:
+        self._take(update.consumed_records, update.entry.published_us)
 
-    async def follow_chain(self, store: OtStore, edge: str) -> None:
-        async with store.watch() as updates:
-            async for update in updates:
-                entry = update.entry
-                records = sum(state.records for state in entry.inputs if state.edge == edge)
-                self._take(records, entry.published_us)
+    def take_chain(self, edge: str, update: OtUpdate) -> None:
+        """`edge`: the one to the sink, which the lane of the source writes."""
+        records = sum(state.records for state in update.entry.inputs if state.edge == edge)
+        self._take(records, update.entry.published_us)
 
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured

@@ -100,12 +100,11 @@ def read_case(path: Path) -> Case:
     """Read and check a case file. Raises `SpecError` with every problem."""
     try:
         document = yaml_text.parse(path.read_text(encoding="utf-8"))
-    except (yaml_text.UnreadableError, UnicodeDecodeError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            unreadable = Problem(codes.TEST_CASE, str(path), 0, 0, "", "the text is not UTF-8", "a file in UTF-8")
-        else:
-            unreadable = _text_problem(path, error.problem)
+    except UnicodeDecodeError:
+        unreadable = Problem(codes.TEST_CASE, str(path), 0, 0, "", "the text is not UTF-8", "a file in UTF-8")
         raise SpecError([unreadable]) from None
+    except yaml_text.UnreadableError as error:
+        raise SpecError([_text_problem(path, error.problem)]) from None
     reader = _Reader(path, document)
     reader.problems += [_text_problem(path, problem) for problem in document.problems]
     case = reader.case()
@@ -256,8 +255,7 @@ class _Reader:
     def _headers(self, place: Place, members: Mapping[str, Any]) -> Mapping[str, str] | None:
         if members.get("headers") is None:
             return None
-        headers = self._mapping((*place, "headers"), members["headers"])
-        return {str(name): str(value) for name, value in headers.items()}
+        return {str(name): str(value) for name, value in self._mapping((*place, "headers"), members["headers"]).items()}
 
     def _timeout(self, written: Any) -> float:
         try:

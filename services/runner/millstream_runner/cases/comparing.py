@@ -27,7 +27,8 @@ def differences(expected: Sequence[ExpectedRecord], came: Sequence[Envelope], *,
     surplus = [one for index, one in enumerate(came) if index not in taken]
     if not missing and not surplus:
         return []
-    lines = [f"{len(pairs)} of {len(expected)} expected records came{_and_others(len(surplus))}"]
+    others = f", and {len(surplus)} {'others' if len(surplus) > 1 else 'other'}" if surplus else ""
+    lines = [f"{len(pairs)} of {len(expected)} expected records came{others}"]
     near = _nearest(missing, surplus)
     for one in missing[:_SHOWN_MAX]:
         other = near.get(id(one))
@@ -40,10 +41,6 @@ def differences(expected: Sequence[ExpectedRecord], came: Sequence[Envelope], *,
     lines += [f"  + {_shown(one)}" for one in rest[:_SHOWN_MAX]]
     left = max(0, len(missing) - _SHOWN_MAX) + max(0, len(rest) - _SHOWN_MAX)
     return [*lines, f"  ... and {left} more"] if left else lines
-
-
-def _and_others(count: int) -> str:
-    return f", and {count} {'others' if count > 1 else 'other'}" if count else ""
 
 
 def _pairs_in_order(expected: Sequence[ExpectedRecord], came: Sequence[Envelope]) -> dict[int, int]:

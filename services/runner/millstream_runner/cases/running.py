@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,21 @@ from millstream.spec.sources import Source
 from millstream_runner.cases.case import Case, CaseInput
 from millstream_runner.cases.inputs import FILE_VARIABLE, CaseInputs, input_line
 from millstream_runner.local.run import RunOptions, RunResult, run
-from millstream_runner.local.scene import Scene
+from millstream_runner.local.screen import Screen
 
 _TEXT_FORMATS = {"jsonl": "jsonl", "lines": "lines", "csv": "jsonl"}
 """Formats of file sources, and the formats in which the records of a case are written instead."""
 
 
-@dataclass(slots=True)
-class Silent:
+class Silent(Screen):
     """A screen that keeps its messages, for the report of a failed case."""
 
-    messages: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
         self.messages.append(text)
-
-    def printing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def show(self, scene: Scene) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +95,15 @@ def run_case(case: Case, loaded: LoadedPipeline, directory: Path) -> Came:
     if result.summary is not None and not result.summary.ended:
         # Ctrl-C has drained it.
         raise KeyboardInterrupt
-    return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _sinks(loaded)}, "")
+    return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _vertices(loaded, Sink)}, "")
 
 
-def _sources(loaded: LoadedPipeline) -> list[Vertex]:
-    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Source)]
-
-
-def _sinks(loaded: LoadedPipeline) -> list[Vertex]:
-    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Sink)]
+def _vertices(loaded: LoadedPipeline, kind: type[Source | Sink]) -> list[Vertex]:
+    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, kind)]
 
 
 def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
-    named = (("inputs", case.inputs, _sources(loaded)), ("outputs", case.outputs, _sinks(loaded)))
+    named = (("inputs", case.inputs, _vertices(loaded, Source)), ("outputs", case.outputs, _vertices(loaded, Sink)))
     for member, given, vertices in named:
         names = [vertex.name for vertex in vertices]
         for name in given:
@@ -126,7 +114,7 @@ def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
 
 def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
     """Times and keys that the source takes from the value would override those of the case."""
-    for vertex in _sources(loaded):
+    for vertex in _vertices(loaded, Source):
         source = vertex.settings
         assert isinstance(source, Source)
         for index, record in enumerate(case.inputs.get(vertex.name, ())):
@@ -136,10 +124,9 @@ def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
             )
             for name, given, is_taken in taken:
                 if given is not None and is_taken:
-                    what = f"source `{vertex.name}` reads it from the value"
                     yield case.problem(
                         ("inputs", vertex.name, index, name),
-                        what,
+                        f"source `{vertex.name}` reads it from the value",
                         f"no `{name}`, but a field of that name in the value",
                     )
 
@@ -177,8 +164,7 @@ def _source(
     except OSError as error:
         raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {path}: {error.strerror}") from error
     function = f"{CaseInputs.__module__}:{CaseInputs.__name__}"
-    env = [{"name": FILE_VARIABLE, "value": str(path)}]
-    return {**rest, "udsource": {"python": function, "env": env}}
+    return {**rest, "udsource": {"python": function, "env": [{"name": FILE_VARIABLE, "value": str(path)}]}}
 
 
 def _is_line(value: bytes) -> bool:

@@ -11,7 +11,6 @@ from millstream.audit import FILE_VARIABLE, TO_LOG, own_file, read_entries
 from millstream.errors import UserError
 from millstream.printable import in_line
 from millstream_runner.cli.place import directory_of
-from millstream_runner.local.audit import entries
 
 _KNOWN = ("time", "action", "user", "process", "command", "pipeline", "spec")
 
@@ -26,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.OPTIONS_CONFLICT, f"{FILE_VARIABLE} sends these entries to standard error: look where that is kept"
         )
-    found = read_entries(own_file()) if arguments.elsewhere else entries(directory_of(arguments))
+    found = read_entries(own_file() if arguments.elsewhere else directory_of(arguments).audit)
     for entry in found:
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))
     return 0

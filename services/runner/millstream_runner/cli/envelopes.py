@@ -17,8 +17,7 @@ from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
-from millstream_runner.local.pages import stored_frames
-from millstream_runner.local.view import PipelineView
+from millstream_runner.local.view import PipelineView, stored_frames
 
 _LINES = (".jsonl", ".txt")
 _TABLES = (".csv", ".parquet")

@@ -20,9 +20,8 @@ from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pi
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
-from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.stored import open_run
-from millstream_runner.local.view import PipelineView
+from millstream_runner.local.view import PipelineView, stored_frames
 
 
 def run(arguments: argparse.Namespace) -> int:

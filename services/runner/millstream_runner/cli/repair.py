@@ -18,8 +18,7 @@ from millstream.plurals import counted
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.causes import first_cause
-from millstream_runner.local.directory import HOME, DataDirectory, read_json
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, read_json
 from millstream_runner.local.repair.finding import bare
 from millstream_runner.local.repair.repair import Repair
 from millstream_runner.local.stored import open_stored

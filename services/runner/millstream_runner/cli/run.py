@@ -38,7 +38,7 @@ from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.formatting import duration_text, folded
-from millstream_runner.local.open_files import check_open_files
+from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline

@@ -24,7 +24,7 @@ from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
-from millstream_runner.local.storage import reservation_text, reserved_bytes
+from millstream_runner.local.prerequisites import reservation_text, reserved_bytes
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream import codes
-from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
@@ -24,7 +23,7 @@ from millstream_runner.cli.answer import answer
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.setting_back import LaneTime, SetBackPoint, Watermarks
-from millstream_runner.local.stored import open_stored
+from millstream_runner.local.stored import StoredPipeline, open_stored
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +55,7 @@ async def _run(
             stored.access, plan.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
         ) as buffer,
     ):
-        watermarks = Watermarks(plan, placed(buffer, plan).broker, buffer.stores, directory.windows)
+        watermarks = Watermarks(StoredPipeline(plan, buffer), directory.windows)
         lanes = await watermarks.lanes()
         lines = list(_lines(lanes))
         facts: dict[str, Any] = {"lanes": [_as_json(one) for one in lanes]}

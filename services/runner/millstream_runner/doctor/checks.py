@@ -43,6 +43,11 @@ class Finding:
         return {**asdict(self), "state": self.state.value}
 
 
+def judged(name: str, found: str, needed_for: str, remedy: str, otherwise: CheckState = CheckState.MISSING) -> Finding:
+    """What was found is in order unless there is a remedy; with one, its state is `otherwise`."""
+    return Finding(name, otherwise if remedy else CheckState.OK, found, needed_for, remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What has to exist. Without a pipeline: what every pipeline needs; the rest is optional."""

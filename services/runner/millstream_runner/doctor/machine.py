@@ -22,8 +22,8 @@ from millstream.limits import MIB
 from millstream.ports import free_ports, why_not
 from millstream.resources import processors, usable_memory
 from millstream.udf.socket_directory import open_socket_directory
-from millstream_runner.doctor.checks import CheckState, Finding, Needs
-from millstream_runner.local.storage import BROKER_SHARE
+from millstream_runner.doctor.checks import CheckState, Finding, Needs, judged
+from millstream_runner.local.prerequisites import BROKER_SHARE, FILES_ADVISED, existing, more_files
 
 _EVERYTHING = "everything"
 _PYTHON_MIN = (3, 11)
@@ -32,7 +32,11 @@ _NETWORK = frozenset({
     "nfs", "nfs4", "prl_fs", "smb3", "smbfs", "vboxsf", "virtiofs", "webdav",
 })  # fmt: skip
 """File systems on other machines, or on the host of a virtual machine, where fsync and locks may guarantee less."""
-_GONE_AT_RESTART = frozenset({"ramfs", "tmpfs"})
+_DOUBTFUL = {
+    **dict.fromkeys(_NETWORK, "a network file system"),
+    **dict.fromkeys(("ramfs", "tmpfs"), "gone when the machine restarts"),
+}
+"""File systems that may not keep what was committed, and why."""
 _SYNCS = 15
 _SYNC_SLOW_MS = 20.0
 """Above this, a commit waits longer for the disk than for everything else."""
@@ -41,7 +45,6 @@ _MEMORY_BYTES = 600 * MIB
 """What the broker, two workers and a few functions need."""
 _SPARK_BYTES = 2048 * MIB
 """What Spark's driver, its Python workers and Java's compiled code need."""
-_FILES_MIN = 1024
 _PROCESSES_MIN = 256
 _COLUMNS_MIN = 80
 
@@ -49,25 +52,20 @@ _COLUMNS_MIN = 80
 def python(_: Needs) -> Iterator[Finding]:
     """Version and implementation."""
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
-    wanted = ".".join(map(str, _PYTHON_MIN))
+    remedy = ""
     if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
+        wanted = ".".join(map(str, _PYTHON_MIN))
         remedy = f"install CPython {wanted} or later, and Millstream into its own environment"
-        yield Finding("Python", CheckState.MISSING, found, _EVERYTHING, remedy)
-    else:
-        yield Finding("Python", CheckState.OK, found, _EVERYTHING)
+    yield judged("Python", found, _EVERYTHING, remedy)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
-    if platform.system() not in ("Linux", "Darwin"):
-        remedy = "run it on Linux (on Windows: in WSL 2 or a container)"
-        yield Finding("System", CheckState.MISSING, system, _EVERYTHING, remedy)
-    else:
-        yield Finding("System", CheckState.OK, system, _EVERYTHING)
+    is_known = platform.system() in ("Linux", "Darwin")
+    remedy = "" if is_known else "run it on Linux (on Windows: in WSL 2 or a container)"
+    yield judged("System", system, _EVERYTHING, remedy)
 
 
 def disk(needs: Needs) -> Iterator[Finding]:
     """The disk of the data directory: file system, locks, fsync, free space."""
-    place = needs.directory.absolute()
-    while not place.exists():
-        place = place.parent
+    place = existing(needs.directory)
     what = "data directories: every commit is on the disk before it counts"
     elsewhere = "choose another place with `millstream run --data-dir DIR`, on a disk of this machine"
     kind = _file_system(place)
@@ -78,15 +76,13 @@ def disk(needs: Needs) -> Iterator[Finding]:
         yield Finding("Data disk", CheckState.MISSING, found, what, f"make it writable, or {elsewhere}")
         return
     found = f"{kind} at {place}, fsync takes {sync_ms:.1f} ms"
-    if kind in _NETWORK:
-        yield Finding("Data disk", CheckState.WARNING, f"{found}; a network file system", what, elsewhere)
-    elif kind in _GONE_AT_RESTART:
-        yield Finding("Data disk", CheckState.WARNING, f"{found}; gone when the machine restarts", what, elsewhere)
+    remedy = ""
+    if kind in _DOUBTFUL:
+        found += f"; {_DOUBTFUL[kind]}"
+        remedy = elsewhere
     elif sync_ms > _SYNC_SLOW_MS:
         remedy = f"{elsewhere} that is faster, or `--durability process` if power loss does not matter"
-        yield Finding("Data disk", CheckState.WARNING, found, what, remedy)
-    else:
-        yield Finding("Data disk", CheckState.OK, found, what)
+    yield judged("Data disk", found, what, remedy, CheckState.WARNING)
     yield _room(place, needs)
 
 
@@ -96,11 +92,11 @@ def _room(place: Path, needs: Needs) -> Finding:
     found = f"{_mib(free)} free at {place}"
     if needs.pipeline:
         found += f"; the pipeline reserves {_mib(needs.storage_bytes)}, and may reserve three quarters of it"
-    if free >= wanted:
-        return Finding("Disk space", CheckState.OK, found, "buffers between the steps, logs")
-    state = CheckState.MISSING if needs.pipeline else CheckState.WARNING
-    remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
-    return Finding("Disk space", state, found, "buffers between the steps, logs", remedy)
+    remedy = ""
+    if free < wanted:
+        remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
+    otherwise = CheckState.MISSING if needs.pipeline else CheckState.WARNING
+    return judged("Disk space", found, "buffers between the steps, logs", remedy, otherwise)
 
 
 def _sync_ms(place: Path) -> float:
@@ -142,31 +138,29 @@ def memory(needs: Needs) -> Iterator[Finding]:
     limited = f", of which this process may use {_mib(limit)}" if limit < system.total else ""
     found = f"{_mib(available)} available{limited}"
     what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
-    if available >= wanted:
-        yield Finding("Memory", CheckState.OK, found, what)
-        return
-    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
-    yield Finding("Memory", CheckState.WARNING, found, what, remedy)
+    remedy = ""
+    if available < wanted:
+        remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
+    yield judged("Memory", found, what, remedy, CheckState.WARNING)
 
 
 def limits(_: Needs) -> Iterator[Finding]:
     """Open files and processes."""
-    what = "connections, files of sinks and buffers"
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
-        remedy = f"`ulimit -n {_FILES_MIN}` in the shell that starts Millstream"
-        if hard != resource.RLIM_INFINITY and hard < _FILES_MIN:
-            remedy = f"ask for a hard limit of {_FILES_MIN} (limits.conf, systemd's LimitNOFILE)"
-        yield Finding("Open files", CheckState.WARNING, f"at most {soft:,}", what, remedy)
-    else:
-        yield Finding("Open files", CheckState.OK, f"at most {_limit(soft)}", what)
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    what = "workers, functions and their threads"
-    if soft != resource.RLIM_INFINITY and soft < _PROCESSES_MIN:
-        remedy = f"`ulimit -u {_PROCESSES_MIN}`, or more, in the shell that starts Millstream"
-        yield Finding("Processes", CheckState.WARNING, f"at most {soft:,}", what, remedy)
-    else:
-        yield Finding("Processes", CheckState.OK, f"at most {_limit(soft)}", what)
+    more_processes = f"`ulimit -u {_PROCESSES_MIN}`, or more, in the shell that starts Millstream"
+    for name, kind, least, what, remedy in (
+        (
+            "Open files",
+            resource.RLIMIT_NOFILE,
+            FILES_ADVISED,
+            "connections, files of sinks and buffers",
+            more_files("Millstream"),
+        ),
+        ("Processes", resource.RLIMIT_NPROC, _PROCESSES_MIN, "workers, functions and their threads", more_processes),
+    ):
+        soft, _hard = resource.getrlimit(kind)
+        is_unlimited = soft == resource.RLIM_INFINITY
+        found = "at most any number" if is_unlimited else f"at most {soft:,}"
+        yield judged(name, found, what, "" if is_unlimited or soft >= least else remedy, CheckState.WARNING)
 
 
 def ports(needs: Needs) -> Iterator[Finding]:
@@ -181,11 +175,10 @@ def ports(needs: Needs) -> Iterator[Finding]:
         )
     for vertex, host, port in needs.ports:
         what = f"vertex {vertex}"
-        why = why_not(port, host)
-        if why is None:
+        remedy = "stop the program that uses it, or choose another `port` in the pipeline file (0 takes a free one)"
+        if (why := why_not(port, host)) is None:
             yield Finding(f"Port {port}", CheckState.OK, f"free on {host}", what)
         else:
-            remedy = "stop the program that uses it, or choose another `port` in the pipeline file (0 takes a free one)"
             yield Finding(f"Port {port}", CheckState.MISSING, f"{host}: {why}", what, remedy)
 
 
@@ -196,19 +189,12 @@ def terminal(_: Needs) -> Iterator[Finding]:
     kind = os.environ.get("TERM", "none") if sys.stdout.isatty() else "none: progress is printed as lines"
     found = f"{encoding}, {kind}" + (f", {columns} columns" if sys.stdout.isatty() else "")
     what = "tables, progress, names in other scripts"
+    remedy = ""
     if encoding.replace("-", "") != "utf8":
         remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1), so that all characters can be shown"
-        yield Finding("Terminal", CheckState.WARNING, found, what, remedy)
     elif sys.stdout.isatty() and columns < _COLUMNS_MIN:
-        yield Finding(
-            "Terminal", CheckState.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut off"
-        )
-    else:
-        yield Finding("Terminal", CheckState.OK, found, what)
-
-
-def _limit(value: int) -> str:
-    return "any number" if value == resource.RLIM_INFINITY else f"{value:,}"
+        remedy = f"make it {_COLUMNS_MIN} columns wide: tables are cut off"
+    yield judged("Terminal", found, what, remedy, CheckState.WARNING)
 
 
 def _mib(size: float) -> str:

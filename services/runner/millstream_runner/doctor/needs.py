@@ -7,11 +7,11 @@ from pathlib import Path
 
 from millstream.spec.buffers import EXTRAS
 from millstream.spec.loading import LoadedPipeline
-from millstream.spec.models import Program, Source
+from millstream.spec.models import Program
 from millstream.spec.needs import needed_by
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
-from millstream_runner.local.storage import reserved_bytes
+from millstream_runner.local.prerequisites import listeners, reserved_bytes
 
 
 def needs_of(loaded: LoadedPipeline, data_dir: Path | None) -> Needs:
@@ -24,7 +24,7 @@ def needs_of(loaded: LoadedPipeline, data_dir: Path | None) -> Needs:
         directory=data_dir or HOME / loaded.pipeline.name,
         technology=loaded.pipeline.spec.buffer_technology,
         storage_bytes=sum(reserved_bytes(loaded.plan).values()),
-        ports=tuple(_ports(loaded)),
+        ports=tuple((vertex, host, port) for vertex, _, host, port in listeners(graph) if port),
         spark=any(vertex.definition.has_windows for vertex in graph.vertices) and (spark is None or not spark.remote),
         go=any(_is_go(program, loaded.base_dir) for program in programs),
         sandbox=any(program.sandbox is not None for program in programs),
@@ -41,17 +41,6 @@ def _extras(loaded: LoadedPipeline, programs: Sequence[Program]) -> Iterator[str
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:
             yield from (one.package for one in needed_by(placed.end))
-
-
-def _ports(loaded: LoadedPipeline) -> Iterator[tuple[str, str, int]]:
-    for vertex in loaded.graph.vertices:
-        for placed in vertex.ends:
-            if not isinstance(placed.end, Source):
-                continue
-            for partition in range(vertex.partitions):
-                address = placed.end.connector.address(placed.end.settings, partition)
-                if address is not None and address[1]:
-                    yield (vertex.name, *address)
 
 
 def _is_go(program: Program, base_dir: Path) -> bool:

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,8 @@ from millstream.buffers.registry import technology
 from millstream.errors import MillstreamError
 from millstream.sandbox import refusal
 from millstream.spec.connectors import SINKS, SOURCES
-from millstream_runner.doctor.checks import CheckState, Finding, Needs
+from millstream_runner.doctor.checks import CheckState, Finding, Needs, judged
+from millstream_runner.local.prerequisites import existing
 from millstream_udf.columns import is_compiled
 
 _TIMEOUT_S = 20.0
@@ -66,9 +67,7 @@ async def _within(measuring: Awaitable[object], timeout_s: float) -> None:
 def broker(needs: Needs) -> Iterator[Finding]:
     """Starts the broker for a moment, on the disk of the data, and stores some records durably."""
     what = "buffers between the steps"
-    place = needs.directory.absolute()
-    while not place.exists():
-        place = place.parent
+    place = existing(needs.directory)
     try:
         kept = technology(needs.technology)
         program = _program(needs.technology)
@@ -76,8 +75,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
             measuring = kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)
             asyncio.run(_within(measuring, _TIMEOUT_S))
     except MillstreamError as error:
-        remedy = f"`millstream explain {error.code}` says more"
-        yield Finding("Broker", CheckState.MISSING, str(error), what, remedy)
+        yield Finding("Broker", CheckState.MISSING, str(error), what, f"`millstream explain {error.code}` says more")
     except OSError as error:
         found = f"cannot be tested in {place}: {error.strerror}"
         yield Finding(
@@ -104,30 +102,30 @@ def _program(key: str) -> str:
 
 def extras(needs: Needs) -> Iterator[Finding]:
     """The extras that a pipeline may need, including those of all installed kinds of sources and sinks."""
-    known = {extra: ([module], [what]) for extra, (module, what) in _EXTRAS.items()}
+    # The modules and purposes of each extra, once each, in the order in which they are found.
+    known = {extra: ({module: None}, {what: None}) for extra, (module, what) in _EXTRAS.items()}
     for registry in (SOURCES, SINKS):
         for name, connector in registry.all():
             for module, extra in connector.packages.items():
-                modules, whats = known.setdefault(extra, ([], []))
-                _add_once(modules, module)
-                _add_once(whats, f"the `{name}` {registry.noun}")
+                modules, whats = known.setdefault(extra, ({}, {}))
+                modules[module] = None
+                whats[f"the `{name}` {registry.noun}"] = None
     for extra, (modules, whats) in sorted(known.items()):
         needed = extra in needs.extras
         if not needs.wants(needed):
             continue
         what = ", ".join(whats)
-        missing = [module for module in modules if find_spec(module) is None]
-        if missing:
-            found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-            yield Finding(extra, needs.lacking(needed), found, what, f"`pip install '{extra}'`")
+        if missing := _missing(modules):
+            yield Finding(extra, needs.lacking(needed), missing, what, f"`pip install '{extra}'`")
         else:
             found = ", ".join(" ".join(filter(None, (module, _version_of(module)))) for module in modules)
             yield Finding(extra, CheckState.OK, found, what)
 
 
-def _add_once(items: list[str], item: str) -> None:
-    if item not in items:
-        items.append(item)
+def _missing(modules: Iterable[str]) -> str:
+    """Which of the modules are not installed, in words; empty if all are."""
+    missing = [module for module in modules if find_spec(module) is None]
+    return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed" if missing else ""
 
 
 def spark(needs: Needs) -> Iterator[Finding]:
@@ -135,11 +133,9 @@ def spark(needs: Needs) -> Iterator[Finding]:
     if not needs.wants(needs.spark):
         return
     what = "reduces: queries and functions over windows"
-    missing = [package for package in _OF_REDUCE if find_spec(package) is None]
-    if missing:
-        found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+    if missing := _missing(_OF_REDUCE):
         remedy = "`pip install 'millstream[reduce]'` installs Spark and a Java (about 1 GB)"
-        yield Finding("millstream[reduce]", needs.lacking(needs.spark), found, what, remedy)
+        yield Finding("millstream[reduce]", needs.lacking(needs.spark), missing, what, remedy)
         return
     yield Finding("millstream[reduce]", CheckState.OK, f"Spark {_version('pyspark')}", what)
     from millstream_reduce.spark import aot
@@ -170,15 +166,13 @@ def go(needs: Needs) -> Iterator[Finding]:
     path = shutil.which("go")
     line = _first_line(path, "version") if path is not None else ""
     numbers = re.search(r"go(\d+)\.(\d+)", line)
-    wanted = ".".join(map(str, _GO_MIN))
+    remedy = f"install Go {'.'.join(map(str, _GO_MIN))} or later (go.dev/dl)"
     if numbers is None:
-        remedy = f"install Go {wanted} or later (go.dev/dl); pipelines run without it once their programs are built"
-        yield Finding("Go", needs.lacking(needs.go), "there is no `go` program on the PATH", what, remedy)
-    elif (int(numbers[1]), int(numbers[2])) < _GO_MIN:
-        remedy = f"install Go {wanted} or later (go.dev/dl)"
-        yield Finding("Go", needs.lacking(needs.go), line, what, remedy)
-    else:
-        yield Finding("Go", CheckState.OK, line, what)
+        line = "there is no `go` program on the PATH"
+        remedy += "; pipelines run without it once their programs are built"
+    elif (int(numbers[1]), int(numbers[2])) >= _GO_MIN:
+        remedy = ""
+    yield judged("Go", line, what, remedy, needs.lacking(needs.go))
 
 
 def sandbox(needs: Needs) -> Iterator[Finding]:
@@ -187,11 +181,8 @@ def sandbox(needs: Needs) -> Iterator[Finding]:
         return
     what = "functions with `sandbox: strict`"
     why = refusal(strict=True, network=False, limits=frozenset())
-    if why is None:
-        yield Finding("Sandbox", CheckState.OK, "functions can be run in one", what)
-    else:
-        remedy = "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
-        yield Finding("Sandbox", needs.lacking(needs.sandbox), why, what, remedy)
+    remedy = "" if why is None else "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
+    yield judged("Sandbox", why or "functions can be run in one", what, remedy, needs.lacking(needs.sandbox))
 
 
 def _version_of(module: str) -> str:

@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from millstream.audit import own_file, read_entries, spec_digest, write_entry
+from millstream.audit import own_file, spec_digest, write_entry
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.json_parser import parse_json
 from millstream.plan import resolved
 from millstream.spec.loading import LoadedPipeline
 from millstream_runner.local.directory import DataDirectory
-
-__all__ = ["entries", "note", "note_elsewhere", "note_going", "pipeline_of", "spec_digest", "until_end"]
 
 
 def note(directory: DataDirectory, action: str, **more: Any) -> None:
@@ -64,11 +62,6 @@ def pipeline_of(loaded: LoadedPipeline) -> dict[str, str]:
         "pipeline": loaded.pipeline.name,
         "spec": spec_digest(resolved.dump(loaded.plan, loaded.base_dir)),
     }
-
-
-def entries(directory: DataDirectory) -> Iterator[dict[str, Any]]:
-    """The recorded entries, oldest first; a line that a full disk has cut off is omitted."""
-    yield from read_entries(directory.audit)
 
 
 def _pipeline(directory: DataDirectory) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from millstream import codes, limits
@@ -32,7 +33,7 @@ from millstream_runner.local.processes import identity_of
 
 _log = logging.getLogger(__name__)
 
-NAME = "broker"
+BROKER = "broker"
 """Name of the process, in logs and in `runtime.json`."""
 WRITE_FAILURES_MAX = 10
 """Processes in a row that could not write, each within `STEADY_S` of its start, before giving up on the disk."""
@@ -70,8 +71,7 @@ class EmbeddedBroker:
         """
         self._directory = directory
         buffers = sum(plan.vertex(edge.to).partitions for edge in plan.edges)
-        technology = technology_of(plan.pipeline)
-        self._server = technology.server(directory, durability=durability, port=port, buffers=buffers)
+        self._server = technology_of(plan.pipeline).server(directory, durability=durability, port=port, buffers=buffers)
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()
@@ -110,21 +110,22 @@ class EmbeddedBroker:
         failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
             self._write_failure = None
-            self._prepare()
+            for file, text in self._server.prepare().items():
+                write_text(self._directory / file, text, durable=False)
             command = self._server.command()
             if not command:
                 await self._serve_files()
                 return
             async with open_process(
                 command,
-                name=NAME,
+                name=BROKER,
                 stdout=self._take_lines,
                 stderr=self._take_lines,
                 environment={**os.environ, **self._server.environment},
                 is_private=True,
             ) as child:
                 self.identity = identity_of(child.pid)
-                health = Health(child.pid, Patience(), report=self._report_health, rest_s=REST_S)
+                health = Health(child.pid, Patience(), report=partial(_log.warning, "the broker %s"), rest_s=REST_S)
                 async with open_tasks() as tasks:
                     watching = tasks.create_task(child.kill_when_hung(health, self._ask), name="health of the broker")
                     if await self._until_ready(child):
@@ -152,8 +153,9 @@ class EmbeddedBroker:
                 continue
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
+                said = self._last_lines.text() or "it wrote nothing"
                 raise InfrastructureError(
-                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not start: {self._tail()}"
+                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not start: {said}"
                 )
             _log.warning("the broker %s; it is restarted in %.1f s", ending.text, pauses.next_s)
             if self._first:
@@ -170,15 +172,11 @@ class EmbeddedBroker:
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
-            self._take_line(line)
-
-    def _take_line(self, line: bytes) -> None:
-        entry = self._server.log_entry(line)
-        if entry is not None:
-            self._on_line(entry)
-        self._last_lines.add(text_of(line))
-        if self._server.says_full(line):
-            self._note_failure(WriteFailure.FULL, text_of(line))
+            if (entry := self._server.log_entry(line)) is not None:
+                self._on_line(entry)
+            self._last_lines.add(text_of(line))
+            if self._server.says_full(line):
+                self._note_failure(WriteFailure.FULL, text_of(line))
 
     async def _ask(self) -> bool:
         """Whether the broker answers. Its answer says whether it could write."""
@@ -192,10 +190,6 @@ class EmbeddedBroker:
             _log.warning("the broker failed to write, and stores nothing until it is restarted: %s", why)
             self._write_failure, self._failed_write = failure, why
 
-    def _prepare(self) -> None:
-        for name, text in self._server.prepare().items():
-            write_text(self._directory / name, text, durable=False)
-
     async def _until_ready(self, child: Process) -> bool:
         """Returns True when the broker accepts connections; False if it exited, or `stop` was called, before that."""
         while child.running and not self._stop.is_set():
@@ -203,9 +197,6 @@ class EmbeddedBroker:
                 return True
             await asyncio.sleep(_POLL_S)
         return False
-
-    def _report_health(self, text: str) -> None:
-        _log.warning("the broker %s", text)
 
     async def _until_over(self, child: Process) -> None:
         """Returns when the child has exited, by itself or because of `stop`."""
@@ -275,6 +266,3 @@ class EmbeddedBroker:
             # The directory is gone: the broker and its clients report what that means.
             return ROOM_BYTES_MIN
         return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
-
-    def _tail(self) -> str:
-        return self._last_lines.text() or "it wrote nothing"

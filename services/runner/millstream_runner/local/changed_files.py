@@ -25,18 +25,18 @@ _LOOK_INTERVAL_S = 0.5
 async def watch_files(loaded: LoadedPipeline, message: Callable[[str], None]) -> None:
     """Report each change of one of the files once. Runs until cancelled."""
     functions_of = _functions_in_spark(loaded)
-    functions = {path: _contents(path) for path in functions_of}
-    pipeline = _contents(loaded.path)
+    contents = {path: _contents(path) for path in (loaded.path, *functions_of)}
     while True:
         await asyncio.sleep(until_next(_LOOK_INTERVAL_S))
-        # A missing file is being replaced, or the next reader reports it.
-        if (now := _contents(loaded.path)) not in (pipeline, None):
-            pipeline = now
-            judged = await _judged(loaded.path)
-            message(f"{loaded.path} changed{judged}, but this run continues with the earlier version: {_AGAIN}")
-        for path, before in functions.items():
-            if (now := _contents(path)) not in (before, None):
-                functions[path] = now
+        for path, before in contents.items():
+            # A missing file is being replaced, or the next reader reports it.
+            if (now := _contents(path)) in (before, None):
+                continue
+            contents[path] = now
+            if path == loaded.path:
+                judged = await _judged(path)
+                message(f"{path} changed{judged}, but this run continues with the earlier version: {_AGAIN}")
+            else:
                 vertices = ", ".join(functions_of[path])
                 message(f"{path.name} changed, but {vertices} continues with the earlier version, in Spark: {_AGAIN}")
 
@@ -50,8 +50,7 @@ async def _judged(path: Path) -> str:
         # It takes a while, and the screen must not stop meanwhile.
         await asyncio.to_thread(load, path)
     except SpecError as error:
-        count = len(error.problems)
-        return f" (it has {counted(count, 'problem')}: see `millstream validate {path}`)"
+        return f" (it has {counted(len(error.problems), 'problem')}: see `millstream validate {path}`)"
     return ""
 
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from millstream import codes
+from millstream.audit import spec_digest
 from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
-from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
-from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.ledger.protocol import DurabilityLevel, Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan import resolved
 from millstream.plan.diff import Diff, diff
 from millstream.plan.lanes import buffers_of, lanes_of
@@ -34,8 +36,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory, read_json, write_json
-from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json
 from millstream_runner.local.moving import separate, take_in
 from millstream_runner.local.view import PipelineView, open_view
 
@@ -62,10 +63,9 @@ class PipelineChange:
         """Apply the change. Raises `UserError`, with what waits, if the pipeline cannot change yet; then nothing was
         changed."""
         former, plan = self._former(), self.loaded.plan
-        name = former.pipeline.name
         async with (
             open_view(former, access, level) as view,
-            technology_of(former.pipeline).open(access, name, name="change", require=level) as opened,
+            technology_of(former.pipeline).open(access, former.pipeline.name, name="change", require=level) as opened,
         ):
             buffer = placed(opened, plan)
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
@@ -77,12 +77,11 @@ class PipelineChange:
                     "another --data-dir",
                 )
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
-            former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,
                 "change",
                 **audit.pipeline_of(self.loaded),
-                former_spec=former_spec,
+                former_spec=spec_digest(self.directory.read_pipeline()),
                 leaving=sorted(self.changes.gone),
             )
             for vertex in self.changes.grown:
@@ -123,12 +122,8 @@ class PipelineChange:
             before = marks.get(lane)
             if before is not None and before.HasField("reduce") and before.reduce.closed_us == closed_us:
                 continue
-            stored = await ledger.take_over(lane, OWNER)
-            mark = mark_pb2.Mark()
-            mark.CopyFrom(stored.mark)
-            mark.commit_id = uuid4().bytes
-            mark.reduce.closed_us = closed_us
-            await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+            async with rewritten(ledger, lane, OWNER) as mark:
+                mark.reduce.closed_us = closed_us
 
     def _former(self) -> Plan:
         """The pipeline that ran last. If a change was not completed, it may lack something that the shape has: that has
@@ -152,23 +147,17 @@ class PipelineChange:
     def _remove_windows(self, vertex: str) -> None:
         """Remove the logs of a reduce that is not part of the new pipeline."""
         path = self.directory.windows / vertex
-        try:
-            with step("data.leave"):
-                shutil.rmtree(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise InfrastructureError(codes.CANNOT_WRITE, f"cannot remove {path}: {error.strerror}") from error
+        with explained(f"cannot remove {path}"), suppress(FileNotFoundError), step("data.leave"):
+            shutil.rmtree(path)
 
 
-def plan_change(directory: DataDirectory, loaded: LoadedPipeline, forget: Collection[str]) -> PipelineChange | None:
-    """What has to be done before the pipeline can run; None if it is unchanged, or has never run.
+def plan_change(
+    directory: DataDirectory, before: Mapping[str, Any], loaded: LoadedPipeline, forget: Collection[str]
+) -> PipelineChange | None:
+    """What has to be done before the pipeline can run; None if it is unchanged. `before`: the stored shape.
 
     Raises `UserError` for a change that does not fit the stored data.
     """
-    before = read_json(directory.shape)
-    if before is None:
-        return None
     found = diff(before, shape_of(loaded.plan), forget=forget)
     if found.refused:
         raise UserError(
@@ -178,6 +167,16 @@ def plan_change(directory: DataDirectory, loaded: LoadedPipeline, forget: Collec
             "--data-dir to use another directory",
         )
     return PipelineChange(directory, loaded, before, found) if found.any or _LEAVING in before else None
+
+
+def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
+    """Record that a data directory without a change to apply belongs to this pipeline."""
+    before = read_json(directory.shape)
+    now = shape_of(loaded.plan)
+    # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
+    # there.
+    directory.write_pipeline(resolved.dump(loaded.plan, loaded.base_dir))
+    write_json(directory.shape, now if before is None else successor(before, now))
 
 
 async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:
@@ -193,11 +192,10 @@ async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[st
             if buffer in in_buffers:
                 records += in_buffers[buffer]
                 continue
-            try:
+            # It has none if its vertex has never stored anything.
+            with suppress(RetryLaterError):
                 await view.ledger_of(buffer)
                 beyond = "more than "
-            except RetryLaterError:
-                pass  # Its vertex has never stored anything.
         if records or beyond:
             wait = "waits" if records == 1 and not beyond else "wait"
             found.append(f"{reason}, and {beyond}{counted(records, 'record')} {wait} on edge {edge}")

@@ -26,9 +26,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +36,14 @@ from millstream import codes
 from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
-from millstream.files import PRIVATE_DIRECTORY, create_private, directories_to_sync, open_private, own_directory
+from millstream.files import (
+    PRIVATE_DIRECTORY,
+    create_private,
+    directories_to_sync,
+    open_private,
+    opened_directory,
+    own_directory,
+)
 from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
@@ -110,66 +117,27 @@ class Runtime:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class DataDirectory:
     """Paths and small files below one root."""
 
-    root: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def replayed(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "lock"
+        self.pipeline = root / "pipeline.json"
+        self.shape = root / "shape.json"
+        self.ledgers = root / "ledgers.json"
+        self.runtime = root / "runtime.json"
+        self.status = root / "status.json"
+        self.audit = root / "audit.jsonl"
+        self.replayed = root / "replayed"
         """The dead letters that were replayed, one identity on each line, for `deadletters list`. What was replayed
         before is known to the ledgers."""
-        return self.root / "replayed"
-
-    @property
-    def pipeline(self) -> Path:
-        return self.root / "pipeline.json"
-
-    @property
-    def runtime(self) -> Path:
-        return self.root / "runtime.json"
-
-    @property
-    def status(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def broker(self) -> Path:
-        return self.root / "broker"
-
-    @property
-    def broker_access(self) -> Path:
+        self.broker = root / "broker"
+        self.broker_access = self.broker / "access.json"
         """The credentials of the run's processes for its broker; the key is next to it."""
-        return self.broker / "access.json"
-
-    @property
-    def windows(self) -> Path:
-        return self.root / "windows"
-
-    @property
-    def spark(self) -> Path:
-        return self.root / "spark"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def shape(self) -> Path:
-        return self.root / "shape.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.root / "audit.jsonl"
-
-    @property
-    def ledgers(self) -> Path:
-        return self.root / "ledgers.json"
+        self.windows = root / "windows"
+        self.spark = root / "spark"
+        self.logs = root / "logs"
 
     def read_runtime(self) -> Runtime | None:
         """The current run, or the last one; None if there was none."""
@@ -182,10 +150,6 @@ class DataDirectory:
             raise DamageError(
                 codes.RUN_FILE_UNREADABLE, f"{self.runtime} is not a runtime file ({error!r}); remove it"
             ) from error
-
-    def write_runtime(self, runtime: Runtime) -> None:
-        # Not fsynced: a machine that loses this write has lost the processes, too.
-        write_json(self.runtime, asdict(runtime), durable=False)
 
     def access(self, runtime: Runtime, used: Technology) -> Access:
         """How to connect to the broker of that run, which uses this technology."""
@@ -212,7 +176,7 @@ class DataDirectory:
     def make(self) -> None:
         """Create the directories of a run, even if the root is a directory that other users may read."""
         for path in (self.broker, self.windows, self.logs):
-            with _explained(f"cannot use {path}"):
+            with explained(f"cannot use {path}"):
                 make_private(path)
                 own_directory(path)
 
@@ -220,11 +184,52 @@ class DataDirectory:
         """Remove everything that a run keeps, and nothing else in the directory."""
         for name in _CONTENTS:
             path = self.root / name
-            with _explained(f"cannot remove {path}"), step("data.clear"):
+            with explained(f"cannot remove {path}"), step("data.clear"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
+
+
+class KnownLedgers:
+    """The ledgers of one data directory: recorded when they are created, and looked for before a run begins.
+
+    A server that cannot read the description of a stream omits the stream, and a vertex creates a missing ledger. It
+    would start over as if nothing had been stored.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, str] = read_json(path) or {}
+
+    def check(self, found: Mapping[str, str]) -> None:
+        """Raise `DamageError` if a ledger is missing, or was recreated. `found`: the existing ledgers, id by vertex."""
+        lost = [
+            f"that of vertex {vertex} " + ("is gone" if vertex not in found else "was rebuilt")
+            for vertex, ledger_id in sorted(self._known.items())
+            if found.get(vertex) != ledger_id
+        ]
+        if lost:
+            raise DamageError(
+                codes.LEDGER_GONE,
+                f"ledgers listed in {self._path} are missing from the broker's store: {'; '.join(lost)}. Their "
+                "contents are not available; the broker's log says whether files of the store are damaged. Restore "
+                "the store, or start the pipeline over with --fresh",
+            )
+
+    def forget(self, vertices: Collection[str]) -> None:
+        """Record that these are about to be removed. Durable on return."""
+        self.replace({vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices})
+
+    def note(self, found: Mapping[str, str]) -> None:
+        """Record that these exist. Durable on return."""
+        self.replace({**self._known, **found})
+
+    def replace(self, found: Mapping[str, str]) -> None:
+        """Record that these are all there are, and drop what was recorded about others. Durable on return."""
+        if found != self._known:
+            self._known = dict(found)
+            write_json(self._path, self._known)
 
 
 @contextmanager
@@ -234,7 +239,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
     The lock ends with the process that holds it, however it ends; children do not inherit it.
     """
     directory = DataDirectory(root)
-    with _explained(f"cannot use the data directory {root}"):
+    with explained(f"cannot use the data directory {root}"):
         make_private(root)
         handle = open_private(directory.lock)
     try:
@@ -251,7 +256,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
                 f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
                 f"or `kill {holder}`), or choose another directory with --data-dir",
             ) from error
-        with _explained(f"cannot write into the data directory {root}"), step("data.hold"):
+        with explained(f"cannot write into the data directory {root}"), step("data.hold"):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield directory
@@ -311,15 +316,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data
 
 
-def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a file atomically. Without `durable` it is not fsynced, for files that are rewritten every second."""
-    write_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a file atomically and durably."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Like `write_json`, for any text. From the start, only its owner can read the file."""
+    """Like `write_json`, for any text. From the start, only its owner can read the file.
+
+    Without `durable` it is not fsynced, for files that are rewritten every second.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with _explained(f"cannot write {path}"):
+    with explained(f"cannot write {path}"):
         try:
             with step("data.write"):
                 # A file left by a killed process may have the permissions of an earlier version.
@@ -350,15 +358,13 @@ def make_private(path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_directory(path, follow=True) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Raise an error of the system as `InfrastructureError`, with what to do. `what`: what failed."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,5 @@
-"""What a run shows: the screen, and small files in its data directory.
+"""What a run shows: its progress on the screen and in small files of its data directory, and the log entries of
+vertices that the screen has room for. The log files have all entries, whatever is shown.
 
 Above it: the run. Below it: the screen and the directory.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,13 +16,15 @@ from typing import Any
 
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError
+from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import DataDirectory, write_text
+from millstream_runner.local.logfiles import short_entry
 from millstream_runner.local.members import Members
 from millstream_runner.local.progress import PipelineProgress, VertexProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.scene import Scene
-from millstream_runner.local.screen import Screen
+from millstream_runner.local.screen import MESSAGES_PER_S, Screen
 from millstream_runner.local.states import State
 from millstream_runner.local.view import PipelineView
 
@@ -29,6 +33,12 @@ _log = logging.getLogger(__name__)
 UNCHANGED_WRITTEN_EVERY_S = 1.0
 """The status file is written again after this time even if nothing has changed: its age shows that the runner is
 alive."""
+
+_REPEAT_S = 30.0
+"""Time after which the same line of a vertex is shown again."""
+_NOTICE_S = 1.0
+"""The same for a notice."""
+_REMEMBERED_MAX = 1000
 
 
 class Display:
@@ -51,7 +61,6 @@ class Display:
         self._begun_s = clock.monotonic_s()
         self._name = name
         self._durability = durability
-        self._durability_found = False
         self._last_trouble = ""
         self._vertices: Sequence[VertexProgress] = ()
         self._taken_s: float | None = None
@@ -69,9 +78,8 @@ class Display:
 
     async def find_durability(self, view: PipelineView) -> None:
         """Ask the broker, until it has answered once."""
-        if not self._durability_found and (found := await view.durability()) is not None:
+        if not self._recording.durability and (found := await view.durability()) is not None:
             self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
-            self._durability_found = True
             self._recording.durability = self._durability
 
     def take(self, progress: PipelineProgress, edges: Iterable[str]) -> bool:
@@ -100,7 +108,7 @@ class Display:
         )
         if state is not self._state:
             self._state = state
-            self._recording.state(self.elapsed_s, state.value)
+            self._recording.states.append((self.elapsed_s, state.value))
             _log.info("the run is %s%s", state.value, f", and waits for {waits_for}" if waits_for else "")
         self._screen.show(scene)
         self._keep_status(scene, members.failure, now_s)
@@ -123,6 +131,7 @@ class Display:
         """Record which processes there are, so that another process can end them if this one dies."""
         runtime = members.runtime()
         if runtime is not None:
+            # Not fsynced: a machine that loses this write has lost the processes, too.
             self._keep(self._directory.runtime, json.dumps(asdict(runtime), indent=1) + "\n")
 
     def _keep(self, path: Path, text: str) -> None:
@@ -133,6 +142,54 @@ class Display:
             if str(error) != self._last_trouble:
                 self._last_trouble = str(error)
                 self._screen.message(f"warning: {error}")
+
+
+class ShownEntries:
+    """Shows warnings and worse, at a bounded rate, and repeats the same one only after a while."""
+
+    def __init__(self, screen: Screen, clock: Clock, recording: Recording) -> None:
+        self._screen = screen
+        self._clock = clock
+        self._recording = recording
+        self._begun_s = clock.monotonic_s()
+        self._count = 0
+        """Entries shown or omitted since `_since_s`."""
+        self._since_s = 0.0
+        self._shown_s: dict[str, float] = {}
+        """When each text was last shown."""
+        self._repeats: Counter[str] = Counter()
+        """How often each has occurred since."""
+
+    def say(self, entry: Mapping[str, Any]) -> None:
+        """Show an entry, no matter how many there are."""
+        self._recording.entry(self._clock.monotonic_s() - self._begun_s, entry)
+        self._screen.message(short_entry(entry))
+
+    def show(self, entry: Mapping[str, Any]) -> bool:
+        """Show an entry, unless there are too many. Returns whether it was shown."""
+        now_s = self._clock.monotonic_s()
+        self._recording.entry(now_s - self._begun_s, entry)
+        if now_s - self._since_s >= 1.0:
+            if self._count > MESSAGES_PER_S:
+                self._screen.message(f"... and {self._count - MESSAGES_PER_S} more lines: see `millstream logs`")
+            self._since_s, self._count = now_s, 0
+        text = short_entry(entry)
+        # Lanes that wait for something say so at every attempt. A notice is about a moment, and each replica sends one.
+        notice = bool(entry.get(NOTICE))
+        key = f"{entry.get('vertex') or entry.get('process')}: {entry.get('message')}" if notice else text
+        if now_s - self._shown_s.get(key, -_REPEAT_S) < (_NOTICE_S if notice else _REPEAT_S):
+            self._repeats[key] += not notice
+            return True
+        if len(self._shown_s) > _REMEMBERED_MAX:
+            self._shown_s.clear()
+            self._repeats.clear()
+        self._count += 1
+        if self._count > MESSAGES_PER_S:
+            return False
+        self._shown_s[key] = now_s
+        times = self._repeats.pop(key, 0)
+        self._screen.message(f"{text} ({times} more times since it was last shown)" if times else text)
+        return True
 
 
 def _without_times(scene: Scene, written: Mapping[str, int], failure: Failure | None) -> tuple[object, ...]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 
@@ -41,6 +42,12 @@ def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def aligned_columns(columns: Mapping[Any, Sequence[str]], *, left: Collection[object]) -> list[str]:
+    """Like `aligned`, for columns with keys; `left`: the keys of those that are left-aligned."""
+    places = {place for place, key in enumerate(columns) if key in left}
+    return aligned(list(zip(*columns.values(), strict=True)), left=places)
 
 
 def folded(text: str, width: int | None, *, indent: int = 0, used: int = 0) -> list[str]:

@@ -7,9 +7,10 @@ cannot be written (a full disk) are counted and dropped.
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -17,12 +18,14 @@ from typing import IO, Any
 from millstream.files import append_private, make_private_directories
 from millstream.json_parser import parse_json
 from millstream.printable import in_line, indented
-from millstream.telemetry.logging import NOTICE
+from millstream.telemetry.logging import NOTICE, fields_of
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Size of one log file. One older file is kept next to it, so a process has at most twice this."""
 WORKER_PREFIX = "worker."
 """Prefix of the name of a worker with several replicas, and of its log; no replica can have such a name."""
+RUNNER = "runner"
+"""Name of the runner's own process, and of its log."""
 _REPLICAS_SHOWN_MAX = 4
 """Replicas of a worker in a line for people."""
 
@@ -115,12 +118,9 @@ def short_entry(entry: Mapping[str, Any]) -> str:
     head = in_line(f"{level}{entry.get('process', '')}: ")
     text = head + indented(str(entry.get("message", "")))
     if entry.get("exception") and level_of(entry) in ("ERROR", "CRITICAL"):
-        text += f"\n    (the whole traceback: `millstream logs {_vertex_of(entry)}`)"
+        vertex = str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
+        text += f"\n    (the whole traceback: `millstream logs {vertex}`)"
     return text
-
-
-def _vertex_of(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     message = indented(str(entry.get("message", "")))
     known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica", NOTICE}
     rest = " ".join(
-        f"{in_line(key)}={in_line(_plain(value))}"
+        f"{in_line(key)}={in_line(value if isinstance(value, str) else json.dumps(value, default=str))}"
         for key, value in entry.items()
         if key not in known and value not in ("", None)
     )
@@ -143,5 +143,34 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     return text
 
 
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+class _Handler(logging.Handler):
+    """The log of the runner itself, next to those of the other processes; warnings go to the screen, too."""
+
+    def __init__(self, log: LogFile, message: Callable[[str], None]) -> None:
+        super().__init__()
+        self._log = log
+        self._message = message
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level, text = record.levelname.lower(), record.getMessage()
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        line = {"time": time, "level": level, "message": text, "logger": record.name, **fields_of(record)}
+        self._log.write(json.dumps(line, default=str).encode())
+        if record.levelno >= logging.WARNING:
+            self._message(short_entry({**line, "process": RUNNER}))
+
+
+@contextmanager
+def runner_log(directory: Path, message: Callable[[str], None]) -> Iterator[None]:
+    """While the context lasts, log to `<directory>/runner.jsonl`, and warnings to `message`."""
+    root = logging.getLogger()
+    level = root.level
+    with LogFile(directory / f"{RUNNER}.jsonl") as log:
+        handler = _Handler(log, message)
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)

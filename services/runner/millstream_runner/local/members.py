@@ -10,12 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from millstream.spec.graph import Graph
-from millstream_runner.local.broker import NAME as BROKER
-from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
 from millstream_runner.local.formatting import duration_text, shortened
 from millstream_runner.local.processes import identify
-from millstream_runner.local.replica import Failure, worst
+from millstream_runner.local.replica import Failure, Supervisor, worst
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import State
 from millstream_runner.local.workers import LocalWorkers
@@ -42,6 +41,7 @@ class Members:
     ) -> None:
         self._graph = graph
         self._output = output
+        self._supervisors: list[Supervisor] = [*workers, *([spark] if spark is not None else [])]
         self._runner = identify(os.getpid())
         self.broker = broker
         self.broker_over = False
@@ -55,12 +55,8 @@ class Members:
     @property
     def failure(self) -> Failure | None:
         """The worst failure so far."""
-        failures = self.workers.failures
-        if self.spark is not None and self.spark.failure is not None:
-            failures.append(self.spark.failure)
-        if self._output.failure is not None:
-            failures.append(self._output.failure)
-        return worst(failures)
+        failures = [*(one.failure for one in self._supervisors), self._output.failure]
+        return worst([failure for failure in failures if failure is not None])
 
     def beginning(self) -> tuple[State, str]:
         """The state of a starting run, and what it waits for, until everything has been ready once."""
@@ -69,13 +65,12 @@ class Members:
         if not self.broker.ready.is_set():
             return State.STARTING, "the broker"
         missing = [name for name in self._graph.order if State.STARTING in self._states_of(name)[0]]
-        has_spark = self.spark is None or self.spark.is_ready
         if missing:
             named = ", ".join(missing[:_NAMED_MAX])
             more = len(missing) - _NAMED_MAX
             there = f"{len(self._graph.order) - len(missing)} of {len(self._graph.order)} vertices are ready"
             return State.STARTING, f"{named}{f' and {more} more' if more > 0 else ''} ({there})"
-        if not has_spark:
+        if self.spark is not None and not self.spark.is_ready:
             return State.WAITING_FOR_SPARK, "Spark, which computes the windows"
         self._complete = True
         return State.RUNNING, ""
@@ -108,9 +103,7 @@ class Members:
         """The processes, for the next runner; None if this one cannot be distinguished from others."""
         if self._runner is None:
             return None
-        processes = [worker.process for worker in self.workers]
-        if self.spark is not None:
-            processes.append(self.spark.process)
+        processes = [one.process for one in self._supervisors]
         if self.broker.identity is not None and not self.broker_over:
             processes.append(RunningProcess(BROKER, self.broker.identity))
         return Runtime(

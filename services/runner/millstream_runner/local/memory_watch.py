@@ -38,26 +38,14 @@ def default_limit() -> int:
     return int(usable_memory() * SHARE_OF_MEMORY)
 
 
-class MemoryWatch:
-    """Watches one process."""
-
-    def __init__(self, pid: int, limit: int, taken: Callable[[int], int | None] = taken_by) -> None:
-        """`limit`: in bytes."""
-        self.exceeded = ""
-        """How it has exceeded the limit, worded to follow its name; empty while it has not."""
-        self._pid = pid
-        self._limit = limit
-        self._taken = taken
-
-    async def until_exceeded(self) -> None:
-        """Returns when the process takes more than its limit. Never returns if it ends before."""
-        while True:
-            taken = self._taken(self._pid)
-            if taken is not None and taken > self._limit:
-                limit = shown(self._limit)
-                self.exceeded = f"took {shown(taken)} of memory, more than its limit of {limit}: it was killed"
-                return
-            await asyncio.sleep(pause_s(self._limit - (taken or 0)))
+async def until_exceeded(pid: int, limit: int, taken: Callable[[int], int | None] = taken_by) -> str:
+    """Returns when the process takes more than `limit` bytes: how it has exceeded the limit, worded to follow its name.
+    Never returns if it ends before."""
+    while True:
+        size = taken(pid)
+        if size is not None and size > limit:
+            return f"took {shown(size)} of memory, more than its limit of {shown(limit)}: it was killed"
+        await asyncio.sleep(pause_s(limit - (size or 0)))
 
 
 def pause_s(left: int) -> float:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
-from uuid import uuid4
 
 from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
-from millstream.ledger.protocol import Broker, Commit, Ledger, StoredMark
+from millstream.ledger.protocol import Broker, Ledger, StoredMark
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
@@ -124,14 +124,12 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
             if plan.head(vertex) != vertex:
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
-            mark = made.get(new)
-            if mark is None:
-                was = stored.mark
-                mark = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
-                made[new] = mark
-            mark.watermark_us = min(mark.watermark_us, stored.mark.watermark_us)
-            mark.ended = mark.ended and stored.mark.ended
-            _add(mark, plan, vertex, gone, stored.mark.written)
+            was = stored.mark
+            first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+            mark = made.setdefault(new, first)
+            mark.watermark_us = min(mark.watermark_us, was.watermark_us)
+            mark.ended = mark.ended and was.ended
+            _add(mark, plan, vertex, gone, was.written)
     yield from made.items()
 
 
@@ -189,6 +187,6 @@ def _shortened(plan: Plan, mark: mark_pb2.Mark, own: frozenset[str]) -> mark_pb2
 
 async def _replace(ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, owner: str) -> None:
     """Commit a mark for a lane that nothing else owns now."""
-    stored = await ledger.take_over(lane, owner)
-    mark.epoch, mark.owner, mark.commit_id = stored.mark.epoch, stored.mark.owner, uuid4().bytes
-    await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+    async with rewritten(ledger, lane, owner) as now:
+        mark.epoch, mark.owner = now.epoch, now.owner
+        now.CopyFrom(mark)

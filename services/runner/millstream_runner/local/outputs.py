@@ -111,8 +111,7 @@ def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
 
 def _aside(directory: Path, now_us: int) -> Path:
     """A free path next to a directory."""
-    time = datetime.fromtimestamp(now_us // MICROSECONDS, UTC)
-    name = f"{directory.name}.before-{time:%Y%m%dT%H%M%SZ}"
+    name = f"{directory.name}.before-{datetime.fromtimestamp(now_us // MICROSECONDS, UTC):%Y%m%dT%H%M%SZ}"
     number = 1
     target = directory.with_name(name)
     while target.exists():

@@ -76,12 +76,9 @@ class ProcessEnding:
             return HANGS_MAX
         return KILLS_MAX if self.from_outside else FAILURES_MAX
 
-    def is_like(self, other: ProcessEnding) -> bool:
-        """Whether both mean the same about the process."""
-        return self._kind == other._kind
-
     @property
-    def _kind(self) -> tuple[bool, bool, bool]:
+    def kind(self) -> tuple[bool, bool, bool]:
+        """Equal for endings that mean the same about the process."""
         return bool(self.hung), bool(self.oversize), self.from_outside
 
     @property
@@ -161,7 +158,7 @@ class RestartPolicy:
             self.failures.clear()
             self.pauses.begin_again()
         self.failures.append(ending)
-        alike = sum(map(ending.is_like, self.failures))
+        alike = sum(failure.kind == ending.kind for failure in self.failures)
         if alike >= ending.attempts_max:
             if ending.oversize:
                 return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times in a row", ending.code, _TOO_LARGE)

@@ -5,6 +5,7 @@ Above it: the runner. Below it: what the system reports about processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ import psutil
 
 from millstream import codes
 from millstream.errors import InfrastructureError
-from millstream_runner.local.directory import ProcessIdentity
+from millstream_runner.local.directory import DataDirectory, ProcessIdentity, Runtime
 
 _CREATED_TOLERANCE_S = 0.5
 """Two readings of one process's start time may differ by a clock tick and by corrections of the boot time."""
@@ -40,6 +41,18 @@ def is_alive(identity: ProcessIdentity) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
+    """Raise `InfrastructureError` if the last run of a data directory is still running. Its lock is only as good as the
+    lock file, which may have been removed during that run."""
+    runner = previous.runner
+    if runner.pid != os.getpid() and is_alive(runner):
+        raise InfrastructureError(
+            codes.DATA_DIRECTORY_IN_USE,
+            f"the data directory {directory.root} is in use by process {runner.pid}, whose lock file was removed; "
+            f"end that run first (`kill {runner.pid}`), or choose another directory with --data-dir",
+        )
 
 
 def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0) -> list[int]:

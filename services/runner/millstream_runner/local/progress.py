@@ -169,10 +169,6 @@ class PipelineProgress:
             if state.edge == edge
         )
 
-    def records(self) -> int:
-        """Input records completed by all vertices; changes whenever anything happens."""
-        return sum(_records(entry) for entry in self._entries.values())
-
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
         """All vertices in topological order, as of one moment, with rates up to now."""
         for name in self._graph.order:
@@ -240,7 +236,7 @@ class PipelineProgress:
                 )
             )
         done = sum(lane.records for lane in lanes)
-        watermark_us = _lowest(lanes)
+        watermark_us = lowest([lane.watermark_us for lane in lanes])
         lag_s = None
         if watermark_us is not None and watermark_us < END_OF_TIME_US:
             lag_s = (now_us - watermark_us) / MICROSECONDS
@@ -334,11 +330,10 @@ def _records(entry: OtEntry) -> int:
     return sum(state.records for state in entry.inputs)
 
 
-def _lowest(lanes: Iterable[PublishedProgress]) -> int | None:
-    watermarks = [lane.watermark_us for lane in lanes]
-    if not watermarks or None in watermarks:
-        return None
-    return min(watermark for watermark in watermarks if watermark is not None)
+def lowest(watermarks: Sequence[int | None]) -> int | None:
+    """The lowest watermark; None until all are known."""
+    known = [watermark for watermark in watermarks if watermark is not None]
+    return min(known) if known and len(known) == len(watermarks) else None
 
 
 def vertex_from_json(data: Mapping[str, Any]) -> VertexProgress:

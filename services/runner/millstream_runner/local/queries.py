@@ -55,8 +55,7 @@ def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Corout
         # It prints pages of Java stack traces for every wrong query.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
-            settings = _analysis_settings(spark, FilePath(directory) / "spark")
-            async with open_session(settings) as session:
+            async with open_session(_analysis_settings(spark, FilePath(directory) / "spark")) as session:
                 return await verdict_of(vertices, lambda program: session.run(check, program))
 
     return verdict()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_runner.local.logfiles import level_of
-from millstream_runner.local.progress import VertexProgress
+from millstream_runner.local.progress import VertexProgress, lowest
 from millstream_runner.local.scene import slow_of
 
 POINTS_MAX = 600
@@ -30,11 +30,10 @@ _PASSES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class VertexPoint:
-    """A vertex at a moment; `waiting` and `fill` are the highest values since the previous point."""
+    """A vertex at a moment; `waiting` is the highest value since the previous point."""
 
     records: int
     waiting: int
-    fill: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,7 @@ class Recording:
         self.slow_s: dict[str, float] = {}
         """For how long each vertex was the slow one."""
         self.durability = ""
+        """What the broker has reported; empty until it has."""
         self._delays = _Delays()
         self._taken_s = 0.0
         self._width_s = 0.0
@@ -83,7 +83,7 @@ class Recording:
 
     def take(self, at_s: float, vertices: Sequence[VertexProgress]) -> None:
         """Take the figures of a moment."""
-        found = {one.vertex: VertexPoint(one.records, one.waiting, one.fill) for one in vertices if one.published}
+        found = {one.vertex: VertexPoint(one.records, one.waiting) for one in vertices if one.published}
         point = Point(at_s, found, self._delays.now(at_s, vertices))
         slow = slow_of(vertices)
         if slow is not None and self._open is not None:
@@ -100,10 +100,6 @@ class Recording:
         """Make the newest moment a point, too."""
         if self._open is not None and self.points[-1].at_s < self._open.at_s:
             self.points.append(self._open)
-
-    def state(self, at_s: float, state: str) -> None:
-        """The run has entered a state."""
-        self.states.append((at_s, state))
 
     def entry(self, at_s: float, entry: Mapping[str, Any]) -> None:
         """A process logged a warning or worse."""
@@ -134,7 +130,6 @@ def _merged(one: Point, next_: Point) -> Point:
         name: VertexPoint(
             new.records,
             max(new.waiting, one.vertices[name].waiting) if name in one.vertices else new.waiting,
-            max(new.fill, one.vertices[name].fill) if name in one.vertices else new.fill,
         )
         for name, new in next_.vertices.items()
     }
@@ -151,12 +146,10 @@ class _Delays:
 
     def now(self, at_s: float, vertices: Sequence[VertexProgress]) -> float | None:
         """Seconds; None until every source and sink has an event time."""
-        sources = [one.watermark_us for one in vertices if not one.has_input]
-        sinks = [one.watermark_us for one in vertices if one.has_input and not one.has_output]
-        if not sources or not sinks or None in sources or None in sinks:
+        newest = lowest([one.watermark_us for one in vertices if not one.has_input])
+        oldest = lowest([one.watermark_us for one in vertices if one.has_input and not one.has_output])
+        if newest is None or oldest is None:
             return None
-        newest = min(time for time in sources if time is not None)
-        oldest = min(time for time in sinks if time is not None)
         if not self._passes or newest > self._passes[-1][1]:
             self._passes.append((at_s, newest))
         if len(self._passes) > _PASSES_MAX:

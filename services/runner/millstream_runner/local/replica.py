@@ -11,25 +11,27 @@ import json
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any
 
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
-from millstream.health import Health, Heartbeat, Patience, open_heartbeat
+from millstream.health import Health, Patience, open_heartbeat
 from millstream.lines import LastLines
 from millstream.pauses import pause
-from millstream.print_channel import Print, PrintChannel, open_channel
+from millstream.print_channel import Print, open_channel
 from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
-from millstream_runner.local.logfiles import level_of, parse_line, process_label
-from millstream_runner.local.memory_watch import MemoryWatch, denied
+from millstream_runner.local.logfiles import LogFile, level_of, parse_line, process_label
+from millstream_runner.local.memory_watch import denied, until_exceeded
 from millstream_runner.local.policy import Completion, ProcessEnding, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
 from millstream_runner.local.states import State
@@ -41,22 +43,39 @@ LINES_KEPT = 3
 """Lines that a process printed outside its log, kept for the message when it dies."""
 
 
-class ReplicaPlan(Protocol):
-    """What to start."""
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A process to start."""
+
+    name: str
+    """Its name, and that of its log."""
+    replicas: tuple[ReplicaId, ...] = ()
+    """The replicas of vertices that it runs."""
+    metrics_port: int | None = None
 
     @property
-    def name(self) -> str:
-        """Name of the process, and of its log."""
-
-    @property
-    def metrics_port(self) -> int | None: ...
-
-    @property
-    def replicas(self) -> Sequence[ReplicaId]:
-        """The replicas of vertices that it runs."""
+    def label(self) -> str:
+        """The name with the replicas, for people."""
+        return process_label(self.name, [replica.name for replica in self.replicas])
 
 
-PlanT = TypeVar("PlanT", bound=ReplicaPlan)
+class Logs:
+    """The log files of a process: one for each of its replicas, and one for the lines of no replica."""
+
+    def __init__(self, directory: Path, plan: ProcessPlan, files: ExitStack, printing: Sequence[str] = ()) -> None:
+        """`files` closes them. `printing`: the replicas that print."""
+        names = {plan.name, *(replica.name for replica in plan.replicas)}
+        self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
+        self._own = self._files[plan.name]
+        self._output = self._files[printing[0]] if len(printing) == 1 else self._own
+
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """Store a line of a log; the entry's `process` says whose."""
+        self._files.get(str(entry.get("process", "")), self._own).write(line)
+
+    def keep_output(self, lines: bytes) -> None:
+        """Store printed output, which does not say which replica's log sink printed it."""
+        self._output.write(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +83,7 @@ class Failure:
     """Why the run cannot continue."""
 
     process: str
-    """Its name, or that of the failed replica in it."""
+    """Its label, or the name of the failed replica in it."""
     exit_code: int
     reason: str
     message: str
@@ -88,46 +107,39 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
-    """What a supervisor asks about its process, and what it calls."""
+class Hooks:
+    """What the processes of a run need of it."""
 
-    keep: Callable[[bytes, Mapping[str, Any]], None]
-    """Gets each line of its log, as bytes and as an object."""
-    keep_output: Callable[[bytes], None]
-    """Gets lines that it prints, for its log."""
-    progress: Callable[[], Mapping[str, object]]
-    """Values that change when the process makes progress, by the name of the part that does."""
-    lanes_ended: Callable[[], Awaitable[bool]]
-    """Whether all its lanes have nothing left to do."""
+    progress: Callable[[ReplicaId], object]
+    """A value that changes when the lanes of a replica advance."""
+    have_ended: Callable[[ReplicaId], Awaitable[bool]]
+    """Whether its marks say that its lanes have nothing left to do."""
+    prints: Print
+    """Prints lines for the user."""
     on_entry: Callable[[Mapping[str, Any]], bool]
-    """Gets the warnings and worse that it logs, and returns whether it has shown them."""
+    """Gets the warnings and worse that they log, and returns whether it has shown them."""
     on_health: Callable[[Mapping[str, Any]], None]
     """Gets a line about every restart and silence."""
     on_change: Callable[[], None]
-    """Called whenever the state or the process has changed."""
-    on_line: Callable[[str], None] = lambda text: None
-    """Gets what it sends besides its heartbeat."""
-    on_started: Callable[[], None] = lambda: None
-    """Called when there is a new process."""
-    prints: Print | None = None
-    """Prints its lines for the user; None for a process that prints nothing for users."""
+    """Called whenever the state of a process, or the process, has changed."""
 
 
-class Supervisor(Generic[PlanT]):
-    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its only
+class Supervisor(ABC):
+    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `keep_running` is its only
     task."""
 
     def __init__(
-        self, plan: PlanT, reports: Reports, *, takes_orders: bool = False, memory_max: int | None = None
+        self, plan: ProcessPlan, logs: Logs, hooks: Hooks, *, takes_orders: bool = False, memory_max: int | None = None
     ) -> None:
         """`takes_orders`: see `tell`. `memory_max`: bytes of memory that the process may take; None for no limit."""
         self.plan = plan
+        self.hooks = hooks
+        self._logs = logs
         self.state = State.STARTING
         self.restarts = 0
         self.failure: Failure | None = None
         self.over = asyncio.Event()
         """Set when nothing will be started any more."""
-        self._reports = reports
         self._takes_orders = takes_orders
         self._memory_max = memory_max
         self._stop = asyncio.Event()
@@ -137,6 +149,8 @@ class Supervisor(Generic[PlanT]):
         self._error_shown = False
         self._error_before = ""
         """The last error of the previous process, unless that had made progress."""
+        self._oversize = ""
+        """How the current process has exceeded its memory, worded to follow its name; empty if it has not."""
         self._last_lines = LastLines(LINES_KEPT)
 
     @property
@@ -164,19 +178,43 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.DRAINING)
         self._stop.set()
 
-    async def serve(self, command: Callable[[], Sequence[str]]) -> None:
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """Store a line of its log, given as bytes and as an object."""
+        self._logs.keep(line, entry)
+
+    @abstractmethod
+    def progress(self) -> Mapping[str, object]:
+        """Values that change when the process makes progress, by the name of the part that does."""
+
+    @abstractmethod
+    async def have_lanes_ended(self) -> bool:
+        """Whether all its lanes have nothing left to do."""
+
+    @abstractmethod
+    def hear(self, text: str) -> None:
+        """Handle what it sends besides its heartbeat."""
+
+    @abstractmethod
+    def started(self) -> None:
+        """There is a new process."""
+
+    def changed(self) -> None:
+        """The state, or the process, has changed."""
+        self.hooks.on_change()
+
+    async def keep_running(self, command: Callable[[], Sequence[str]]) -> None:
         """Run the result of `command`, which is called for each start, until it is over. Raises nothing that the
         process causes: that is in `failure`."""
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
-                before = self._reports.progress()
+                before = self.progress()
                 ending, well_s = await self._run_once(command())
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
                     ending,
-                    lanes_ended=ending.exit_code == 0 and await self._reports.lanes_ended(),
+                    lanes_ended=ending.exit_code == 0 and await self.have_lanes_ended(),
                     progressed=self._has_progressed(before),
                     well_s=well_s,
                 )
@@ -195,19 +233,32 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.STOPPED)
         finally:
             self.over.set()
-            self._reports.on_change()
+            self.changed()
 
     async def _run_once(self, command: Sequence[str]) -> tuple[ProcessEnding, float]:
         """How the process ended, and for how many seconds it ran well."""
         self._last_error, self._error_shown = {}, False
+        self._oversize = ""
         self._last_lines.clear()
         begun_s = time.monotonic()
-        with open_heartbeat(self._reports.on_line) as heartbeat, open_channel(self._print) as channel:
-            async with self._open_process(command, heartbeat, channel) as process, asyncio.TaskGroup() as group:
+        with open_heartbeat(self.hear) as heartbeat, open_channel(self._print) as channel:
+            async with (
+                # Ended with the block, if it is still running.
+                open_process(
+                    command,
+                    name=self.plan.name,
+                    stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
+                    stdout=self._take_output,
+                    stderr=self._take_lines,
+                    environment={**os.environ, **heartbeat.environment, **channel.environment},
+                    pass_fds=(heartbeat.write_end, channel.descriptor),
+                ) as process,
+                asyncio.TaskGroup() as group,
+            ):
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
-                self._reports.on_started()
+                self.started()
                 health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
                     group.create_task(self._end_when_asked(process), name="end"),
@@ -216,37 +267,26 @@ class Supervisor(Generic[PlanT]):
                         process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
                     ),
                 ]
-                watch = None
                 if self._memory_max is not None:
-                    watch = MemoryWatch(process.pid, self._memory_max)
-                    tasks.append(group.create_task(_kill_when_too_large(process, watch), name="memory"))
+                    too_large = self._kill_when_too_large(process, self._memory_max)
+                    tasks.append(group.create_task(too_large, name="memory"))
                 exit_code = await process.wait()
                 for task in tasks:
                     task.cancel()
             # What it logged last.
             heartbeat.take()
         self._process = self._identity = None
-        oversize = "" if watch is None or health.hung else watch.exceeded
+        oversize = "" if health.hung else self._oversize
         ending = ProcessEnding(exit_code, health.hung, oversize or denied(exit_code, self._last_lines.text()))
         return ending, time.monotonic() - begun_s - health.silent_s
-
-    def _open_process(
-        self, command: Sequence[str], heartbeat: Heartbeat, channel: PrintChannel
-    ) -> AbstractAsyncContextManager[Process]:
-        """Kill the process when the block ends, if it is still running."""
-        return open_process(
-            command,
-            name=self.plan.name,
-            stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
-            stdout=self._take_output,
-            stderr=self._take_lines,
-            environment={**os.environ, **heartbeat.environment, **channel.environment},
-            pass_fds=(heartbeat.write_end, channel.descriptor),
-        )
 
     async def _end_when_asked(self, process: Process) -> None:
         await self._stop.wait()
         process.signal(signal.SIGTERM)
+
+    async def _kill_when_too_large(self, process: Process, limit: int) -> None:
+        self._oversize = await until_exceeded(process.pid, limit)
+        process.kill()
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -259,7 +299,7 @@ class Supervisor(Generic[PlanT]):
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:
         """Whether the process has made progress since; if a replica ended it, whether that replica has."""
-        now = self._reports.progress()
+        now = self.progress()
         if self._failing in now:
             return now[self._failing] != before[self._failing]
         return now != before
@@ -268,7 +308,7 @@ class Supervisor(Generic[PlanT]):
         message = verdict.advice or str(self._last_error.get("message", "")) or self._last_lines.text()
         said = codes.find(str(self._last_error.get("code", "")))
         self.failure = Failure(
-            process=self._failing,
+            process=self.plan.label if self._failing == self.plan.name else self._failing,
             exit_code=verdict.exit_code,
             reason=verdict.reason,
             message=message,
@@ -303,22 +343,16 @@ class Supervisor(Generic[PlanT]):
             "process": self.plan.name,
             "message": text,
         }
-        self._reports.keep(json.dumps(entry).encode(), entry)
-        self._reports.on_health({**entry, "process": self._label})
-
-    @property
-    def _label(self) -> str:
-        """The process for people: its own messages concern all its replicas."""
-        return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
+        self.keep(json.dumps(entry).encode(), entry)
+        self.hooks.on_health({**entry, "process": self.plan.label})
 
     async def _print(self, lines: bytes) -> None:
-        if self._reports.prints is not None:
-            await self._reports.prints(lines)
-        self._reports.keep_output(lines.removesuffix(b"\n"))
+        await self.hooks.prints(lines)
+        self._logs.keep_output(lines.removesuffix(b"\n"))
 
     def _take_output(self, lines: list[bytes]) -> None:
         """Only libraries print past the channel."""
-        self._reports.keep_output(b"\n".join(lines))
+        self._logs.keep_output(b"\n".join(lines))
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -326,7 +360,7 @@ class Supervisor(Generic[PlanT]):
 
     def _take_line(self, line: bytes) -> None:
         entry = parse_line(line, self.plan.name)
-        self._reports.keep(line, entry)
+        self.keep(line, entry)
         if "level" not in entry:
             # Not a log line: what Python or the system prints when a process dies. Its end says the cause.
             self._last_lines.add(str(entry["message"]))
@@ -336,19 +370,15 @@ class Supervisor(Generic[PlanT]):
             return
         repeated = entry["message"] == self._error_before
         of_process = entry["process"] == self.plan.name
-        shown = repeated or self._reports.on_entry({**entry, "process": self._label} if of_process else entry)
+        # Its own messages concern all its replicas.
+        shown = repeated or self.hooks.on_entry({**entry, "process": self.plan.label} if of_process else entry)
         # What a function logs is shown, but it is not the reason why the process ends.
         if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown
 
     def _set_state(self, state: State) -> None:
         self.state = state
-        self._reports.on_change()
-
-
-async def _kill_when_too_large(process: Process, watch: MemoryWatch) -> None:
-    await watch.until_exceeded()
-    process.kill()
+        self.changed()
 
 
 def worst(failures: list[Failure]) -> Failure | None:

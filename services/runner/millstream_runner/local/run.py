@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.clock import SystemClock
@@ -25,56 +27,45 @@ from millstream.errors import DamageError, MillstreamError, RetryLaterError, Use
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
 from millstream.plan.lanes import owned_lanes
-from millstream.plan.plan import Plan
 from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
-from millstream.spec.graph import Graph
 from millstream.spec.loading import LoadedPipeline
 from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
-from millstream_runner.local.broker import NAME as BROKER
-from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
-from millstream_runner.local.changing import PipelineChange, plan_change
-from millstream_runner.local.claiming import claim, refuse_live_runner
-from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
-from millstream_runner.local.display import Display
-from millstream_runner.local.draining import drain
-from millstream_runner.local.entries import ShownEntries
-from millstream_runner.local.ledgers import KnownLedgers
-from millstream_runner.local.listening import refuse_taken_ports
-from millstream_runner.local.logfiles import LogFile
+from millstream_runner.local.changing import PipelineChange, claim, plan_change
+from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, held, read_json
+from millstream_runner.local.display import Display, ShownEntries
+from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
 from millstream_runner.local.memory_watch import default_limit
-from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
-from millstream_runner.local.processes import end_stale
+from millstream_runner.local.outputs import FormerOutput, former_outputs, move_outputs, refuse_former_outputs
+from millstream_runner.local.prerequisites import refuse_small_disk, refuse_taken_ports
+from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
-from millstream_runner.local.replica import Failure
-from millstream_runner.local.runner_log import runner_log
+from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
-from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
 from millstream_runner.local.workers import (
-    Hooks,
     LocalWorker,
     LocalWorkers,
-    Logs,
-    WorkerArguments,
-    WorkerPlan,
     plan_workers,
+    printing,
 )
 
 if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
 
+WORKER_MODULE = "millstream_worker"
 SAMPLE_INTERVAL_S = 0.5
 """Time between two readings of the OT stores."""
 QUIET_INTERVAL_S = 1.0
@@ -82,6 +73,8 @@ QUIET_INTERVAL_S = 1.0
 _QUIET_LOOKS = 8
 """After this many readings without anything new, each reads only the sources' stores and a part of the others, until
 there is something new."""
+SPARK_GRACE_S = 10.0
+"""Time from the request to end until Spark's driver is killed. Nothing is lost by that."""
 FAILURE_GRACE_S = 10.0
 """Time from the failure of one vertex until the others that have not drained are killed."""
 _POLL_S = 0.05
@@ -155,31 +148,33 @@ async def run(
 
     Raises the errors that occur before the start: the directory is in use, or contains another pipeline's data.
     """
-    root = options.data_dir or HOME / loaded.pipeline.name
-    with held(root.absolute()) as directory:
+    with held((options.data_dir or HOME / loaded.pipeline.name).absolute()) as directory:
         # Everything is checked before anything is ended, moved or removed.
         previous = directory.read_runtime()
         if previous is not None:
             refuse_live_runner(directory, previous)
-        starts_anew = options.fresh or not directory.shape.exists()
-        if options.move_outputs and not starts_anew:
+        shape = None if options.fresh else read_json(directory.shape)
+        change: PipelineChange | None = None
+        kept: Sequence[str] = ()
+        outputs: Sequence[FormerOutput] = ()
+        if shape is None:
+            refuse_small_disk(loaded.plan, directory)
+            outputs = former_outputs(loaded.graph, loaded.base_dir)
+            if not options.move_outputs:
+                refuse_former_outputs(outputs, fresh=options.fresh)
+        elif options.move_outputs:
             raise UserError(
                 codes.OPTIONS_CONFLICT, "--move-outputs needs --fresh, because it is for a run that starts over"
             )
-        kept: Sequence[str] = ()
-        if not starts_anew and (shape := read_json(directory.shape)) is not None:
+        else:
             loaded, kept = as_stored(loaded, shape)
-        change = plan_change(directory, loaded, options.forget) if not starts_anew else None
-        if starts_anew:
-            refuse_small_disk(loaded.plan, directory)
-        outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
-        if not options.move_outputs:
-            refuse_former_outputs(outputs, fresh=options.fresh)
+            change = plan_change(directory, shape, loaded, options.forget)
         if previous is not None:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {counted(len(stale), 'process', 'processes')} left behind by an earlier run")
-        refuse_taken_ports(loaded.graph, _worker_plans(loaded.plan, options), options.metrics_host)
+        workers = list(plan_workers(loaded.plan, options.workers, options.metrics_port_base))
+        refuse_taken_ports(loaded.graph, workers, options.metrics_host)
         chosen = asdict(options) | {"durability": options.durability.value}
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
@@ -198,14 +193,9 @@ async def run(
             screen.message(former_keys_text(vertex))
         port = (previous.broker_port or None) if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
-            result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)
-            outcome["exit_code"] = result.exit_code
-            outcome["code"] = result.code.id if result.code is not None else None
+            result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(workers, port)
+            outcome.update(exit_code=result.exit_code, code=result.code.id if result.code is not None else None)
         return result
-
-
-def _worker_plans(plan: Plan, options: RunOptions) -> list[WorkerPlan]:
-    return list(plan_workers(plan, options.workers, options.metrics_port_base))
 
 
 class _Run:
@@ -221,11 +211,15 @@ class _Run:
         recording: Recording,
     ) -> None:
         self._loaded = loaded
+        self._plan = loaded.plan
+        self._graph = loaded.graph
         self._options = options
         self._screen = screen
         self._directory = directory
         self._change = change
-        self._task = _current_task()
+        task = asyncio.current_task()
+        assert task is not None, "a run is a task"
+        self._task = task
         self._progress = PipelineProgress(loaded.graph)
         self._display = Display(screen, directory, _CLOCK, recording, loaded.pipeline.name, options.durability.value)
         self._entries = ShownEntries(screen, _CLOCK, recording)
@@ -233,33 +227,25 @@ class _Run:
         """Set when something about a process has changed."""
         self._drain_asked = asyncio.Event()
         self._view: PipelineView | None = None
-        self._aborted = False
-        self._gave_up_start = False
-        """Whether it was asked to stop before anything could be read."""
+        self._cancelled_with: int | None = None
+        """The exit code of a run that signals have ended at once, or before anything could be read."""
         self._signalled_s = -SAME_DECISION_S
         self._state = State.STARTING
         self._had_ended = False
 
-    @property
-    def _graph(self) -> Graph:
-        return self._loaded.graph
-
-    @property
-    def _plan(self) -> Plan:
-        return self._loaded.plan
-
-    async def run(self, port: int | None) -> RunResult:
+    async def run(self, plans: Sequence[ProcessPlan], port: int | None) -> RunResult:
+        """`plans`: those of the workers. `port`: that of the broker of the previous run."""
         logs = self._directory.logs
         with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
-            members = self._open_members(files, port)
+            members = self._open_members(files, plans, port)
             try:
                 summary = await self._run_processes(members)
             except BaseExceptionGroup as group:
                 raise first_cause(group) or group from None
             except asyncio.CancelledError:
-                if not self._aborted and not self._gave_up_start:
+                if self._cancelled_with is None:
                     raise
-                return self._result(ABORTED if self._aborted else 0, members.failure, None)
+                return self._result(self._cancelled_with, members.failure, None)
             finally:
                 self._screen.close()
             code = members.failure.exit_code if members.failure is not None else 0
@@ -267,7 +253,7 @@ class _Run:
                 code = (DamageError if summary.damage else MillstreamError).exit_code
             return self._result(code, members.failure, summary)
 
-    def _open_members(self, files: contextlib.ExitStack, port: int | None) -> Members:
+    def _open_members(self, files: contextlib.ExitStack, plans: Sequence[ProcessPlan], port: int | None) -> Members:
         """Create everything that will run, without starting it."""
         broker_log = files.enter_context(LogFile(self._directory.logs / f"{BROKER}.jsonl"))
 
@@ -283,10 +269,26 @@ class _Run:
             on_line=broker_log.write,
             on_started=changed,
         )
-        plans = _worker_plans(self._plan, self._options)
         output = StandardOutput(self._screen, changed)
-        workers = LocalWorkers([self._worker(plan, files, output, changed) for plan in plans])
-        spark = self._open_spark(files, changed) if self._graph.reduces else None
+        hooks = Hooks(
+            progress=self._progress.mark_of,
+            have_ended=self._have_ended,
+            prints=output.print,
+            # The run says at its end that its standard output is closed, whichever worker noticed.
+            on_entry=lambda entry: entry.get("code") == codes.OUTPUT_CLOSED.id or self._entries.show(entry),
+            on_health=self._entries.say,
+            on_change=changed,
+        )
+        memory_max = self._options.worker_memory or default_limit()
+        workers = LocalWorkers(
+            [
+                LocalWorker(
+                    plan, Logs(self._directory.logs, plan, files, printing(self._graph, plan)), hooks, memory_max
+                )
+                for plan in plans
+            ]
+        )
+        spark = self._open_spark(files, hooks) if self._graph.reduces else None
         members = Members(self._graph, broker, workers, spark, output)
         return members
 
@@ -308,25 +310,13 @@ class _Run:
             self._show(members)
             self._screen.close()
             if members.spark is not None:
-                members.spark.stop()
+                members.spark.stop(grace_s=SPARK_GRACE_S)
             members.broker.stop()
         members.broker_over = True
         self._display.note_processes(members)
         return summary
 
     async def _run_vertices(self, members: Members, view: PipelineView) -> Summary:
-        arguments = WorkerArguments(
-            self._directory.pipeline,
-            self._directory.windows,
-            self._options.broker_path or members.broker.access.url,
-            self._directory.broker_access,
-            self._options.durability,
-            self._options.log_level,
-            members.spark.address if members.spark is not None else None,
-            self._options.metrics_host,
-            OnChange.RESTART if self._options.watch else OnChange.REPORT,
-            self._options.debugged,
-        )
         ledgers = KnownLedgers(self._directory.ledgers)
         ledgers.check(await view.ledger_ids())
         await view.separate_edges()
@@ -343,7 +333,9 @@ class _Run:
             ]
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
-                tasks.create_task(worker.serve(arguments), name=worker.plan.name)
+                tasks.create_task(
+                    worker.keep_running(partial(self._worker_command, members, worker)), name=worker.plan.name
+                )
             while not members.workers.are_over:
                 if members.failure is not None and self._state is not State.FAILING:
                     self._state = State.FAILING
@@ -359,6 +351,29 @@ class _Run:
         if members.failure is not None:
             self._state = State.FAILED
         return summary
+
+    def _worker_command(self, members: Members, worker: LocalWorker) -> Sequence[str]:
+        """The command line of a worker that starts now."""
+        options = self._options
+        metrics: list[str] = []
+        if worker.plan.metrics_port is not None:
+            metrics = ["--metrics-port", str(worker.plan.metrics_port), "--metrics-host", options.metrics_host]
+        on_change = OnChange.RESTART if options.watch else OnChange.REPORT
+        return [
+            *(sys.executable, "-P", "-m", WORKER_MODULE),
+            *("--replicas", *(replica.name for replica in worker.left())),
+            *("--pipeline", str(self._directory.pipeline)),
+            *("--broker", options.broker_path or members.broker.access.url),
+            *("--broker-access", str(self._directory.broker_access)),
+            *("--windows-dir", str(self._directory.windows)),
+            *("--durability", options.durability.value),
+            *("--log-level", options.log_level.upper()),
+            "--orders",
+            *("--on-change", on_change.value),
+            *(word for vertex, port in options.debugged.items() for word in ("--debug", f"{vertex}:{port}")),
+            *metrics,
+            *(() if members.spark is None else ("--spark", members.spark.address)),
+        ]
 
     async def _summarize(self, view: PipelineView, ledgers: KnownLedgers) -> Summary:
         """What the stored marks say. A killed vertex may leave a commit that the broker is still applying."""
@@ -378,7 +393,7 @@ class _Run:
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
         self._state = State.DRAINING
-        await drain(self._plan, members.workers, view, self._progress, _CLOCK)
+        await members.workers.drain(self._plan, view, self._progress)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""
@@ -416,47 +431,19 @@ class _Run:
             state, waits_for = members.beginning()
         self._display.show(state, waits_for, self._progress, members)
 
-    def _worker(
-        self, plan: WorkerPlan, files: contextlib.ExitStack, output: StandardOutput, changed: Callable[[], None]
-    ) -> LocalWorker:
-        hooks = Hooks(
-            progress=self._progress.mark_of,
-            have_ended=self._have_ended,
-            prints=output.print,
-            on_entry=lambda entry: self._reports_itself(entry) or self._entries.show(entry),
-            on_health=self._entries.say,
-            on_change=changed,
-        )
-        memory_max = self._options.worker_memory or default_limit()
-        return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks, memory_max)
-
-    @staticmethod
-    def _reports_itself(entry: Mapping[str, Any]) -> bool:
-        """Whether the run says so at its end: standard output is its own, whichever worker noticed."""
-        return entry.get("code") == codes.OUTPUT_CLOSED.id
-
-    def _open_spark(self, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalSpark:
+    def _open_spark(self, files: contextlib.ExitStack, hooks: Hooks) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.
         from millstream_reduce.spark.aot import advice
-        from millstream_runner.local.spark import LocalSpark, plan_driver
+        from millstream_runner.local.spark import PLAN, LocalSpark, driver_command
 
         spark = self._graph.pipeline.spec.spark
         if (spark is None or spark.remote is None) and (text := advice()):
             self._screen.message(text)
-        plan = plan_driver(
-            self._graph.pipeline,
-            self._loaded.base_dir,
-            self._directory.spark,
-            files.enter_context(open_socket_directory()),
-            self._options.log_level,
+        address = f"unix:{files.enter_context(open_socket_directory()) / 'spark'}"
+        command = driver_command(
+            address, self._graph.pipeline, self._loaded.base_dir, self._directory.spark, self._options.log_level
         )
-        return LocalSpark(
-            plan,
-            log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
-            on_entry=self._entries.show,
-            on_health=self._entries.say,
-            on_change=changed,
-        )
+        return LocalSpark(address, command, Logs(self._directory.logs, PLAN, files), hooks)
 
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"
@@ -476,11 +463,11 @@ class _Run:
         self._signalled_s += since_s
         if since_s < SAME_DECISION_S:
             return
-        if self._state is State.STARTING and not self._gave_up_start:
+        if self._state is State.STARTING and self._cancelled_with is None:
             # As after a drain, everything that was read is finished: nothing was.
             self._screen.message("stopping: nothing has been read yet (Ctrl-C again: stop at once)")
             audit.note_going(self._directory, self._screen.message, "drain")
-            self._gave_up_start = True
+            self._cancelled_with = 0
             self._task.cancel()
             return
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
@@ -491,11 +478,5 @@ class _Run:
             audit.note_going(self._directory, self._screen.message, "drain")
             return
         audit.note_going(self._directory, self._screen.message, "stop")
-        self._aborted = True
+        self._cancelled_with = ABORTED
         self._task.cancel()
-
-
-def _current_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None, "a run is a task"
-    return task

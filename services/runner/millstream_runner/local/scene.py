@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream.plurals import counted
 from millstream.printable import in_line
-from millstream_runner.local.formatting import aligned, count_text, duration_text, shortened, watermark_text
+from millstream_runner.local.formatting import aligned_columns, count_text, duration_text, shortened, watermark_text
 from millstream_runner.local.progress import VertexProgress, vertex_from_json
 from millstream_runner.local.states import OVER, State
 
@@ -122,7 +122,7 @@ def table(scene: Scene, width: int | None = None, height: int | None = None) -> 
     shown = [in_line(line) for line in (*above, *vertices, *below)]
     if height is not None and len(shown) > height:
         # Not even one row fits: show the head, and what is missing.
-        shown = [shown[0], in_line(_none_shown(scene))][: max(1, height)]
+        shown = [shown[0], in_line(below[0])][: max(1, height)]
     return shown if width is None else [shortened(line, width) for line in shown]
 
 
@@ -137,10 +137,6 @@ def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], 
         f"vertices {first + 1}-{first + room} of {len(vertices)}, {len(vertices) - room} not shown "
         f"(page {page + 1} of {pages}, turns every {PAGE_S:.0f} s)"
     )
-
-
-def _none_shown(scene: Scene) -> str:
-    return f"{counted(len(scene.vertices), 'vertex', 'vertices')} not shown: the terminal has too few lines"
 
 
 def _head(scene: Scene) -> list[str]:
@@ -171,19 +167,13 @@ def _rows(scene: Scene, width: int | None) -> tuple[list[str], list[str]]:
     columns = dict(enumerate(map(list, zip(*rows, strict=True))))
     left_out: list[str] = []
     for what, index, longest in _FITTING:
-        lines = _lines(columns)
-        if width is None or max(map(len, lines)) <= width:
+        if width is None or max(map(len, aligned_columns(columns, left=_LEFT))) <= width:
             break
         if what == "shorten":
             columns[index] = [shortened(cell, longest) for cell in columns[index]]
         else:
             left_out.append(columns.pop(index)[0])
-    return _lines(columns), left_out
-
-
-def _lines(columns: Mapping[int, Sequence[str]]) -> list[str]:
-    left = {place for place, index in enumerate(columns) if index in _LEFT}
-    return aligned(list(zip(*columns.values(), strict=True)), left=left)
+    return aligned_columns(columns, left=_LEFT), left_out
 
 
 def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:

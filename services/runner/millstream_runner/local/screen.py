@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from millstream.printable import PrintableStream
 from millstream_runner.colours import show_message
@@ -42,14 +42,20 @@ def width_of(stream: TextIO) -> int | None:
     return terminal_size(stream).columns if stream.isatty() else None
 
 
-class Screen(Protocol):
-    """Where progress goes."""
+class Screen:
+    """Where progress goes. This one shows messages only."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def message(self, text: str) -> None:
         """Show something that a person should read."""
+        show_message(text, self._stream)
+        self._stream.flush()
 
     def printing(self) -> AbstractContextManager[None]:
         """While the block writes to standard output, nothing else may be written to the same terminal."""
+        return nullcontext()
 
     def show(self, scene: Scene) -> None:
         """Replace what was shown before."""
@@ -58,38 +64,13 @@ class Screen(Protocol):
         """Leave what was shown last."""
 
 
-class NoScreen:
-    """Shows messages only."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def message(self, text: str) -> None:
-        _say(self._stream, text)
-
-    def printing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def show(self, scene: Scene) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PlainScreen:
+class PlainScreen(Screen):
     """A line or two now and then, and when the state changes; for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._shown_s = 0.0
         self._state = State.STARTING.value
-
-    def message(self, text: str) -> None:
-        _say(self._stream, text)
-
-    def printing(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def show(self, scene: Scene) -> None:
         pause_s = PLAIN_INTERVAL_S if scene.elapsed_s < PLAIN_OFTEN_S else PLAIN_LATER_INTERVAL_S
@@ -98,15 +79,12 @@ class PlainScreen:
         self._shown_s, self._state = scene.elapsed_s, scene.state
         _write(self._stream, "".join(f"{line}\n" for line in plain_lines(scene)))
 
-    def close(self) -> None:
-        pass
 
-
-class TerminalScreen:
+class TerminalScreen(Screen):
     """A table at the bottom of the terminal, redrawn in place; messages scroll past above it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._lines_drawn = 0
         self._columns_drawn = 0
         self._scene: Scene | None = None
@@ -120,7 +98,7 @@ class TerminalScreen:
             self._unsent.append(text)
             return
         self._erase()
-        _say(self._stream, text)
+        super().message(text)
         self._draw()
 
     @contextmanager
@@ -137,7 +115,7 @@ class TerminalScreen:
             self._prints -= 1
             if not self._prints:
                 for text in self._unsent:
-                    _say(self._stream, text)
+                    super().message(text)
                 self._unsent.clear()
                 self._draw()
 
@@ -181,13 +159,8 @@ class TerminalScreen:
 def choose_screen(stream: TextIO, *, quiet: bool) -> Screen:
     """The screen that fits the stream."""
     if quiet:
-        return NoScreen(stream)
+        return Screen(stream)
     return TerminalScreen(stream) if stream.isatty() else PlainScreen(stream)
-
-
-def _say(stream: TextIO, text: str) -> None:
-    show_message(text, stream)
-    stream.flush()
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -14,19 +14,18 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.importing import started
-from millstream.ledger.protocol import Broker, Commit, Ledger
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.lanes import all_lanes
-from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy
-from millstream.watermark.store import OtStores, forget, newest
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.settings import keeps_input
 
 OWNER = "watermark"
@@ -65,27 +64,21 @@ class LaneTime:
 class Watermarks:
     """The watermarks of one pipeline that is not running."""
 
-    def __init__(self, plan: Plan, broker: Broker, stores: OtStores, windows: Path) -> None:
-        self._plan = plan
-        self._broker = broker
-        self._stores = stores
+    def __init__(self, stored: StoredPipeline, windows: Path) -> None:
+        self._stored = stored
+        self._plan = stored.plan
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
         """Every lane that has committed something, sources first."""
         found = []
-        published: dict[str, Mapping[str, int]] = {}
         for lane in all_lanes(self._plan):
-            ledger = await self._broker.existing_ledger(lane.vertex)
-            stored = await ledger.mark(lane) if ledger is not None else None
+            stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
-            if lane.vertex not in published:
-                updates = await newest(await self._stores.store(lane.vertex))
-                published[lane.vertex] = {key: one.entry.watermark_us for key, one in updates.items()}
-            mark = stored.mark
+            mark, update = stored.mark, await self._stored.published(lane)
             closed_us = mark.reduce.closed_us if mark.HasField("reduce") else None
-            watermark_us = max(mark.watermark_us, published[lane.vertex].get(lane.key, mark.watermark_us))
+            watermark_us = mark.watermark_us if update is None else max(mark.watermark_us, update.entry.watermark_us)
             found.append(LaneTime(lane, watermark_us, closed_us, mark.account.open, mark.ended))
         return found
 
@@ -117,19 +110,15 @@ class Watermarks:
 
     async def set_back(self, lane: LaneId, target: SetBackPoint) -> None:
         """Make the lane continue as if it had come only that far."""
-        ledger = await self._broker.existing_ledger(lane.vertex)
+        ledger = await self._stored.ledger(lane.vertex)
         assert ledger is not None, "it has a mark there"
-        stored = await ledger.take_over(lane, OWNER)
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
-        if mark.HasField("reduce"):
-            await started(self._reopen, ledger, lane, stored.mark, target)
-            mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
-        mark.commit_id = uuid4().bytes
-        mark.watermark_us = min(mark.watermark_us, target.end_us)
-        await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+        async with rewritten(ledger, lane, OWNER) as mark:
+            if mark.HasField("reduce"):
+                await started(self._reopen, ledger, lane, mark, target)
+                mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
+            mark.watermark_us = min(mark.watermark_us, target.end_us)
         # What was published since then would still count as a watermark.
-        await forget(await self._stores.store(lane.vertex), lane)
+        await self._stored.forget(lane)
 
     def _reopen(
         self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: SetBackPoint

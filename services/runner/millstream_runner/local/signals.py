@@ -24,14 +24,10 @@ def handled(handler: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number in ASKED_TO_STOP:
-            loop.add_signal_handler(number, _nothing)
+            loop.add_signal_handler(number, lambda: None)
 
 
 def ignore() -> None:
     """The same without a loop, for a process that only has to print its result."""
     for number in ASKED_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _nothing() -> None:
-    pass

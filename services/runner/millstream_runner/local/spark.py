@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import grpc
 import grpc.aio
 
-from millstream import codes
-from millstream.errors import InfrastructureError
 from millstream.files import own_directory
 from millstream.plurals import counted
-from millstream.record import ReplicaId
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
-from millstream_runner.local.directory import RunningProcess, make_private, write_text
-from millstream_runner.local.logfiles import LogFile
-from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.directory import explained, make_private, write_text
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
 
+PLAN = ProcessPlan("spark")
 DRIVER_MODULE = "millstream_reduce.spark.driver"
-STOP_GRACE_S = 10.0
-"""Time from the request to end until it is killed. Nothing is lost by that."""
 _LOOK_INTERVAL_S = 0.5
 _LOOK_TIMEOUT_S = 2.0
 _CHANNEL_OPTIONS = (
@@ -43,100 +35,55 @@ _CHANNEL_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DriverPlan:
-    """The driver process."""
-
-    address: str
-    """gRPC address on which it listens."""
-    settings: Path
-    pipeline: str
-    log_level: str
-    name: str = "spark"
-    metrics_port: None = None
-    replicas: tuple[ReplicaId, ...] = ()
-
-    def command(self) -> list[str]:
-        """Its command line."""
-        return [
-            *(sys.executable, "-P", "-m", DRIVER_MODULE),
-            *("--address", self.address),
-            *("--settings", str(self.settings)),
-            *("--pipeline", self.pipeline),
-            *("--log-level", self.log_level.upper()),
-        ]
-
-
-class LocalSpark:
+class LocalSpark(Supervisor):
     """The driver's process, and its progress as far as it answers. `serve` is its only task."""
 
-    def __init__(
-        self,
-        plan: DriverPlan,
-        *,
-        log: LogFile,
-        on_entry: Callable[[Mapping[str, Any]], bool],
-        on_health: Callable[[Mapping[str, Any]], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        """Arguments as for `Supervisor`; `log` stores what it logs and prints."""
-        self._plan = plan
-        self._supervisor = Supervisor(
-            plan,
-            Reports(
-                keep=lambda line, entry: log.write(line),
-                keep_output=log.write,
-                progress=lambda: {plan.name: self._jobs},
-                lanes_ended=_never,
-                on_entry=on_entry,
-                on_health=on_health,
-                on_change=on_change,
-            ),
-        )
+    def __init__(self, address: str, command: Sequence[str], logs: Logs, hooks: Hooks) -> None:
+        """`address`: the gRPC address on which it listens."""
+        super().__init__(PLAN, logs, hooks)
+        self.address = address
+        self._command = command
         self._answer: spark_pb2.DescribeResponse | None = None
-        self._pid = 0
         self._jobs = 0
         """Jobs done in this run, by all its processes."""
         self._jobs_before = 0
 
     @property
-    def address(self) -> str:
-        return self._plan.address
-
-    @property
-    def process(self) -> RunningProcess | None:
-        return self._supervisor.process
-
-    @property
-    def failure(self) -> Failure | None:
-        return self._supervisor.failure
-
-    @property
     def is_ready(self) -> bool:
         """Whether it runs jobs."""
-        return self._supervisor.state is State.RUNNING and self._answer is not None
+        return self.state is State.RUNNING and self._answer is not None
 
     @property
     def text(self) -> str:
         """Its state, in words."""
-        words = [self._supervisor.state.value]
-        if self._supervisor.state is State.RUNNING:
+        words = [self.state.value]
+        if self.state is State.RUNNING:
             words = ["starting" if self._answer is None else f"ready ({self._answer.master})"]
         if self._jobs:
             words.append(counted(self._jobs, "job"))
-        if self._supervisor.restarts:
-            words.append(f"restarted {self._supervisor.restarts}x")
+        if self.restarts:
+            words.append(f"restarted {self.restarts}x")
         return ", ".join(words)
 
-    def stop(self) -> None:
-        """Ask it to end; `serve` then returns."""
-        self._supervisor.stop(grace_s=STOP_GRACE_S)
+    def progress(self) -> Mapping[str, object]:
+        return {self.plan.name: self._jobs}
+
+    def hear(self, text: str) -> None:
+        """It sends nothing besides its heartbeat."""
+
+    def started(self) -> None:
+        self._answer = None
+        self._jobs_before = self._jobs
+
+    async def have_lanes_ended(self) -> bool:
+        """It has no lanes, so it ends only when it is asked to."""
+        return False
 
     async def serve(self) -> None:
         """Keep it running until it is asked to end or fails permanently."""
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._look(), name="observe Spark")
-            await self._supervisor.serve(self._plan.command)
+            await self.keep_running(lambda: self._command)
             looking.cancel()
 
     async def _look(self) -> None:
@@ -144,31 +91,25 @@ class LocalSpark:
             stub = spark_pb2_grpc.SparkDriverStub(channel)
             while True:
                 try:
-                    self._take(await stub.Describe(spark_pb2.DescribeRequest(), timeout=_LOOK_TIMEOUT_S))
+                    self._answer = await stub.Describe(spark_pb2.DescribeRequest(), timeout=_LOOK_TIMEOUT_S)
+                    self._jobs = self._jobs_before + self._answer.jobs
                 except grpc.aio.AioRpcError:
                     self._answer = None
                 await asyncio.sleep(_LOOK_INTERVAL_S)
 
-    def _take(self, answer: spark_pb2.DescribeResponse) -> None:
-        if answer.pid != self._pid:
-            self._pid, self._jobs_before = answer.pid, self._jobs
-        self._jobs = self._jobs_before + answer.jobs
-        self._answer = answer
 
-
-async def _never() -> bool:
-    """It has no lanes, so it ends only when it is asked to."""
-    return False
-
-
-def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
-    """Write the driver's settings. `directory` belongs to the driver; `sockets` has a short path."""
+def driver_command(address: str, pipeline: Pipeline, base_dir: Path, directory: Path, log_level: str) -> Sequence[str]:
+    """Write the driver's settings, and return its command line. `directory` belongs to the driver."""
     settings = directory / "settings.json"
-    try:
+    with explained(f"cannot write {settings}"):
         make_private(directory)
         own_directory(directory)
-    except OSError as error:
-        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {settings}: {error.strerror}") from error
     # Settings may contain passwords (of an object store, for example); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
-    return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)
+    return [
+        *(sys.executable, "-P", "-m", DRIVER_MODULE),
+        *("--address", address),
+        *("--settings", str(settings)),
+        *("--pipeline", pipeline.name),
+        *("--log-level", log_level.upper()),
+    ]

@@ -15,21 +15,12 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from millstream import codes
 from millstream.descriptors import ESCAPED, PIPE_CLOSED, cause_text, write_lines
 from millstream.errors import InfrastructureError
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.screen import Screen
-
-
-class _Job(NamedTuple):
-    """Lines to write."""
-
-    lines: bytes
-    done: asyncio.Future[None]
-    loop: asyncio.AbstractEventLoop
 
 
 class StandardOutput:
@@ -39,7 +30,8 @@ class StandardOutput:
         """`on_failure` is called when something could not be written: nothing more will be."""
         self._screen = screen
         self._on_failure = on_failure
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
+        """Lines to write, and what is done when they are written."""
         self._thread: threading.Thread | None = None
         self.error: OSError | None = None
         """Why it cannot be written."""
@@ -69,12 +61,11 @@ class StandardOutput:
             # A daemon: a reader that does not read must not keep the runner from ending.
             self._thread = threading.Thread(target=self._write, name="standard output", daemon=True)
             self._thread.start()
-        loop = asyncio.get_running_loop()
-        job = _Job(lines, loop.create_future(), loop)
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._screen.printing():
-            self._jobs.put(job)
+            self._jobs.put((lines, written))
             try:
-                await job.done
+                await written
             except OSError as error:
                 if self.error is None:
                     self.error = error
@@ -85,17 +76,17 @@ class StandardOutput:
         descriptor, encoding = sys.stdout.fileno(), sys.stdout.encoding.lower().replace("_", "-")
         failed: OSError | None = None
         while True:
-            job = self._jobs.get()
+            lines, written = self._jobs.get()
             if failed is None:
-                # Records are UTF-8, as JSON has to be; a terminal in another encoding gets what it can show.
-                is_utf8 = encoding in ("utf-8", "utf8")
-                lines = job.lines if is_utf8 else job.lines.decode(errors="replace").encode(encoding, ESCAPED)
+                if encoding not in ("utf-8", "utf8"):
+                    # Records are UTF-8, as JSON has to be; a terminal in another encoding gets what it can show.
+                    lines = lines.decode(errors="replace").encode(encoding, ESCAPED)
                 try:
                     write_lines(descriptor, lines)
                 except OSError as error:
                     failed = error
             try:
-                job.loop.call_soon_threadsafe(_settle, job.done, failed)
+                written.get_loop().call_soon_threadsafe(_settle, written, failed)
             except RuntimeError:
                 # The loop is closed: the run was stopped at once.
                 return

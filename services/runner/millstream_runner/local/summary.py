@@ -27,7 +27,7 @@ from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.colours import Heading
-from millstream_runner.local.formatting import aligned, folded, shortened
+from millstream_runner.local.formatting import aligned_columns, folded, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ ACCOUNT_TITLES = (
 )
 
 
+_LEFT = ("VERTEX", "TYPE")
 _MAY_BE_EMPTY = ("LATE", "BELOW-WATERMARK", "DROPPED", "FILTERED", "DEAD-LETTERED")
 """The order in which empty columns are removed from a table that is too wide."""
 _NAME_CHARS = (24, 16)
@@ -103,10 +104,12 @@ _NAME_CHARS = (24, 16)
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
     """Add the marks up and check them. `waiting`: records counted in the buffers; buffers without a count are not
     compared. What waits inside a chain is in the marks."""
-    written = _written(marks)
     # Several lanes of a chain may pass records over one edge inside it.
     read: Counter[BufferId] = Counter()
+    written: Counter[BufferId] = Counter()
     for lane, mark in marks.items():
+        for state in mark.written:
+            written[BufferId(state.edge, state.partition)] += state.records
         for done in consumed(lane, mark):
             read[done.buffer] += done.records
     found: list[str] = []
@@ -126,31 +129,31 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
-        accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
-        accepted = accepted if vertex.name == head else 0
-        sent = sum(written.get(buffer, 0) for buffer in own)
+        accepted = 0
+        if vertex.name == head:
+            accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        sent = sum(written[buffer] for buffer in own)
         vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
     edges = []
     in_marks = waiting_in_marks(graph, marks)
     for edge in graph.edges:
         buffers = _places_of(graph, edge)
         for buffer in buffers:
-            in_buffer = in_marks.get(buffer, 0) if edge.chain else waiting.get(buffer)
-            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), in_buffer)
-        sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
+            in_buffer = in_marks[buffer] if edge.chain else waiting.get(buffer)
+            found += _buffer_differences(buffer, written[buffer], read[buffer], in_buffer)
+        sums = (sum(counts[buffer] for buffer in buffers) for counts in (written, read))
         edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
 
 
-def waiting_in_marks(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
+def waiting_in_marks(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark]) -> Counter[BufferId]:
     """Records inside chains that wait for the sink at the end: those that the marks keep."""
-    found: dict[BufferId, int] = {}
+    found: Counter[BufferId] = Counter()
     for lane, mark in marks.items():
         edge = graph.chained_into(graph.chain(lane.vertex)[-1])
         if edge is not None and mark.undelivered_records:
-            buffer = BufferId(edge.name, lane.partition)
             # The lanes of a join that begins the chain pass records over the same edge.
-            found[buffer] = found.get(buffer, 0) + mark.undelivered_records
+            found[BufferId(edge.name, lane.partition)] += mark.undelivered_records
     return found
 
 
@@ -167,8 +170,7 @@ def check_stored(summary: Summary, where: Path) -> None:
 def account_row(vertex: VertexAccount) -> tuple[str, ...]:
     """The account of a vertex under `ACCOUNT_TITLES`; empty if the vertex cannot have such records."""
     account = vertex.account
-    dropped = sum(account.dropped.values())
-    counts = account.inputs, account.processed, account.filtered, account.dead_lettered, dropped
+    counts = account.inputs, account.processed, account.filtered, account.dead_lettered, sum(account.dropped.values())
     return (
         vertex.vertex,
         vertex.kind.name,
@@ -205,7 +207,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
     left_out: list[str] = []
 
     def fits() -> bool:
-        return width is None or max(map(len, _lines(columns))) <= width
+        return width is None or max(map(len, aligned_columns(columns, left=_LEFT))) <= width
 
     while empty and not fits():
         left_out.append(empty.pop(0))
@@ -219,7 +221,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
             columns["VERTEX"] = [shortened(cell, longest) for cell in columns["VERTEX"]]
     if not fits():
         del columns["TYPE"]
-    lines = _lines(columns)
+    lines = aligned_columns(columns, left=_LEFT)
     lines[:heading] = map(Heading, lines[:heading])
     if left_out:
         named = ", ".join(title for title in ACCOUNT_TITLES if title in left_out)
@@ -230,11 +232,6 @@ def _table(summary: Summary, width: int | None) -> list[str]:
 def _two_lines(title: str) -> tuple[str, str]:
     first, hyphen, second = title.partition("-")
     return (f"{first}-", second) if hyphen else ("", title)
-
-
-def _lines(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    left = {place for place, title in enumerate(columns) if title in ("VERTEX", "TYPE")}
-    return aligned(list(zip(*columns.values(), strict=True)), left=left)
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
@@ -283,15 +280,6 @@ def _remarks(vertex: VertexAccount) -> list[str]:
 def _places_of(graph: Graph, edge: Edge) -> list[BufferId]:
     """Where records of an edge are counted: its buffers, or their equivalent inside a chain."""
     return [BufferId(edge.name, partition) for partition in range(graph.vertex(edge.to).partitions)]
-
-
-def _written(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
-    totals: dict[BufferId, int] = {}
-    for mark in marks.values():
-        for state in mark.written:
-            buffer = BufferId(state.edge, state.partition)
-            totals[buffer] = totals.get(buffer, 0) + state.records
-    return totals
 
 
 def _buffer_differences(buffer: BufferId, written: int, read: int, waiting: int | None) -> list[str]:

@@ -7,6 +7,7 @@ while any lane runs; it can remove what a removed vertex has stored.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,14 +19,13 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded_parts
-from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
+from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger, StoredFrame
 from millstream.limits import BUFFER_BYTES_MAX
 from millstream.plan.lanes import all_lanes, buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId, Position
 from millstream.watermark.store import OtStore, OtStores, newest
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.summary import Summary, summarize, waiting_in_marks
 from millstream_vertex.shared_copies import leave, leaving
@@ -33,6 +33,8 @@ from millstream_vertex.taking_over import check_not_older
 
 PARTS = 4
 """Parts in which the vertices of a quiet pipeline are asked."""
+PAGE_FRAMES = 4
+"""Frames that are requested, and held, at once. Packs have up to 4 MiB each."""
 COUNTED_FRAMES_MAX = 1000
 COUNTED_BYTES_MAX = 2 * BUFFER_BYTES_MAX
 """A buffer with more frames than this after a drain, or more bytes, is not counted, because that would take long."""
@@ -139,8 +141,7 @@ class PipelineView:
 
     async def consumed(self, buffer: BufferId) -> int:
         """Sequence of the last frame of the buffer that its reader has completed; 0 if there is none."""
-        marks = await self.marks(self._plan.edge(buffer.edge).to)
-        return _read(marks).get(buffer, Position(0)).sequence
+        return _read(await self.marks(self._plan.edge(buffer.edge).to)).get(buffer, Position(0)).sequence
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger that contains a buffer. Raises `RetryLaterError` until it exists."""
@@ -153,17 +154,30 @@ class PipelineView:
         return ledger
 
     async def _ledger(self, vertex: str) -> Ledger | None:
-        if vertex not in self._ledgers:
-            ledger = await self._broker.existing_ledger(vertex)
-            if ledger is None:
-                return None
+        ledger = self._ledgers.get(vertex) or await self._broker.existing_ledger(vertex)
+        if ledger is not None:
             self._ledgers[vertex] = ledger
-        return self._ledgers[vertex]
+        return ledger
 
 
 def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
     """How far each buffer is read and committed."""
     return {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
+
+
+async def stored_frames(ledger: Ledger, buffer: BufferId, after: int) -> AsyncIterator[StoredFrame]:
+    """The frames of a buffer after sequence `after`, in order, up to the last one that is stored.
+
+    A frame may be as large as a message of the broker, and a buffer may have many, so what is done with a frame is done
+    before the next ones are requested.
+    """
+    is_last = False
+    while not is_last:
+        page = deque(await ledger.peek(buffer, after, PAGE_FRAMES))
+        is_last = len(page) < PAGE_FRAMES
+        while page:
+            after = page[0].sequence
+            yield page.popleft()
 
 
 async def _records_after(ledger: Ledger, buffer: BufferId, position: Position) -> int | None:
@@ -182,6 +196,5 @@ async def open_view(
     plan: Plan, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """A view of a pipeline in a running broker."""
-    technology = technology_of(plan.pipeline)
-    async with technology.open(access, plan.pipeline.name, name="view", require=require) as buffer:
+    async with technology_of(plan.pipeline).open(access, plan.pipeline.name, name="view", require=require) as buffer:
         yield PipelineView(plan, placed(buffer, plan).broker, buffer.stores)

@@ -4,249 +4,157 @@
                 ▲           └──── the worker dies ──┐
                 └────────── restarting ◄────────────┘   one that was asked to stop is not restarted
 
+A drain stops the sources, and then every vertex when it has read everything.
+
 Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
 over, and takes the order to stop one.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.ledger.protocol import DurabilityLevel
+from millstream import codes, limits
+from millstream.errors import RetryLaterError, UserError
+from millstream.pauses import REPEATED_AFTER_S, WAIT, WAITS_FOR
 from millstream.plan.placement import place
 from millstream.plan.plan import Plan
-from millstream.print_channel import Print
 from millstream.record import ReplicaId
 from millstream.resources import processors
 from millstream.spec.graph import Graph
 from millstream.udf.sidecar import HeldUp
 from millstream.udf.slow_calls import SLOW_AFTER_S
-from millstream.udf.sources import OnChange
 from millstream_connectors.log.settings import LogSink
-from millstream_runner.local.directory import RunningProcess
-from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
-from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.logfiles import WORKER_PREFIX
+from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.replica import Hooks, Logs, ProcessPlan, Supervisor
 from millstream_runner.local.states import State
-from millstream_runner.local.waits import Waits
+from millstream_runner.local.view import PipelineView
 
-WORKER_MODULE = "millstream_worker"
 _WORKERS_MIN = 2
 """The default minimum: a worker with only sources yields to the others (docs/decisions/0015), even if all share one
 processor."""
-
+GRACE_S = 5.0
+"""Time after the deadline of a drain until vertices that have not ended by themselves are killed. Nothing is lost by
+that."""
+_POLL_S = 0.05
 _HELD_UP = {HeldUp.TO_BE_FIXED.value: State.FIXING, HeldUp.DEBUGGED.value: State.DEBUGGED}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """A worker, and what it runs."""
-
-    number: int
-    replicas: tuple[ReplicaId, ...]
-    metrics_port: int | None
-
-    @property
-    def name(self) -> str:
-        """That of its replica if it has one; otherwise a name that no replica can have."""
-        return self.replicas[0].name if len(self.replicas) == 1 else f"{WORKER_PREFIX}{self.number}"
-
-    @property
-    def label(self) -> str:
-        """The name with the replicas, for people."""
-        return process_label(self.name, [replica.name for replica in self.replicas])
-
-
-def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
+def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None) -> Iterator[ProcessPlan]:
     """`workers`: the most workers that share the vertices; None for one per processor. `metrics_port_base`: port of the
     first one's metrics; None for no metrics. Raises `UserError` if there are to be none."""
     if workers is not None and workers < 1:
         raise UserError(codes.OPTION_VALUE, f"--workers {workers}: at least one process is needed")
     for number, replicas in enumerate(place(plan, workers or max(_WORKERS_MIN, processors()))):
-        yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
+        # The name of its only replica, or one that no replica can have.
+        name = replicas[0].name if len(replicas) == 1 else f"{WORKER_PREFIX}{number}"
+        yield ProcessPlan(name, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerArguments:
-    """The arguments that all workers of a run get."""
+class Waits:
+    """What the lanes of one worker have been waiting for, for a while, as the lines of its log say (see
+    `millstream.pauses.RepeatedFailure`)."""
 
-    pipeline_file: Path
-    windows: Path
-    """Where reduce lanes store the records of open windows."""
-    broker_url: str
-    broker_access: Path
-    """File with their credentials for the broker."""
-    durability: DurabilityLevel
-    log_level: str
-    spark: str | None
-    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
-    metrics_host: str = "127.0.0.1"
-    """Address on which metrics and probes listen."""
-    on_change: OnChange = OnChange.REPORT
-    """What to do when a file of a function changes."""
-    debugged: Mapping[str, int] = field(default_factory=dict)
-    """Vertices whose functions wait for a debugger, and the ports."""
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[str, str, float]] = {}
+        """Vertex, reason, and since when; by their number in the process."""
 
-    def command(self, replicas: Sequence[ReplicaId], metrics_port: int | None) -> list[str]:
-        """The command line of a worker."""
-        metrics = []
-        if metrics_port is not None:
-            metrics = ["--metrics-port", str(metrics_port), "--metrics-host", self.metrics_host]
-        spark = [] if self.spark is None else ["--spark", self.spark]
-        return [
-            *(sys.executable, "-P", "-m", WORKER_MODULE),
-            *("--replicas", *(replica.name for replica in replicas)),
-            *("--pipeline", str(self.pipeline_file)),
-            *("--broker", self.broker_url),
-            *("--broker-access", str(self.broker_access)),
-            *("--windows-dir", str(self.windows)),
-            *("--durability", self.durability.value),
-            *("--log-level", self.log_level.upper()),
-            "--orders",
-            *("--on-change", self.on_change.value),
-            *(word for vertex, port in self.debugged.items() for word in ("--debug", f"{vertex}:{port}")),
-            *metrics,
-            *spark,
-        ]
+    def take(self, entry: Mapping[str, Any], now_s: float) -> None:
+        """Takes a line of the log into account."""
+        number, why = entry.get(WAIT), entry.get(WAITS_FOR)
+        if not isinstance(number, int):
+            return
+        if not why:
+            self._waits.pop(number, None)
+            return
+        before = self._waits.get(number)
+        since_s = now_s - REPEATED_AFTER_S if before is None else before[2]
+        self._waits[number] = (str(entry.get("vertex", "")), str(why), since_s)
+
+    def longest(self, vertex: str, now_s: float) -> tuple[float, str]:
+        """How long a lane of the vertex has been waiting, in seconds, and what for; no reason if none is."""
+        waits = ((now_s - since_s, why) for name, why, since_s in self._waits.values() if name == vertex)
+        return max(waits, default=(0.0, ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a worker needs of its run."""
+@dataclass(slots=True)
+class CurrentProcess:
+    """What is known of the current process of a worker; a new one has told nothing yet."""
 
-    progress: Callable[[ReplicaId], object]
-    """A value that changes when the lanes of a replica advance."""
-    have_ended: Callable[[ReplicaId], Awaitable[bool]]
-    """Whether its marks say that its lanes have nothing left to do."""
-    prints: Print
-    on_entry: Callable[[Mapping[str, Any]], bool]
-    on_health: Callable[[Mapping[str, Any]], None]
-    on_change: Callable[[], None]
-    """As for `Supervisor`."""
-
-
-class LocalWorker:
-    """One worker of a run. `serve` is its only task."""
-
-    def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
-        """`memory_max`: the bytes of memory that it may take."""
-        self.plan = plan
-        self._hooks = hooks
-        self._drained: set[ReplicaId] = set()
-        """Replicas that are to stop."""
-        self._over: dict[ReplicaId, State] = {}
-        """Replicas that will not be started again."""
-        self._held_up: dict[ReplicaId, State] = {}
-        """Replicas whose functions wait for a person."""
-        self._slow_since_s: dict[tuple[ReplicaId, str], float] = {}
-        """Since when functions have had calls without an answer, by replica and vertex."""
-        self._waits = Waits()
-        self._open: set[ReplicaId] = set()
-        """Replicas that work in the current process."""
-        self._keep = logs.keep
-        self._supervisor = Supervisor(
-            plan,
-            Reports(
-                keep=self._take_entry,
-                keep_output=logs.keep_output,
-                progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
-                lanes_ended=self._have_ended,
-                on_line=self._hear,
-                on_started=self._remind,
-                prints=hooks.prints,
-                on_entry=hooks.on_entry,
-                on_health=hooks.on_health,
-                on_change=self._look,
-            ),
-            takes_orders=True,
-            memory_max=memory_max,
-        )
-
-    @property
-    def process(self) -> RunningProcess | None:
-        return self._supervisor.process
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why it cannot continue, under the name of the failed replica, or of the worker with all its replicas."""
-        failure = self._supervisor.failure
-        if failure is None or failure.process != self.plan.name:
-            return failure
-        return replace(failure, process=self.plan.label)
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
-
-    @property
-    def is_over(self) -> bool:
-        return self._supervisor.over.is_set()
-
-    def has_over(self, replica: ReplicaId) -> bool:
-        """Whether nothing more will come from it."""
-        return self.is_over or replica in self._over
-
-    def state_of(self, replica: ReplicaId) -> State:
-        if replica in self._over:
-            return self._over[replica]
-        state = self._supervisor.state
-        if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
-            # It ended with another replica that failed.
-            return State.STOPPED if self.failure.process in self._names else State.FAILED
-        if replica in self._held_up and state is State.RUNNING:
-            return self._held_up[replica]
-        if state is State.RUNNING and replica not in self._open:
-            return State.STARTING
-        return State.DRAINING if replica in self._drained and state is State.RUNNING else state
+    open: set[ReplicaId] = field(default_factory=set)
+    """Replicas that work in it."""
+    held_up: dict[ReplicaId, State] = field(default_factory=dict)
+    """Replicas whose functions wait for a person."""
+    slow_since_s: dict[tuple[ReplicaId, str], float] = field(default_factory=dict)
+    """Since when functions have had calls without an answer, by replica and vertex."""
+    waits: Waits = field(default_factory=Waits)
 
     def slow_s(self, vertex: str, now_s: float) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
         not slow."""
-        return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
+        return max((now_s - since_s for (_, name), since_s in self.slow_since_s.items() if name == vertex), default=0)
 
-    def waits(self, vertex: str, now_s: float) -> tuple[float, str]:
-        """As `Waits.longest`."""
-        return self._waits.longest(vertex, now_s)
 
-    def _take_entry(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        self._keep(line, entry)
-        self._waits.take(entry, time.monotonic())
+class LocalWorker(Supervisor):
+    """One worker of a run."""
 
-    def is_held_up(self, replica: ReplicaId) -> bool:
-        """Whether one of its functions waits for a person."""
-        return replica in self._held_up
+    def __init__(self, plan: ProcessPlan, logs: Logs, hooks: Hooks, memory_max: int) -> None:
+        """`memory_max`: the bytes of memory that it may take."""
+        super().__init__(plan, logs, hooks, takes_orders=True, memory_max=memory_max)
+        self._drained: set[ReplicaId] = set()
+        """Replicas that are to stop."""
+        self._over: dict[ReplicaId, State] = {}
+        """Replicas that will not be started again."""
+        self.current = CurrentProcess()
 
-    def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
+    def has_over(self, replica: ReplicaId) -> bool:
+        """Whether nothing more will come from it."""
+        return self.over.is_set() or replica in self._over
+
+    def state_of(self, replica: ReplicaId) -> State:
+        if replica in self._over:
+            return self._over[replica]
+        if self.failure is not None and self.failure.process != replica.name:
+            # It ended with another replica that failed.
+            names = {replica.name for replica in self.plan.replicas}
+            return State.STOPPED if self.failure.process in names else State.FAILED
+        if self.state is not State.RUNNING:
+            return self.state
+        if replica in self.current.held_up:
+            return self.current.held_up[replica]
+        if replica not in self.current.open:
+            return State.STARTING
+        return State.DRAINING if replica in self._drained else State.RUNNING
+
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        super().keep(line, entry)
+        self.current.waits.take(entry, time.monotonic())
+
+    def progress(self) -> Mapping[str, object]:
+        return {replica.name: self.hooks.progress(replica) for replica in self.plan.replicas}
+
+    def stop_replicas(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
         """Ask these of its replicas to finish and end; if it has no others, it is killed after `grace_s`."""
         new = {replica for replica in self.plan.replicas if replica in replicas} - self._drained
         self._drained |= new
         if set(self.plan.replicas) <= self._drained | self._over.keys():
-            self._supervisor.stop(grace_s=grace_s)
+            self.stop(grace_s=grace_s)
         for replica in new - self._over.keys():
-            self._supervisor.tell(f"stop {replica}")
+            self.tell(f"stop {replica}")
 
-    async def serve(self, arguments: WorkerArguments) -> None:
-        """Keep it running until all its replicas are over, or it fails permanently."""
-        await self._supervisor.serve(lambda: arguments.command(self._left(), self.plan.metrics_port))
-
-    def _left(self) -> Sequence[ReplicaId]:
+    def left(self) -> Sequence[ReplicaId]:
         """The replicas for which a process is started."""
         left = [replica for replica in self.plan.replicas if replica not in self._over]
         # It was killed after its last replica had ended, before its exit code could say so.
         return left or [replica for replica in self.plan.replicas if replica not in self._drained]
 
-    @property
-    def _names(self) -> set[str]:
-        return {replica.name for replica in self.plan.replicas}
-
-    def _hear(self, text: str) -> None:
+    def hear(self, text: str) -> None:
         """Handle a message of the worker about a replica."""
         how, _, name = text.partition(" ")
         name, _, vertex = name.partition(" ")
@@ -254,66 +162,48 @@ class LocalWorker:
             if replica.name != name:
                 continue
             if how == "running":
-                self._open.add(replica)
+                self.current.open.add(replica)
             elif how == "ended":
                 self._over[replica] = State.DONE
             elif how == "slow":
-                self._slow_since_s[replica, vertex] = time.monotonic() - SLOW_AFTER_S
+                self.current.slow_since_s[replica, vertex] = time.monotonic() - SLOW_AFTER_S
             elif how == "answered":
-                self._slow_since_s.pop((replica, vertex), None)
+                self.current.slow_since_s.pop((replica, vertex), None)
             elif how in _HELD_UP:
-                self._held_up[replica] = _HELD_UP[how]
+                self.current.held_up[replica] = _HELD_UP[how]
             elif how == "going":
-                self._held_up.pop(replica, None)
+                self.current.held_up.pop(replica, None)
             elif replica in self._drained:
                 # It was stopped by another owner, and is started again.
                 self._over[replica] = State.STOPPED
-        self._hooks.on_change()
+        self.hooks.on_change()
 
-    def _remind(self) -> None:
-        """A new process has started, which does not know about earlier orders."""
-        self._held_up.clear()
-        self._slow_since_s.clear()
-        self._waits.clear()
-        self._open.clear()
+    def started(self) -> None:
+        self.current = CurrentProcess()
+        # The new process does not know about earlier orders.
         for replica in self._drained - self._over.keys():
-            self._supervisor.tell(f"stop {replica}")
+            self.tell(f"stop {replica}")
 
-    def _look(self) -> None:
-        """The state of the process has changed."""
-        if self._supervisor.state is State.RESTARTING:
+    def changed(self) -> None:
+        if self.state is State.RESTARTING:
             # Like a process with one replica: what was asked to end, and died, has ended.
             self._over.update(dict.fromkeys(self._drained - self._over.keys(), State.STOPPED))
-        self._hooks.on_change()
+        super().changed()
 
-    async def _have_ended(self) -> bool:
+    async def have_lanes_ended(self) -> bool:
         for replica in self.plan.replicas:
-            if replica not in self._over and not await self._hooks.have_ended(replica):
+            if replica not in self._over and not await self.hooks.have_ended(replica):
                 return False
         return True
 
 
-class Logs:
-    """The log files of a worker: one for each replica, and one for the lines of no replica."""
-
-    def __init__(self, directory: Path, plan: WorkerPlan, graph: Graph, files: ExitStack) -> None:
-        names = {plan.name, *(replica.name for replica in plan.replicas)}
-        self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
-        self._own = self._files[plan.name]
-        printing = [replica.name for replica in plan.replicas if _prints(graph, replica)]
-        self._output = self._files[printing[0]] if len(printing) == 1 else self._own
-
-    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        """Store a line of a log; the entry's `process` says whose."""
-        self._files.get(str(entry.get("process", "")), self._own).write(line)
-
-    def keep_output(self, lines: bytes) -> None:
-        """Store printed output, which does not say which replica's log sink printed it."""
-        self._output.write(lines)
-
-
-def _prints(graph: Graph, replica: ReplicaId) -> bool:
-    return any(isinstance(placed.end.settings, LogSink) for placed in graph.vertex(replica.vertex).ends)
+def printing(graph: Graph, plan: ProcessPlan) -> list[str]:
+    """The replicas of a worker that print records."""
+    return [
+        replica.name
+        for replica in plan.replicas
+        if any(isinstance(placed.end.settings, LogSink) for placed in graph.vertex(replica.vertex).ends)
+    ]
 
 
 class LocalWorkers:
@@ -327,11 +217,7 @@ class LocalWorkers:
 
     @property
     def are_over(self) -> bool:
-        return all(worker.is_over for worker in self._workers)
-
-    @property
-    def failures(self) -> list[Failure]:
-        return [worker.failure for worker in self._workers if worker.failure is not None]
+        return all(worker.over.is_set() for worker in self._workers)
 
     def have_over(self, vertices: Collection[str]) -> bool:
         """Whether nothing more will come from these vertices."""
@@ -339,29 +225,62 @@ class LocalWorkers:
 
     def are_held_up(self, vertices: Collection[str]) -> bool:
         """Whether a function of these vertices waits for a person, so that their input is not read."""
-        return any(worker.is_held_up(replica) for worker, replica in self._of(vertices))
+        return any(replica in worker.current.held_up for worker, replica in self._of(vertices))
 
     def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
         """Ask these vertices to finish and end; a worker without others is killed after `grace_s`."""
         for worker in self._workers:
             own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
             if own:
-                worker.stop(own, grace_s=grace_s)
+                worker.stop_replicas(own, grace_s=grace_s)
+
+    async def drain(self, plan: Plan, view: PipelineView, progress: PipelineProgress) -> None:
+        """Stop the sources, then each vertex when it has read everything; at the deadline, stop the remaining ones."""
+        deadline_s = asyncio.get_running_loop().time() + limits.DRAIN_TIMEOUT_S
+        sources = {vertex.name for vertex in plan.sources}
+        await self._stop_group(sources, deadline_s)
+        for group in plan.sccs:
+            if sources.isdisjoint(group):
+                await self._until_read(group, view, progress, deadline_s)
+                await self._stop_group(group, deadline_s)
+
+    async def _until_read(
+        self, vertices: Collection[str], view: PipelineView, progress: PipelineProgress, deadline_s: float
+    ) -> None:
+        """Wait until the buffers that these vertices read are empty; no process writes to them any more. Does not wait
+        if a function waits for a person."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while not self.have_over(vertices) and not self.are_held_up(vertices):
+                    with suppress(RetryLaterError):
+                        await view.update(progress)
+                        if not progress.waiting(vertices):
+                            return
+                    await asyncio.sleep(_POLL_S)
+
+    async def _stop_group(self, vertices: Collection[str], deadline_s: float) -> None:
+        """Stop these vertices, and wait for them until the deadline."""
+        left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        self.stop(vertices, grace_s=left_s + GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while not self.have_over(vertices):  # noqa: ASYNC110  # several events may make it true
+                    await asyncio.sleep(_POLL_S)
 
     def slow_s(self, vertex: str) -> float:
         """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""
         now_s = time.monotonic()
-        return max((worker.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
+        return max((worker.current.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
 
     def waits(self, vertex: str) -> tuple[float, str]:
         """How long a lane of the vertex has been waiting, and what for; no reason if none has for a while."""
         now_s = time.monotonic()
-        return max((worker.waits(vertex, now_s) for worker in self._workers), default=(0.0, ""))
+        return max((worker.current.waits.longest(vertex, now_s) for worker in self._workers), default=(0.0, ""))
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
         """The states of its replicas, and how often workers that run them were restarted."""
         found = list(self._of([vertex]))
-        restarts = {worker.plan.number: worker.restarts for worker, _ in found}
+        restarts = {worker.plan.name: worker.restarts for worker, _ in found}
         return [worker.state_of(replica) for worker, replica in found], sum(restarts.values())
 
     def _of(self, vertices: Collection[str]) -> Iterator[tuple[LocalWorker, ReplicaId]]:

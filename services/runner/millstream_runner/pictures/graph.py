@@ -38,7 +38,12 @@ _RULES = """\
 
 def to_svg(graph: Graph) -> str:
     """The pipeline as one SVG image, with a description in words."""
-    layout = _layout(graph)
+    boxes = {vertex.name: _box(vertex) for vertex in graph.vertices}
+    arcs = [
+        Arc(edge.name, edge.from_, edge.to, _label_box(_label(graph, edge)), edge.name in graph.back_edges)
+        for edge in graph.edges
+    ]
+    layout = lay_out(boxes, arcs)
     width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     described = 'role="img" aria-labelledby="graph-title graph-description"'
@@ -69,15 +74,6 @@ def to_html(graph: Graph) -> str:
             table(("from", "to", "edge", "which records"), edges),
         ],
     )
-
-
-def _layout(graph: Graph) -> Layout:
-    boxes = {vertex.name: _box(vertex) for vertex in graph.vertices}
-    arcs = [
-        Arc(edge.name, edge.from_, edge.to, _label_box(_label(graph, edge)), edge.name in graph.back_edges)
-        for edge in graph.edges
-    ]
-    return lay_out(boxes, arcs)
 
 
 def _box(vertex: Vertex) -> Box:

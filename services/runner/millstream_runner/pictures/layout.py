@@ -107,17 +107,18 @@ def lay_out(vertices: Mapping[str, Box], arcs: Sequence[Arc]) -> Layout:
     places = {
         name: _Place(2 * layers[name], box, is_vertex=True, loop=loops.get(name)) for name, box in vertices.items()
     }
-    chains = {arc.name: _chain(arc, places) for arc in arcs if arc.start != arc.end}
+    between = [arc for arc in arcs if arc.start != arc.end]
+    chains = {arc.name: _chain(arc, places) for arc in between}
     columns: dict[int, list[_Place]] = defaultdict(list)
     for place in [*places.values(), *(place for chain in chains.values() for place in chain)]:
         columns[place.layer].append(place)
     order = [columns[layer] for layer in sorted(columns)]
-    _link(chains, arcs, places)
+    _link(chains, between, places)
     _sort(order)
     _align(order)
     height = _move_to_top(order)
     spans, width = _spans(order)
-    routes = {arc.name: _route(arc, chains[arc.name], places, spans) for arc in arcs if arc.name in chains}
+    routes = {arc.name: _route(arc, chains[arc.name], places, spans) for arc in between}
     for name, place in places.items():
         own = [arc for arc in arcs if arc.start == arc.end == name]
         routes.update(_loop_routes(own, spans[place.layer].middle, place.y - place.box.height / 2))
@@ -158,8 +159,6 @@ def _chain(arc: Arc, places: Mapping[str, _Place]) -> list[_Place]:
 
 def _link(chains: Mapping[str, Sequence[_Place]], arcs: Iterable[Arc], places: Mapping[str, _Place]) -> None:
     for arc in arcs:
-        if arc.start == arc.end:
-            continue
         left, right = _ends(arc)
         path = [places[left], *chains[arc.name], places[right]]
         for one, next_ in pairwise(path):
@@ -235,11 +234,9 @@ def _spread(column: Sequence[_Place], wanted: Sequence[float]) -> None:
             other, others = blocks.pop()
             mean, size = (mean * size + other * others) / (size + others), size + others
         blocks.append((mean, size))
-    index = 0
-    for mean, size in blocks:
-        for _ in range(size):
-            column[index].y = mean + offsets[index]
-            index += 1
+    means = [mean for mean, size in blocks for _ in range(size)]
+    for place, mean, offset in zip(column, means, offsets, strict=True):
+        place.y = mean + offset
 
 
 def _move_to_top(order: Sequence[Sequence[_Place]]) -> float:

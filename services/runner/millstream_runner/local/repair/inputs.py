@@ -13,20 +13,21 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from millstream.account import consumed
 from millstream.ledger.packs import finished_bytes, frames_in
-from millstream.ledger.protocol import Commit, GivenUp, Ledger, StoredFrame, StoredMark, Witness
+from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
+from millstream.ledger.rewriting import rewritten
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.repair.finding import Finding, LostStretch, bare, records_text
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
-from millstream_runner.local.repair.stored import StoredPipeline
+from millstream_runner.local.stored import StoredPipeline
+from millstream_runner.local.view import stored_frames
+from millstream_vertex.settings import keeps_input
 
 if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
@@ -44,12 +45,9 @@ class StageInputs:
         self._windows = windows
 
     async def logs(self) -> AsyncIterator[Finding]:
-        lanes = [
-            lane
-            for lane in all_lanes(self._stored.plan)
-            if self._stored.plan.vertex(lane.vertex).definition.has_windows
-        ]
-        for lane in self._stored.known(lanes):
+        for lane in self._stored.known(all_lanes(self._stored.plan)):
+            if not self._stored.plan.vertex(lane.vertex).definition.has_windows:
+                continue
             ledger, mark = await self._stored.ledger_and_mark(lane)
             look = self._reduce_logs().look(lane, ledger, mark)
             if not look.faults and not look.is_behind:
@@ -103,8 +101,7 @@ class StageInputs:
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
         """Whether the log can be rebuilt from the input that the lane keeps."""
-        group_by = self._stored.plan.vertex(lane.vertex).group_by
-        if group_by is None or not group_by.keeps_input or mark.reduce.closing or mark.reduce.result_records:
+        if not keeps_input(self._stored.plan, lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
             return False
         for buffer in inputs_of(self._stored.plan, lane):
             upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
@@ -117,9 +114,11 @@ class StageInputs:
 
     async def _kept(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
         """What is wrong with the input that was read and is kept."""
-        up_to = ReadUpTo(lane, buffer, _position(mark, buffer), (), given_up_of(mark, buffer.edge))
-        look = Look(upstream.vertex, up_to, self._stored.naming)
-        return await look.before_position(_frames(upstream, buffer, 0, up_to.sequence))
+        sequence, _ = _read_up_to(mark, buffer)
+        look = Look(
+            upstream.vertex, ReadUpTo(lane, buffer, sequence, (), given_up_of(mark, buffer.edge)), self._stored.naming
+        )
+        return await look.before_position(_frames(upstream, buffer, 0, sequence))
 
     async def _milestones(self, own: Ledger, lane: LaneId, mark: mark_pb2.Mark) -> Reading:
         buffer = BufferId(lane.input, lane.partition)
@@ -132,19 +131,17 @@ class StageInputs:
             if own is None:
                 continue
             look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-            group_by = self._stored.plan.vertex(lane.vertex).group_by
-            keeps_input = group_by is not None and group_by.keeps_input
+            is_kept = keeps_input(self._stored.plan, lane.vertex)
             for buffer in inputs_of(self._stored.plan, lane):
-                writers = upstream_lanes(self._stored.plan, buffer)
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
-                if upstream is None or self._stored.unknown.intersection(writers):
+                if upstream is None or self._stored.unknown.intersection(upstream_lanes(self._stored.plan, buffer)):
                     continue
-                if keeps_input and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
+                if is_kept and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)
                 reading = await self._behind(upstream, lane, buffer, mark, look)
                 if reading.faults:
                     yield await self._reading_finding(upstream, own, lane, mark, reading, look)
-            if keeps_input and (milestones := await self._milestones(own, lane, mark)).faults:
+            if is_kept and (milestones := await self._milestones(own, lane, mark)).faults:
                 yield self._milestones_finding(own, lane, milestones)
 
     async def _behind(
@@ -173,16 +170,15 @@ class StageInputs:
     ) -> Finding:
         up_to = reading.up_to
         records, _ = await self._missing(upstream, lane, mark, reading, look)
-        what = (
-            f"lane {lane} has read buffer {up_to.buffer} up to sequence {up_to.sequence}, and what is there does not "
-        )
-        affects = "records that were written to the buffer, and will not be read" if records >= 0 else ""
-        affects = affects or "records that were read, and may be read again"
+        affects = "records that were read, and may be read again"
+        if records >= 0:
+            affects = "records that were written to the buffer, and will not be read"
         if not reading.last_is_there:
             affects += "; what was read before may differ from what is stored now"
         return Finding(
             "buffer",
-            f"{what}follow: {'; '.join(reading.faults)}",
+            f"lane {lane} has read buffer {up_to.buffer} up to sequence {up_to.sequence}, and what is there does not "
+            f"follow: {'; '.join(reading.faults)}",
             affects,
             partial(self._go_on, upstream, own, lane, reading, look),
             reading.lost,
@@ -194,30 +190,28 @@ class StageInputs:
         buffer = reading.up_to.buffer
         # The published entry has what the lane had counted until now.
         await self._stored.forget(lane)
-        stored = await own.take_over(lane, _OWNER)
-        # No sequence that was read is used again.
-        writer = next(iter(upstream_lanes(self._stored.plan, buffer)))
-        last = await self._stored.repairs.last_sequence(upstream.vertex)
-        while last < reading.up_to.sequence:
-            last = (await upstream.take_over(writer, _OWNER)).sequence
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
-        # There may be records to read again.
-        mark.ended = False
-        if not reading.last_is_there and not mark.HasField("reduce"):
-            # A frame that was partly read is another frame now.
-            mark.record_index = 0
-            whole = [item for item in mark.read if item.sequence <= mark.sequence]
-            del mark.read[:]
-            mark.read.extend(whole)
-        if mark.HasField("reduce") and buffer.edge not in {done.edge for done in mark.reduce.inputs}:
-            mark.reduce.inputs.add(edge=buffer.edge)
-        records, size = await self._missing(upstream, lane, mark, reading, look)
-        accepted = next((item for item in mark.accepted if item.edge == buffer.edge), None)
-        accepted = accepted or mark.accepted.add(edge=buffer.edge)
-        accepted.records += records
-        accepted.bytes += size
-        await self._give_up(own, lane, StoredMark(mark, stored.sequence), buffer.edge, reading.gaps)
+        async with rewritten(own, lane, _OWNER) as mark:
+            # No sequence that was read is used again.
+            writer = next(iter(upstream_lanes(self._stored.plan, buffer)))
+            last = await self._stored.repairs.last_sequence(upstream.vertex)
+            while last < reading.up_to.sequence:
+                last = (await upstream.take_over(writer, _OWNER)).sequence
+            # There may be records to read again.
+            mark.ended = False
+            if not reading.last_is_there and not mark.HasField("reduce"):
+                # A frame that was partly read is another frame now.
+                mark.record_index = 0
+                whole = [item for item in mark.read if item.sequence <= mark.sequence]
+                del mark.read[:]
+                mark.read.extend(whole)
+            if mark.HasField("reduce") and buffer.edge not in {done.edge for done in mark.reduce.inputs}:
+                mark.reduce.inputs.add(edge=buffer.edge)
+            records, size = await self._missing(upstream, lane, mark, reading, look)
+            accepted = next((item for item in mark.accepted if item.edge == buffer.edge), None)
+            accepted = accepted or mark.accepted.add(edge=buffer.edge)
+            accepted.records += records
+            accepted.bytes += size
+            _give_up(mark, buffer.edge, reading.gaps)
         await self._remove_unusable(upstream, buffer, reading)
         return f"lane {lane} continues after sequence {reading.up_to.sequence}; {records_text(records)}"
 
@@ -246,23 +240,18 @@ class StageInputs:
                         records, size = records - position.records, size - position.bytes
         return records, size
 
-    async def _give_up(self, own: Ledger, lane: LaneId, stored: StoredMark, edge: str, gaps: Sequence[GivenUp]) -> None:
-        replaces, stored.mark.commit_id = stored.mark.commit_id, uuid4().bytes
-        stored.mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in gaps)
-        await own.commit(Commit(lane, (), stored.mark, stored.sequence, replaces=replaces))
-
     async def _remove_unusable(self, ledger: Ledger, buffer: BufferId, reading: Reading) -> None:
         """Remove unusable frames. A reader that reaches their positions finds a gap that it knows about."""
-        for item in reading.unusable:
-            if item.stored.witness is not None:
-                await self._rely_on_it_no_more(ledger, buffer, item.stored.witness)
-            if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
-                writer = item.stored.witness.lane if item.stored.witness is not None else ""
+        for frame in reading.unusable:
+            if frame.witness is not None:
+                await self._rely_on_it_no_more(ledger, buffer, frame.witness)
+            if await self._stored.repairs.holds_mark(ledger.vertex, frame.sequence):
+                writer = frame.witness.lane if frame.witness is not None else ""
                 plan = self._stored.plan
                 lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in lanes_of(plan, vertex))
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
-            await self._stored.repairs.remove(ledger.vertex, buffer, item.stored.sequence)
+            await self._stored.repairs.remove(ledger.vertex, buffer, frame.sequence)
 
     async def _rely_on_it_no_more(self, ledger: Ledger, buffer: BufferId, frame: Witness) -> None:
         """The newest frame that a lane has read has to be stored. Record in the marks of the other readers of the same
@@ -278,46 +267,37 @@ class StageInputs:
                 look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
                 sequence, read = _read_up_to(mark, other, look)
                 if max(read, key=lambda item: item.sequence, default=None) == frame and frame.sequence <= sequence:
-                    stored = await own.take_over(lane, _OWNER)
-                    gap = GivenUp(frame.lane, frame.sequence, frame.number, frame.number)
-                    await self._give_up(own, lane, stored, other.edge, [gap])
+                    async with rewritten(own, lane, _OWNER) as changed:
+                        _give_up(changed, other.edge, [GivenUp(frame.lane, frame.sequence, frame.number, frame.number)])
 
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
-        async def accept() -> str:
-            await self._give_up_kept(upstream, own, lane, reading)
-            return f"lane {lane} relies only on its log for what it read of these"
-
+        done = f"lane {lane} relies only on its log for what it read of these"
         return Finding(
             "kept-input",
             f"the input that lane {lane} keeps in buffer {reading.up_to.buffer} is damaged: "
             f"{'; '.join(reading.faults)}",
             "nothing as long as the log of the lane is complete, because it contains these records: if the log is "
             "lost as well, the open windows of the lane are lost too",
-            accept,
+            partial(self._give_up_kept, upstream, own, lane, reading, done),
             reading.lost,
             records=0,
         )
 
     def _milestones_finding(self, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
-        async def accept() -> str:
-            await self._give_up_kept(own, own, lane, reading)
-            return f"lane {lane} relies only on its log"
-
         return Finding(
             "milestones",
             f"milestones of lane {lane} are damaged: {'; '.join(reading.faults)}",
             "nothing as long as the log of the lane is complete: without the milestones it cannot be rebuilt",
-            accept,
+            partial(self._give_up_kept, own, own, lane, reading, f"lane {lane} relies only on its log"),
             records=0,
         )
 
-    async def _give_up_kept(self, holder: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> None:
-        stored = await own.take_over(lane, _OWNER)
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
+    async def _give_up_kept(self, holder: Ledger, own: Ledger, lane: LaneId, reading: Reading, done: str) -> str:
         buffer = reading.up_to.buffer
-        await self._give_up(own, lane, StoredMark(mark, stored.sequence), buffer.edge, reading.gaps)
+        async with rewritten(own, lane, _OWNER) as mark:
+            _give_up(mark, buffer.edge, reading.gaps)
         await self._remove_unusable(holder, buffer, reading)
+        return done
 
     def _reduce_logs(self) -> ReduceLogs:
         # The modules that read logs take half a second to import, and pipelines without a reduce do not need them.
@@ -342,25 +322,20 @@ async def _frames(ledger: Ledger, buffer: BufferId, after: int, through: int | N
         yield frame
 
 
-def _position(mark: mark_pb2.Mark, buffer: BufferId) -> int:
-    if mark.HasField("reduce"):
-        return next((done.sequence for done in mark.reduce.inputs if done.edge == buffer.edge), 0)
-    return mark.sequence
+def _give_up(mark: mark_pb2.Mark, edge: str, gaps: Sequence[GivenUp]) -> None:
+    mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in gaps)
 
 
-def _read(mark: mark_pb2.Mark, buffer: BufferId) -> list[Witness]:
-    if mark.HasField("reduce"):
-        return from_messages(next((done.read for done in mark.reduce.inputs if done.edge == buffer.edge), ()))
-    return from_messages(mark.read)
-
-
-def _read_up_to(mark: mark_pb2.Mark, buffer: BufferId, look: LogLook | None) -> tuple[int, list[Witness]]:
+def _read_up_to(mark: mark_pb2.Mark, buffer: BufferId, look: LogLook | None = None) -> tuple[int, list[Witness]]:
     """The sequence up to which a lane has read, and the last frames. `look`: at the log of a reduce lane."""
     if look is not None and look.contents is not None and not look.is_behind:
         # The lane has read beyond its mark, into its log.
         sequences, read = look.contents.sequences, look.contents.read
         return sequences.get(buffer.edge, 0), from_messages(read.get(buffer.edge, ()))
-    return _position(mark, buffer), _read(mark, buffer)
+    if not mark.HasField("reduce"):
+        return mark.sequence, from_messages(mark.read)
+    done = next((done for done in mark.reduce.inputs if done.edge == buffer.edge), mark_pb2.InputProgress())
+    return done.sequence, from_messages(done.read)
 
 
 def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:

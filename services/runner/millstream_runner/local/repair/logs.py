@@ -15,13 +15,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 from millstream import codes
 from millstream.account import Account
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
-from millstream.ledger.protocol import Commit, Ledger, StoredMark
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -109,14 +109,13 @@ class ReduceLogs:
         contents.reset()
         end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
         contents.recovered(end)
-        if mark.reduce.result_records:
-            results = ResultFiles(directory, Files(), identity)
-            if results.read(mark.reduce.hand_over + 1) is None:
-                raise DamageError(
-                    codes.RESULTS_LOST,
-                    f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
-                    f"committed, and the others, which {directory} should contain, are missing",
-                )
+        results = ResultFiles(directory, Files(), identity)
+        if mark.reduce.result_records and results.read(mark.reduce.hand_over + 1) is None:
+            raise DamageError(
+                codes.RESULTS_LOST,
+                f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
+                f"committed, and the others, which {directory} should contain, are missing",
+            )
         if group_by.keeps_input and not contents.is_behind:
             check_records_known(str(identity), directory, contents.records_known(), mark)
         return contents
@@ -141,26 +140,17 @@ class ReduceLogs:
 
         If it is interrupted anywhere, it leaves a log that cannot be opened or one that has begun again.
         """
-        stored = await ledger.take_over(look.lane, OWNER)
-        mark = mark_pb2.Mark()
-        mark.CopyFrom(stored.mark)
-        account = Account.from_message(mark.account)
-        lost, account.open = account.open, 0
-        if lost:
-            account.drop(LOST_REASON, lost)
-        mark.account.CopyFrom(account.to_message())
-        mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
-        mark.commit_id = uuid4().bytes
-        receipt = await ledger.commit(Commit(look.lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
+        async with rewritten(ledger, look.lane, OWNER) as mark:
+            account = Account.from_message(mark.account)
+            lost, account.open = account.open, 0
+            if lost:
+                account.drop(LOST_REASON, lost)
+            mark.account.CopyFrom(account.to_message())
+            mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
         if look.directory.exists():
             self.remove(look)
-        await self._make(look, ledger, StoredMark(mark, receipt.mark_sequence))
-        return lost
-
-    async def _make(self, look: LogLook, ledger: Ledger, stored: StoredMark) -> None:
-        identity = self._identity(look.lane, stored.mark.epoch, ledger)
-        async with open_log(look.directory, identity, _NewLog(progress_of(stored.mark))):
-            pass
+        async with open_log(look.directory, self._identity(look.lane, mark.epoch, ledger), _NewLog(progress_of(mark))):
+            return lost
 
 
 class _NewLog:

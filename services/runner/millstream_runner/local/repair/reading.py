@@ -42,14 +42,6 @@ class ReadUpTo:
 
 
 @dataclass(slots=True)
-class Unusable:
-    """A frame that exists but cannot be used."""
-
-    stored: StoredFrame
-    why: str
-
-
-@dataclass(slots=True)
 class Reading:
     """What is wrong between a reader and its buffer."""
 
@@ -58,7 +50,8 @@ class Reading:
     gaps: list[GivenUp] = field(default_factory=list)
     """The new gaps."""
     lost: list[LostStretch] = field(default_factory=list)
-    unusable: list[Unusable] = field(default_factory=list)
+    unusable: list[StoredFrame] = field(default_factory=list)
+    """Frames that exist but cannot be used."""
     waiting_records: int = 0
     """Records in usable frames after the position."""
     waiting_bytes: int = 0
@@ -204,7 +197,7 @@ class Look:
 
     def _note_unusable(self, stored: StoredFrame, why: str) -> None:
         which = f"{name_for_people(self._writer, stored)} at sequence {stored.sequence}"
-        self._found.unusable.append(Unusable(stored, why))
+        self._found.unusable.append(stored)
         if stored.sequence == self._up_to.in_part:
             self._found.last_is_there = False
         self._found.faults.append(f"{which} cannot be used: {why}")
