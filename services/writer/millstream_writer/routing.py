@@ -175,11 +175,9 @@ class Router:
 
     def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> RoutedFrames:
         """Route `frame`. `tags` is None if no record has any."""
-        routed = RoutedFrames()
         if not self.needs_tags:
-            for route in self._routes:
-                self._spread(route, frame, routed, limits)
-            return routed
+            return self._to_all(self._routes, frame, limits)
+        routed = RoutedFrames()
         sets = (
             [frozenset(record_tags) for record_tags in tags]
             if tags is not None
@@ -203,19 +201,19 @@ class Router:
 
     def route_dead_letter(self, frame: Frame) -> RoutedFrames:
         """Send records that could not be processed to the dead-letter edges."""
-        routed = RoutedFrames()
-        for route in self._dead_letter:
-            self._spread(route, frame, routed)
-        return routed
+        return self._to_all(self._dead_letter, frame)
 
     def route_late(self, frame: Frame) -> RoutedFrames:
         """Send records that came too late for their windows to the late edges."""
+        return self._to_all(self._late, frame)
+
+    def _to_all(self, routes: Sequence[Route], frame: Frame, limits: FrameLimits = _USUAL) -> RoutedFrames:
         routed = RoutedFrames()
-        for route in self._late:
-            self._spread(route, frame, routed)
+        for route in routes:
+            self._spread(route, frame, routed, limits)
         return routed
 
-    def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits = _USUAL) -> None:
+    def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits) -> None:
         if route.partitions == 1:
             routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame, limits))
             return
