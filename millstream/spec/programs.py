@@ -504,61 +504,57 @@ class Udf(Program):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires a program for the vertex's input: records or windows."""
-        if data.get("groupBy") is None:
-            misplaced = [name for name in ("sql",) if data.get(name) is not None]
-            for name in misplaced:
-                what = f"`{name}` computes windows, and the vertex has no windows"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`groupBy`, or another program")
-            if not misplaced:
-                yield from exactly_one(data, cls.kinds, cls.noun)
+        is_reduce = data.get("groupBy") is not None
+        if is_reduce and data.get("builtin") is not None:
+            what = "a built-in processes records, not windows"
+            expected = f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("builtin",), what, expected)
+        elif is_reduce:
+            yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
+        elif data.get("sql") is not None:
+            what = "`sql` computes windows, and the vertex has no windows"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sql",), what, "`groupBy`, or another program")
         else:
-            misplaced = ["builtin"] if data.get("builtin") is not None else []
-            if misplaced:
-                what = "a built-in processes records, not windows"
-                yield ShapeProblem(
-                    codes.NOT_ALLOWED,
-                    ("builtin",),
-                    what,
-                    f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}",
-                )
-            else:
-                yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
-            if data.get("concurrency") is not None:
-                what = "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("concurrency",), what, "no `concurrency`")
-            if data.get("outputsMax") is not None:
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT,
-                    ("outputsMax",),
-                    "`outputsMax` has no effect in a reduce: the number of its results is not limited",
-                    "no `outputsMax`",
-                )
-            if data.get("timeout") is not None:
-                what = "`timeout` has no effect in a reduce: Spark's tasks call the function"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("timeout",), what, "no `timeout`")
-            if data.get("tls") is not None:
-                what = "Spark's tasks call the function of a reduce, and they do not encrypt the connection"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("tls",), what, "no `tls`, and a function on the same machine"
-                )
-            if data.get("python") is not None and data.get("env"):
-                what = "`env` has no effect: the function runs inside Spark's Python workers"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
-                )
-            if data.get("python") is not None:
-                for name in ("startTimeout", *_HELD):
-                    if data.get(name):
-                        what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
-                        yield ShapeProblem(
-                            codes.FIELDS_CONFLICT,
-                            (name,),
-                            what,
-                            "`command`, which starts the function in its own process",
-                        )
+            yield from exactly_one(data, cls.kinds, cls.noun)
+        if is_reduce:
+            yield from _idle_in_reduce(data)
         yield from _idle_process_settings(data)
-        if data.get("groupBy") is None:
+        if not is_reduce:
             yield from _idle_tls(data)
+
+
+_IDLE_IN_REDUCE = {
+    "concurrency": (
+        "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks",
+        "no `concurrency`",
+    ),
+    "outputsMax": (
+        "`outputsMax` has no effect in a reduce: the number of its results is not limited",
+        "no `outputsMax`",
+    ),
+    "timeout": ("`timeout` has no effect in a reduce: Spark's tasks call the function", "no `timeout`"),
+    "tls": (
+        "Spark's tasks call the function of a reduce, and they do not encrypt the connection",
+        "no `tls`, and a function on the same machine",
+    ),
+}
+"""Settings without effect in a reduce, each with the reason and what to do."""
+_IDLE_INSIDE_SPARK = {
+    "env": "`spark.executorEnv.NAME` in `spec.spark.conf`",
+    **dict.fromkeys(("startTimeout", *_HELD), "`command`, which starts the function in its own process"),
+}
+"""Settings without effect on a function that Spark's own workers run, each with what to do."""
+
+
+def _idle_in_reduce(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    for name, (what, expected) in _IDLE_IN_REDUCE.items():
+        if data.get(name) is not None:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
+    if data.get("python") is not None:
+        for name, expected in _IDLE_INSIDE_SPARK.items():
+            if data.get(name):
+                what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
 
 
 class Transformer(Program):
