@@ -11,7 +11,7 @@ from typing import Any, Self
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
-from millstream.spec.connectors import GuaranteeId
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
@@ -183,6 +183,21 @@ class Graph(Network):
     def _default_on_failure(self, vertex: str) -> retry.OnFailure:
         has_edge = bool(self.dead_letter_edges(vertex))
         return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+
+
+def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
+    """The vertices with a guarantee, such as sinks, in topological order, each with its guarantee and what it is for:
+    its name, or `<name> (fallback)` for the fallback of a sink."""
+    for vertex in graph.vertices:
+        kind = vertex.definition
+        given = kind.guarantees if graph.chained_into(vertex.name) is None else kind.guarantees_in_chain
+        for part, guarantee in given(vertex.settings):
+            yield vertex, f"{vertex.name} ({part})" if part else vertex.name, guarantee
+
+
+def guarantees_of(graph: Graph) -> dict[str, Guarantee]:
+    """The guarantees by what they are for."""
+    return {name: guarantee for _, name, guarantee in promises(graph)}
 
 
 def decided(pipeline: Pipeline) -> Pipeline:
