@@ -30,6 +30,7 @@ from millstream.spec.values import (
     exactly_one,
     field,
     problem,
+    text_check,
 )
 from millstream.spec.windows import GroupBy
 
@@ -40,39 +41,22 @@ TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us", "epoch_ns")
 """The named formats of event times. Any other format is a strptime pattern."""
 
 
-def _is_strptime(pattern: str) -> bool:
-    """Whether a pattern has directives, and only known ones."""
-    if "%" not in pattern:
-        return False
+def _is_time_format(written: str) -> bool:
+    """Whether a text is a named format, or a pattern that has directives, and only known ones."""
+    if "%" not in written:
+        return written in TIME_FORMATS
     try:
-        time.strptime("", pattern)
+        time.strptime("", written)
     except ValueError as problem:
         # An empty text never matches; an invalid pattern is refused before that.
         return "bad directive" not in str(problem) and "stray %" not in str(problem)
     return True
 
 
-def _checked_time_format(written: str) -> str:
-    if written not in TIME_FORMATS and not _is_strptime(written):
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} is not an event time format",
-            f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
-        )
-    return written
-
-
-def _checked_python(written: str) -> str:
+def _names_function(written: str) -> bool:
     module, separator, function = written.rpartition(":")
-    name_is_sound = function.isidentifier()
     place_is_sound = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
-    if not (separator and name_is_sound and place_is_sound):
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} does not name a Python function",
-            "'package.module:function' or 'path/to/file.py:function'",
-        )
-    return written
+    return bool(separator) and function.isidentifier() and place_is_sound
 
 
 def _checked_scalar(written: Any) -> Any:
@@ -82,8 +66,25 @@ def _checked_scalar(written: Any) -> Any:
 
 
 OutputsMax = Annotated[int, Strict(ge=1, le=ANSWER_RECORDS_MAX_MAX)]
-TimeFormat = Annotated[str, After(_checked_time_format)]
-PythonFunction = Annotated[str, After(_checked_python)]
+TimeFormat = Annotated[
+    str,
+    text_check(
+        _is_time_format,
+        "is not an event time format",
+        f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
+    ),
+]
+PythonFunction = Annotated[
+    str,
+    text_check(
+        _names_function,
+        "does not name a Python function",
+        "'package.module:function' or 'path/to/file.py:function'",
+    ),
+]
+_Character = Annotated[
+    str, text_check(lambda written: len(written) == 1, "is not a single character", 'a character such as ";"')
+]
 
 
 class EnvVar(SpecModel):
@@ -390,12 +391,6 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
         seen.add(variable.name)
 
 
-def _checked_delimiter(written: str) -> str:
-    if len(written) != 1:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a single character", 'a character such as ";"')
-    return written
-
-
 class ValueFormat(SpecModel):
     """How the values of a window's records become columns for SQL."""
 
@@ -407,7 +402,7 @@ class ValueFormat(SpecModel):
     fields: Text | None = None
     """The members or columns to read, in the syntax of a Spark table schema: `delay DOUBLE, origin STRING`. For `csv`,
     all columns of a line, in order. A missing value, or one of another type, is NULL. Only for `json` and `csv`."""
-    delimiter: Annotated[str, After(_checked_delimiter)] | None = None
+    delimiter: _Character | None = None
     """Separator of `csv` columns, one character. Default: a comma."""
     avro_schema: Text | None = None
     """JSON schema of a record with which `avro` values were written. Its fields become the columns."""

@@ -6,7 +6,7 @@ Owns the written forms of durations, quantities and names. Above it: the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 from millstream import codes
@@ -153,6 +153,17 @@ def _checked_edge_name(name: str) -> str:
     return name
 
 
+def text_check(is_valid: Callable[[str], object], fault: str, expected: str) -> After:
+    """A rule for texts. `fault`: what is wrong with one that is not valid; follows the text in the message."""
+
+    def checked(written: str) -> str:
+        if not is_valid(written):
+            raise problem(codes.VALUE_MALFORMED, f"{written!r} {fault}", expected)
+        return written
+
+    return After(checked)
+
+
 def _filled(text: str) -> str:
     if not text.strip():
         raise problem(codes.FIELD_EMPTY, "the text is empty", "a text that is not empty")
@@ -255,4 +266,5 @@ __all__ = [
     "parse_duration",
     "parse_quantity",
     "problem",
+    "text_check",
 ]
