@@ -154,15 +154,12 @@ class Graph(Network):
         strategy = step.definition.retry(step.settings)
         if strategy is None:
             return None
-        written = strategy.on_failure
-        on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
-        return _policy(strategy.backoff, on_failure, strategy.max_retries)
+        return _policy(strategy.backoff, self._on_failure(vertex, strategy.on_failure), strategy.max_retries)
 
     def on_invalid(self, vertex: str) -> retry.OnFailure:
         """What happens to a record of a source whose text, event time or key cannot be read."""
         step = self._vertices[vertex]
-        written = step.definition.on_invalid(step.settings)
-        return retry.OnFailure(written) if written else self._default_on_failure(vertex)
+        return self._on_failure(vertex, step.definition.on_invalid(step.settings))
 
     def max_future_s(self, vertex: str) -> float | None:
         """How far ahead of the clock the event times of a source's records may be; None: no limit."""
@@ -180,9 +177,11 @@ class Graph(Network):
             return retry.OnFailure.DROP
         return retry.OnFailure(written)
 
-    def _default_on_failure(self, vertex: str) -> retry.OnFailure:
-        has_edge = bool(self.dead_letter_edges(vertex))
-        return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+    def _on_failure(self, vertex: str, written: str | None) -> retry.OnFailure:
+        """What was written, or else the default."""
+        if written:
+            return retry.OnFailure(written)
+        return retry.OnFailure.DEAD_LETTER if self.dead_letter_edges(vertex) else retry.OnFailure.STOP
 
 
 def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
