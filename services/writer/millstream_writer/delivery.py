@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
-from millstream.codes.code import Code
 from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.limits import FAILURES_NAMED_MAX
@@ -145,6 +144,7 @@ class Delivery:
         self._where = where
         self._rng = rng
         self._stop_error = stop_error
+        self._stop_code = codes.SINK_FUNCTION_FAILED if issubclass(stop_error, UdfError) else codes.SINK_REFUSED
         self._naming = naming
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
@@ -434,10 +434,6 @@ class Delivery:
         frames of the traceback."""
         detail = failure.detail if self._naming.values or not failure.shows_value else ""
         return detail, "\n".join(shortened(detail)) if raised(detail) else detail
-
-    @property
-    def _stop_code(self) -> Code:
-        return codes.SINK_FUNCTION_FAILED if issubclass(self._stop_error, UdfError) else codes.SINK_REFUSED
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         attempt = 0
