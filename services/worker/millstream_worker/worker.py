@@ -63,11 +63,10 @@ class WorkerConfig(RunConfig):
     def identities(self) -> Sequence[Identity]:
         """The vertices and replicas whose telemetry the worker sends."""
         graph, name = self.resolved.graph, self.resolved.pipeline.name
-        run = [graph.vertex(vertex) for one in self.replicas for vertex in graph.chain(one.vertex)]
-        numbers = [one.number for one in self.replicas for _ in graph.chain(one.vertex)]
         return [
-            Identity(name, vertex.name, vertex.kind, number, vertex.definition.reports)
-            for vertex, number in zip(run, numbers, strict=True)
+            Identity(name, vertex.name, vertex.kind, one.number, vertex.definition.reports)
+            for one in self.replicas
+            for vertex in map(graph.vertex, graph.chain(one.vertex))
         ]
 
     def of(
