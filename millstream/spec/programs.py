@@ -102,6 +102,7 @@ class EventTime(SpecModel):
     """Where the event time of a record is found."""
 
     noun = "an event time"
+    exactly_one_of = ("field", "header")
 
     field: Text | None = None
     """Dotted path of a member of the JSON value (`flight.scheduled`), or a CSV column."""
@@ -110,11 +111,6 @@ class EventTime(SpecModel):
     format: TimeFormat = "rfc3339"
     """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, `epoch_ns`, or a strptime pattern. A time without an offset
     is UTC."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one place."""
-        yield from exactly_one(data, ("field", "header"), cls.noun)
 
 
 class NoArguments(SpecModel):
@@ -125,6 +121,7 @@ class FilterArguments(SpecModel):
     """The condition of the built-in `filter`."""
 
     noun = "a filter"
+    exactly_one_of = ("equals", "matches", "exists")
 
     field: Text
     """Dotted path of a member of the record's JSON value. A record without that member, or whose value is not JSON,
@@ -135,11 +132,6 @@ class FilterArguments(SpecModel):
     """Keeps the records whose member is a text that contains a match of this regular expression."""
     exists: Flag | None = None
     """`true` keeps the records that have the member; `false` keeps the others."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one condition."""
-        yield from exactly_one(data, ("equals", "matches", "exists"), cls.noun)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """The expression must compile."""

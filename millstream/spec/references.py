@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import Before, Chosen, Tag
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, problem, text_check
+from millstream.spec.values import SpecModel, Text, problem, text_check
 
 VALUE_BYTES_MAX = 64 * 1024
 """Maximum size of a value in a file. It catches a wrong path to a large file."""
@@ -70,6 +70,7 @@ class Reference(SpecModel):
     """A value in an environment variable, a file, or a Kubernetes Secret: exactly one of them."""
 
     noun = "a reference"
+    exactly_one_of = ("env", "file", "secret")
 
     env: Text | None = None
     """Name of an environment variable of the process that needs the value (`millstream run` passes its own environment
@@ -81,11 +82,6 @@ class Reference(SpecModel):
     same."""
     prefix: str = ""
     """Text before the value, such as `"Bearer "`."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one place."""
-        yield from exactly_one(data, ("env", "file", "secret"), cls.noun)
 
 
 def _with_secret(written: Any) -> Any:

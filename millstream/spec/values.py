@@ -12,7 +12,16 @@ from typing import Annotated, Any
 from millstream import codes
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
 from millstream.spec.explained import SpecModel
-from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, Needed, ShapeProblem, field, problem
+from millstream.spec.model import (
+    NONE_GIVEN,
+    SPEC_PROBLEM,
+    Needed,
+    ShapeProblem,
+    exactly_one,
+    field,
+    listed,
+    problem,
+)
 from millstream.spec.rules import After, Before, Schema, Strict
 
 NAME_LENGTH_MAX = 63
@@ -213,31 +222,11 @@ EdgeName = Annotated[
 """As a name, but long enough for a default name with two vertex names."""
 
 
-def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
-    """A problem unless exactly one of the fields has a value."""
-    given = [name for name in names if data.get(name) is not None]
-    if len(given) == 1:
-        return
-    expected = f"exactly one of {_listed(names)}"
-    empty = [name for name in names if name in data and data[name] is None]
-    if len(given) > 1:
-        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(tuple(given))} together", expected)
-    elif empty:
-        what = f"`{empty[0]}` is empty"
-        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), what, "a value (`{}` for the defaults)")
-    else:
-        yield ShapeProblem(codes.FIELD_MISSING, (), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
-
-
 def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
     """A problem when more than one of the fields has a value."""
     given = tuple(name for name in names if data.get(name) is not None)
     if len(given) > 1:
-        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(given)} together", "at most one of them")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {listed(given)} together", "at most one of them")
 
 
 __all__ = [
