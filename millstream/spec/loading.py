@@ -139,8 +139,7 @@ def _text_of(file: FilePath) -> str:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         expected = "an existing file; `millstream init` creates a working example"
-        what = f"there is no such file{near_file(file)}"
-        raise refusal(codes.NO_SUCH_FILE, what, expected) from None
+        raise refusal(codes.NO_SUCH_FILE, f"there is no such file{near_file(file)}", expected) from None
     except OSError as problem:
         raise refusal(
             codes.FILE_UNUSABLE, f"the file cannot be read: {problem.strerror}", "a file that you may read"
