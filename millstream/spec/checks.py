@@ -69,11 +69,10 @@ class _Program:
 def _program_findings(program: _Program) -> Iterator[Finding]:
     settings = program.settings
     if settings.container is not None:
-        what = "this machine's runner does not start containers"
         yield Finding(
             codes.FUNCTION_IN_CONTAINER,
             (*program.path, "container"),
-            what,
+            "this machine's runner does not start containers",
             "`command` or `python`; `millstream validate --file-only` accepts it",
         )
         return

@@ -344,8 +344,7 @@ def format_problems(
         if not _is_encoded(connector, name):
             able = ", ".join(other for other in registry.names if _is_encoded(registry.load(other), name))
             what = f"{noun} of a {kind} {registry.noun} have no `{name}`"
-            expected = f"a {registry.noun} of {able}; or no `{name}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"a {registry.noun} of {able}; or no `{name}`")
         elif (needed := _unencoded(connector, settings, name)) is not None:
             what = f"{noun} of this {kind} {registry.noun} have no `{name}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"{needed}; or no `{name}`")

@@ -11,7 +11,7 @@ from typing import Any, Self
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
-from millstream.spec.connectors import GuaranteeId
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
@@ -154,15 +154,12 @@ class Graph(Network):
         strategy = step.definition.retry(step.settings)
         if strategy is None:
             return None
-        written = strategy.on_failure
-        on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
-        return _policy(strategy.backoff, on_failure, strategy.max_retries)
+        return _policy(strategy.backoff, self._on_failure(vertex, strategy.on_failure), strategy.max_retries)
 
     def on_invalid(self, vertex: str) -> retry.OnFailure:
         """What happens to a record of a source whose text, event time or key cannot be read."""
         step = self._vertices[vertex]
-        written = step.definition.on_invalid(step.settings)
-        return retry.OnFailure(written) if written else self._default_on_failure(vertex)
+        return self._on_failure(vertex, step.definition.on_invalid(step.settings))
 
     def max_future_s(self, vertex: str) -> float | None:
         """How far ahead of the clock the event times of a source's records may be; None: no limit."""
@@ -180,9 +177,26 @@ class Graph(Network):
             return retry.OnFailure.DROP
         return retry.OnFailure(written)
 
-    def _default_on_failure(self, vertex: str) -> retry.OnFailure:
-        has_edge = bool(self.dead_letter_edges(vertex))
-        return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+    def _on_failure(self, vertex: str, written: str | None) -> retry.OnFailure:
+        """What was written, or else the default."""
+        if written:
+            return retry.OnFailure(written)
+        return retry.OnFailure.DEAD_LETTER if self.dead_letter_edges(vertex) else retry.OnFailure.STOP
+
+
+def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
+    """The vertices with a guarantee, such as sinks, in topological order, each with its guarantee and what it is for:
+    its name, or `<name> (fallback)` for the fallback of a sink."""
+    for vertex in graph.vertices:
+        kind = vertex.definition
+        given = kind.guarantees if graph.chained_into(vertex.name) is None else kind.guarantees_in_chain
+        for part, guarantee in given(vertex.settings):
+            yield vertex, f"{vertex.name} ({part})" if part else vertex.name, guarantee
+
+
+def guarantees_of(graph: Graph) -> dict[str, Guarantee]:
+    """The guarantees by what they are for."""
+    return {name: guarantee for _, name, guarantee in promises(graph)}
 
 
 def decided(pipeline: Pipeline) -> Pipeline:

@@ -45,11 +45,14 @@ class _ReadFile:
 
     def problem(self, finding: Finding) -> Problem:
         """A finding as a problem of this file."""
-        return _problem(str(self.path), self.document, finding)
+        place = self.document.place_of(finding.path, key=finding.code is codes.UNKNOWN_FIELD)
+        where = str(self.path), place.line, place.column, path_text(finding.path)
+        return Problem(finding.code, *where, finding.what, finding.expected, finding.detail)
 
     def note(self, path: Path, what: str) -> Note:
         """A note on a place in this file."""
-        return _note(str(self.path), self.document, path, what)
+        place = self.document.place_of(path, key=True)
+        return Note(str(self.path), place.line, place.column, path_text(path), what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +116,16 @@ def load_text(text: str, path: FilePath | str) -> LoadedPipeline:
     if outline is not None:
         findings += shape_findings(outline)
     problems = [_text_problem(file, problem) for problem in document.problems]
-    problems += [_problem(file, document, finding) for finding in findings]
+    read = _ReadFile(FilePath(path), document)
+    problems += [read.problem(finding) for finding in findings]
     if problems or pipeline is None:
         unique = dict.fromkeys(problems)
-        partial = Partial(FilePath(path), document, _sound_vertices(sifted.value))
+        partial = Partial(read.path, document, _sound_vertices(sifted.value))
         raise FileError(sorted(unique, key=lambda problem: (problem.line, problem.column, problem.path)), partial)
     graph = Graph.of(pipeline)
-    notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
-    return LoadedPipeline(FilePath(path), document, plan_of(graph), tuple(notes))
+    notes = [read.note(place, what) for place, what in (*sifted.notes, *notes_of(sifted.value, graph))]
+    notes.sort(key=lambda note: (note.line, note.column))
+    return LoadedPipeline(read.path, document, plan_of(graph), tuple(notes))
 
 
 def _text_of(file: FilePath) -> str:
@@ -134,8 +139,7 @@ def _text_of(file: FilePath) -> str:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         expected = "an existing file; `millstream init` creates a working example"
-        what = f"there is no such file{near_file(file)}"
-        raise refusal(codes.NO_SUCH_FILE, what, expected) from None
+        raise refusal(codes.NO_SUCH_FILE, f"there is no such file{near_file(file)}", expected) from None
     except OSError as problem:
         raise refusal(
             codes.FILE_UNUSABLE, f"the file cannot be read: {problem.strerror}", "a file that you may read"
@@ -172,16 +176,9 @@ def _validated(sifted: numaflow.SiftedPipeline) -> tuple[Pipeline | None, list[F
         return None, findings
 
 
-def _vertices(value: Any) -> list[Any]:
-    """The vertices as written, whatever else is wrong."""
-    spec = value.get("spec") if isinstance(value, dict) else None
-    vertices = spec.get("vertices") if isinstance(spec, dict) else None
-    return vertices if isinstance(vertices, list) else []
-
-
 def _sound_vertices(value: Any) -> dict[int, Vertex]:
     sound = {}
-    for index, written in enumerate(_vertices(value)):
+    for index, written in enumerate(numaflow.vertices_in(value)):
         with suppress(ValueError):
             sound[index] = Vertex.model_validate(written)
     return sound
@@ -189,7 +186,7 @@ def _sound_vertices(value: Any) -> dict[int, Vertex]:
 
 def _empty_groups(value: Any) -> Iterator[Finding]:
     """An empty `groupBy` would leave a map where a reduce was intended."""
-    for index, vertex in enumerate(_vertices(value)):
+    for index, vertex in enumerate(numaflow.vertices_in(value)):
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:
             path = ("spec", "vertices", index, "udf", "groupBy")
@@ -198,22 +195,6 @@ def _empty_groups(value: Any) -> Iterator[Finding]:
             )
 
 
-def _problem(file: str, document: yaml_text.Document, finding: Finding) -> Problem:
-    place = document.place_of(finding.path, key=finding.code is codes.UNKNOWN_FIELD)
-    text = path_text(finding.path)
-    return Problem(finding.code, file, place.line, place.column, text, finding.what, finding.expected, finding.detail)
-
-
 def _text_problem(file: str, problem: yaml_text.TextProblem) -> Problem:
     place, text = problem.place, path_text(problem.path)
     return Problem(problem.code, file, place.line, place.column, text, problem.what, problem.expected)
-
-
-def _notes(file: str, document: yaml_text.Document, sifted: numaflow.SiftedPipeline, graph: Graph) -> Iterator[Note]:
-    for path, what in (*sifted.notes, *notes_of(sifted.value, graph)):
-        yield _note(file, document, path, what)
-
-
-def _note(file: str, document: yaml_text.Document, path: Path, what: str) -> Note:
-    place = document.place_of(path, key=True)
-    return Note(file, place.line, place.column, path_text(path), what)

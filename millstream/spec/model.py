@@ -36,6 +36,7 @@ from typing import (
     get_type_hints,
 )
 
+from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.rules import Rule
 
@@ -86,6 +87,26 @@ def problem(code: Code, what: str, expected: str, type_: LiteralString = SPEC_PR
     from pydantic_core import PydanticCustomError
 
     return PydanticCustomError(type_, "{what}", {"what": what, "expected": expected, "code": code.number})
+
+
+def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
+    """A problem unless exactly one of the fields has a value."""
+    given = [name for name in names if data.get(name) is not None]
+    if len(given) == 1:
+        return
+    expected = f"exactly one of {listed(names)}"
+    empty = [name for name in names if name in data and data[name] is None]
+    if len(given) > 1:
+        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {listed(tuple(given))} together", expected)
+    elif empty:
+        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), f"`{empty[0]}` is empty", "a value (`{}` for the defaults)")
+    else:
+        yield ShapeProblem(codes.FIELD_MISSING, (), f"{noun} has none of {listed(names)}", expected, NONE_GIVEN)
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names of fields, in a message."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 class NotReadError(ValueError):
@@ -142,6 +163,8 @@ class PlainModel:
 
     noun: ClassVar[str] = "value"
     """The noun for this model in messages."""
+    exactly_one_of: ClassVar[tuple[str, ...]] = ()
+    """Names of fields, in files, of which exactly one has to be written."""
     model_fields: ClassVar[Mapping[str, SpecField]] = {}
     """Its fields, by attribute."""
 
@@ -201,7 +224,8 @@ class PlainModel:
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Problems of the mapping as written, such as two of several exclusive fields."""
-        yield from ()
+        if cls.exactly_one_of:
+            yield from exactly_one(data, cls.exactly_one_of, cls.noun)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Problems between the values of fields that are each valid."""

@@ -16,7 +16,6 @@ from millstream.spec import numaflow
 from millstream.spec.buffers import InterStepBuffer, compression_in, technology_in
 from millstream.spec.edge_names import default_edge_name
 from millstream.spec.kinds import KINDS, PlacedEnd, PlacedProgram, VertexKind, VertexUse
-from millstream.spec.logging import Logging
 from millstream.spec.programs import (
     Backoff,
     CatBuiltin,
@@ -42,6 +41,7 @@ from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetrySt
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
 from millstream.spec.values import (
+    Duration,
     EdgeName,
     Flag,
     Name,
@@ -55,7 +55,6 @@ from millstream.spec.values import (
     field,
     is_name,
 )
-from millstream.spec.watermark import IdleSource, OnFuture, Watermark
 from millstream.spec.windows import (
     Early,
     EmptyDir,
@@ -80,6 +79,7 @@ PARTITIONS_MAX = 1024
 """Maximum number of partitions of a vertex."""
 
 EdgeKind = Literal["data", "deadLetter", "late"]
+OnFuture = Literal["deadLetter", "drop", "stop"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
 Partitions = Annotated[int, Strict(ge=1, le=PARTITIONS_MAX)]
 Percent = Annotated[int, Strict(ge=1, le=100)]
@@ -315,6 +315,63 @@ class Metadata(SpecModel):
     """Kubernetes labels."""
     annotations: dict[str, str] = field(default_factory=dict)
     """Kubernetes annotations."""
+
+
+class IdleSource(SpecModel):
+    """Advances the watermark while a source has no data."""
+
+    noun = "idleSource"
+
+    threshold_s: PositiveDuration = field(alias="threshold")
+    """Time without data after which a source is idle. Duration."""
+    increment_by_s: PositiveDuration = field(alias="incrementBy")
+    """How far each step advances the watermark. Duration, at most `threshold`."""
+    step_interval_s: Duration = field(default=0.0, alias="stepInterval")
+    """Time between steps. Duration. 0s: as often as watermarks are published."""
+    init_source_delay_s: Duration | None = field(default=None, alias="initSourceDelay")
+    """Time after the start after which a source that has never had data is idle. Duration, at least `threshold`.
+    Default: such a source holds the watermark."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects a step that is longer than the silence that it represents."""
+        if self.increment_by_s > self.threshold_s:
+            what = "`incrementBy` is longer than `threshold`"
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("incrementBy",), what, "at most `threshold`")
+        delay_s = self.init_source_delay_s
+        if delay_s is not None and delay_s < self.threshold_s:
+            what = "`initSourceDelay` is shorter than `threshold`"
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("initSourceDelay",), what, "at least `threshold`")
+
+
+class Watermark(SpecModel):
+    """How event time advances."""
+
+    noun = "watermark"
+
+    disabled: Flag = False
+    """Publishes no watermarks, so no record is ever late. Not with a reduce, whose windows would never close."""
+    max_delay_s: Duration = field(default=0.0, alias="maxDelay")
+    """How far the watermark of a source lane stays behind its newest event time. Records that are further out of order
+    are late. Duration, default 0s."""
+    max_future_s: PositiveDuration | None = field(default=None, alias="maxFuture")
+    """How far ahead of the clock the event time of a source's record may be, after its transformer. `onFuture` applies
+    to records beyond that. Duration. Default: no limit for generators and files, and 5m for every other source, because
+    other systems set its times."""
+    on_future: OnFuture | None = field(default=None, alias="onFuture")
+    """What happens to a record whose event time is beyond `maxFuture`: `deadLetter`, `drop` (counted) or `stop`.
+    Default: `deadLetter` if the source has a dead-letter edge, else `drop`."""
+    idle_source: IdleSource | None = None
+    """What happens while a source has no data. Default: the watermark waits."""
+
+
+class Logging(SpecModel):
+    """What Millstream's messages may show."""
+
+    noun = "logging"
+
+    values: Flag = True
+    """Whether a message about a record shows the beginning of its value. The function's own errors and logs are not
+    changed. Default true."""
 
 
 class PipelineSpec(SpecModel):

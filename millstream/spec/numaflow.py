@@ -127,6 +127,13 @@ def sift(value: Any) -> SiftedPipeline:
     return sifted
 
 
+def vertices_in(value: Any) -> list[Any]:
+    """The vertices of a pipeline as written, whatever else is wrong."""
+    spec = value.get("spec") if isinstance(value, dict) else None
+    vertices = spec.get("vertices") if isinstance(spec, dict) else None
+    return vertices if isinstance(vertices, list) else []
+
+
 def field_names(path: Path) -> tuple[str, ...]:
     """Names of the known fields at a place that the models do not have."""
     place = place_name(path)
@@ -205,12 +212,9 @@ def _value_of_secret(written: Any, path: Path, sifted: SiftedPipeline) -> Any:
 
 def _narrow_reduces(sifted: SiftedPipeline) -> None:
     """In Numaflow, a reduce that is not keyed has one partition, whatever its file says."""
-    pipeline = sifted.value
-    if not isinstance(pipeline, dict) or pipeline.get("apiVersion") != API_VERSION:
+    if not isinstance(sifted.value, dict) or sifted.value.get("apiVersion") != API_VERSION:
         return
-    spec = pipeline.get("spec")
-    vertices = spec.get("vertices") if isinstance(spec, dict) else None
-    for index, vertex in enumerate(vertices if isinstance(vertices, list) else ()):
+    for index, vertex in enumerate(vertices_in(sifted.value)):
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         group_by = udf.get("groupBy") if isinstance(udf, dict) else None
         partitions = vertex.get("partitions") if isinstance(vertex, dict) else None

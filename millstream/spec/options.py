@@ -39,12 +39,11 @@ def options_of(model: type[SpecModel]) -> list[Option]:
 def _options(node: Mapping[str, Any], models: Mapping[str, Any], prefix: str, depth: int) -> Iterator[Option]:
     for name, contents in node.get("properties", {}).items():
         below = _model_of(contents, models)
-        meaning = contents.get("description") or (below or {}).get("description") or ""
         yield Option(
             f"{prefix}{name}",
             type_of(contents, _shown),
             default_of(name, contents, node),
-            flat(meaning),
+            flat(contents.get("description") or (below or {}).get("description") or ""),
         )
         if below is not None and depth > 1:
             yield from _options(below, models, f"{prefix}{name}.", depth - 1)

@@ -30,6 +30,7 @@ from millstream.spec.values import (
     exactly_one,
     field,
     problem,
+    text_check,
 )
 from millstream.spec.windows import GroupBy
 
@@ -40,39 +41,22 @@ TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us", "epoch_ns")
 """The named formats of event times. Any other format is a strptime pattern."""
 
 
-def _is_strptime(pattern: str) -> bool:
-    """Whether a pattern has directives, and only known ones."""
-    if "%" not in pattern:
-        return False
+def _is_time_format(written: str) -> bool:
+    """Whether a text is a named format, or a pattern that has directives, and only known ones."""
+    if "%" not in written:
+        return written in TIME_FORMATS
     try:
-        time.strptime("", pattern)
+        time.strptime("", written)
     except ValueError as problem:
         # An empty text never matches; an invalid pattern is refused before that.
         return "bad directive" not in str(problem) and "stray %" not in str(problem)
     return True
 
 
-def _checked_time_format(written: str) -> str:
-    if written not in TIME_FORMATS and not _is_strptime(written):
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} is not an event time format",
-            f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
-        )
-    return written
-
-
-def _checked_python(written: str) -> str:
+def _names_function(written: str) -> bool:
     module, separator, function = written.rpartition(":")
-    name_is_sound = function.isidentifier()
     place_is_sound = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
-    if not (separator and name_is_sound and place_is_sound):
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} does not name a Python function",
-            "'package.module:function' or 'path/to/file.py:function'",
-        )
-    return written
+    return bool(separator) and function.isidentifier() and place_is_sound
 
 
 def _checked_scalar(written: Any) -> Any:
@@ -82,8 +66,25 @@ def _checked_scalar(written: Any) -> Any:
 
 
 OutputsMax = Annotated[int, Strict(ge=1, le=ANSWER_RECORDS_MAX_MAX)]
-TimeFormat = Annotated[str, After(_checked_time_format)]
-PythonFunction = Annotated[str, After(_checked_python)]
+TimeFormat = Annotated[
+    str,
+    text_check(
+        _is_time_format,
+        "is not an event time format",
+        f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
+    ),
+]
+PythonFunction = Annotated[
+    str,
+    text_check(
+        _names_function,
+        "does not name a Python function",
+        "'package.module:function' or 'path/to/file.py:function'",
+    ),
+]
+_Character = Annotated[
+    str, text_check(lambda written: len(written) == 1, "is not a single character", 'a character such as ";"')
+]
 
 
 class EnvVar(SpecModel):
@@ -101,6 +102,7 @@ class EventTime(SpecModel):
     """Where the event time of a record is found."""
 
     noun = "an event time"
+    exactly_one_of = ("field", "header")
 
     field: Text | None = None
     """Dotted path of a member of the JSON value (`flight.scheduled`), or a CSV column."""
@@ -109,11 +111,6 @@ class EventTime(SpecModel):
     format: TimeFormat = "rfc3339"
     """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, `epoch_ns`, or a strptime pattern. A time without an offset
     is UTC."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one place."""
-        yield from exactly_one(data, ("field", "header"), cls.noun)
 
 
 class NoArguments(SpecModel):
@@ -124,6 +121,7 @@ class FilterArguments(SpecModel):
     """The condition of the built-in `filter`."""
 
     noun = "a filter"
+    exactly_one_of = ("equals", "matches", "exists")
 
     field: Text
     """Dotted path of a member of the record's JSON value. A record without that member, or whose value is not JSON,
@@ -134,11 +132,6 @@ class FilterArguments(SpecModel):
     """Keeps the records whose member is a text that contains a match of this regular expression."""
     exists: Flag | None = None
     """`true` keeps the records that have the member; `false` keeps the others."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one condition."""
-        yield from exactly_one(data, ("equals", "matches", "exists"), cls.noun)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """The expression must compile."""
@@ -390,12 +383,6 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
         seen.add(variable.name)
 
 
-def _checked_delimiter(written: str) -> str:
-    if len(written) != 1:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a single character", 'a character such as ";"')
-    return written
-
-
 class ValueFormat(SpecModel):
     """How the values of a window's records become columns for SQL."""
 
@@ -407,7 +394,7 @@ class ValueFormat(SpecModel):
     fields: Text | None = None
     """The members or columns to read, in the syntax of a Spark table schema: `delay DOUBLE, origin STRING`. For `csv`,
     all columns of a line, in order. A missing value, or one of another type, is NULL. Only for `json` and `csv`."""
-    delimiter: Annotated[str, After(_checked_delimiter)] | None = None
+    delimiter: _Character | None = None
     """Separator of `csv` columns, one character. Default: a comma."""
     avro_schema: Text | None = None
     """JSON schema of a record with which `avro` values were written. Its fields become the columns."""
@@ -504,61 +491,57 @@ class Udf(Program):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires a program for the vertex's input: records or windows."""
-        if data.get("groupBy") is None:
-            misplaced = [name for name in ("sql",) if data.get(name) is not None]
-            for name in misplaced:
-                what = f"`{name}` computes windows, and the vertex has no windows"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`groupBy`, or another program")
-            if not misplaced:
-                yield from exactly_one(data, cls.kinds, cls.noun)
+        is_reduce = data.get("groupBy") is not None
+        if is_reduce and data.get("builtin") is not None:
+            what = "a built-in processes records, not windows"
+            expected = f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("builtin",), what, expected)
+        elif is_reduce:
+            yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
+        elif data.get("sql") is not None:
+            what = "`sql` computes windows, and the vertex has no windows"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sql",), what, "`groupBy`, or another program")
         else:
-            misplaced = ["builtin"] if data.get("builtin") is not None else []
-            if misplaced:
-                what = "a built-in processes records, not windows"
-                yield ShapeProblem(
-                    codes.NOT_ALLOWED,
-                    ("builtin",),
-                    what,
-                    f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}",
-                )
-            else:
-                yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
-            if data.get("concurrency") is not None:
-                what = "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("concurrency",), what, "no `concurrency`")
-            if data.get("outputsMax") is not None:
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT,
-                    ("outputsMax",),
-                    "`outputsMax` has no effect in a reduce: the number of its results is not limited",
-                    "no `outputsMax`",
-                )
-            if data.get("timeout") is not None:
-                what = "`timeout` has no effect in a reduce: Spark's tasks call the function"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("timeout",), what, "no `timeout`")
-            if data.get("tls") is not None:
-                what = "Spark's tasks call the function of a reduce, and they do not encrypt the connection"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("tls",), what, "no `tls`, and a function on the same machine"
-                )
-            if data.get("python") is not None and data.get("env"):
-                what = "`env` has no effect: the function runs inside Spark's Python workers"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
-                )
-            if data.get("python") is not None:
-                for name in ("startTimeout", *_HELD):
-                    if data.get(name):
-                        what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
-                        yield ShapeProblem(
-                            codes.FIELDS_CONFLICT,
-                            (name,),
-                            what,
-                            "`command`, which starts the function in its own process",
-                        )
+            yield from exactly_one(data, cls.kinds, cls.noun)
+        if is_reduce:
+            yield from _idle_in_reduce(data)
         yield from _idle_process_settings(data)
-        if data.get("groupBy") is None:
+        if not is_reduce:
             yield from _idle_tls(data)
+
+
+_IDLE_IN_REDUCE = {
+    "concurrency": (
+        "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks",
+        "no `concurrency`",
+    ),
+    "outputsMax": (
+        "`outputsMax` has no effect in a reduce: the number of its results is not limited",
+        "no `outputsMax`",
+    ),
+    "timeout": ("`timeout` has no effect in a reduce: Spark's tasks call the function", "no `timeout`"),
+    "tls": (
+        "Spark's tasks call the function of a reduce, and they do not encrypt the connection",
+        "no `tls`, and a function on the same machine",
+    ),
+}
+"""Settings without effect in a reduce, each with the reason and what to do."""
+_IDLE_INSIDE_SPARK = {
+    "env": "`spark.executorEnv.NAME` in `spec.spark.conf`",
+    **dict.fromkeys(("startTimeout", *_HELD), "`command`, which starts the function in its own process"),
+}
+"""Settings without effect on a function that Spark's own workers run, each with what to do."""
+
+
+def _idle_in_reduce(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    for name, (what, expected) in _IDLE_IN_REDUCE.items():
+        if data.get(name) is not None:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
+    if data.get("python") is not None:
+        for name, expected in _IDLE_INSIDE_SPARK.items():
+            if data.get(name):
+                what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
 
 
 class Transformer(Program):

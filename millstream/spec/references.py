@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After, Before, Chosen, Tag
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, problem
+from millstream.spec.rules import Before, Chosen, Tag
+from millstream.spec.values import SpecModel, Text, problem, text_check
 
 VALUE_BYTES_MAX = 64 * 1024
 """Maximum size of a value in a file. It catches a wrong path to a large file."""
@@ -35,21 +35,23 @@ SECRETS_DIR = "/run/secrets/millstream"
 """Directory in which each Kubernetes Secret is mounted, under its name."""
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SECRET_KEY = re.compile(r"[-_.A-Za-z0-9]{1,253}")
-
-
-def _checked_secret_name(written: str) -> str:
-    if _SECRET_NAME.fullmatch(written) is None:
-        what = f"{written!r} is not the name of a Secret"
-        raise problem(codes.VALUE_MALFORMED, what, "letters a-z, digits, '-' and '.', such as `warehouse`")
-    return written
-
-
-def _checked_secret_key(written: str) -> str:
-    if _SECRET_KEY.fullmatch(written) is None or set(written) == {"."}:
-        what = f"{written!r} is not a key of a Secret"
-        raise problem(codes.VALUE_MALFORMED, what, "letters, digits, '-', '_' and '.', such as `password`")
-    return written
+_SECRET_KEY = re.compile(r"(?!\.+\Z)[-_.A-Za-z0-9]{1,253}")
+_SecretName = Annotated[
+    Text,
+    text_check(
+        _SECRET_NAME.fullmatch,
+        "is not the name of a Secret",
+        "letters a-z, digits, '-' and '.', such as `warehouse`",
+    ),
+]
+_SecretKeyName = Annotated[
+    Text,
+    text_check(
+        _SECRET_KEY.fullmatch,
+        "is not a key of a Secret",
+        "letters, digits, '-', '_' and '.', such as `password`",
+    ),
+]
 
 
 class SecretKey(SpecModel):
@@ -58,9 +60,9 @@ class SecretKey(SpecModel):
 
     noun = "a key of a Secret"
 
-    name: Annotated[Text, After(_checked_secret_name)]
+    name: _SecretName
     """Name of the Secret."""
-    key: Annotated[Text, After(_checked_secret_key)]
+    key: _SecretKeyName
     """Key in the Secret."""
 
 
@@ -68,6 +70,7 @@ class Reference(SpecModel):
     """A value in an environment variable, a file, or a Kubernetes Secret: exactly one of them."""
 
     noun = "a reference"
+    exactly_one_of = ("env", "file", "secret")
 
     env: Text | None = None
     """Name of an environment variable of the process that needs the value (`millstream run` passes its own environment
@@ -79,11 +82,6 @@ class Reference(SpecModel):
     same."""
     prefix: str = ""
     """Text before the value, such as `"Bearer "`."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one place."""
-        yield from exactly_one(data, ("env", "file", "secret"), cls.noun)
 
 
 def _with_secret(written: Any) -> Any:

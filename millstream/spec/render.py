@@ -3,7 +3,7 @@
 from typing import Any
 
 from millstream.spec.graph import Graph
-from millstream.spec.models import Edge, GroupBy, Vertex
+from millstream.spec.models import Edge, Vertex
 
 
 def to_text(graph: Graph) -> str:
@@ -78,15 +78,11 @@ def description(vertex: Vertex) -> str:
     contents = vertex.definition.contents(vertex.settings)
     parts = [vertex.kind, f"({contents})"] if contents else [vertex.kind]
     if vertex.group_by is not None:
-        parts.append(_grouping(vertex.group_by))
+        # For example `fixed 1h, keyed`.
+        parts.append(str(vertex.group_by.window) + (", keyed" if vertex.group_by.keyed else ""))
     if vertex.partitions > 1:
         parts.append(f"x{vertex.partitions}")
     return " ".join(parts)
-
-
-def _grouping(group_by: GroupBy) -> str:
-    """For example `fixed 1h, keyed`."""
-    return str(group_by.window) + (", keyed" if group_by.keyed else "")
 
 
 def edge_labels(graph: Graph, edge: Edge) -> list[str]:

@@ -1,8 +1,7 @@
 """Rules in addition to a field's type: bounds, checks, the written form of a value. They are members of `Annotated`.
 
-Each rule has two equivalent forms: `before` and `after` check a value, and `pydantic` is the form with which pydantic
-explains problems of a file, or describes its allowed contents (`millstream.spec.validation`). So a process that reads
-valid input never imports pydantic.
+`before` and `after` check a value, so a process that reads valid input never imports pydantic. With what pydantic
+explains problems of a file, or describes its allowed contents, instead of each rule: `millstream.spec.validation`.
 
 Above it: the types of `millstream.spec.values` and of connectors. Below it: nothing.
 """
@@ -25,10 +24,6 @@ class Rule:
         """The value, after the check. Raises `ValueError` if it breaks the rule."""
         return value
 
-    def pydantic(self) -> object:
-        """The same for pydantic."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, slots=True)
 class Before(Rule):
@@ -42,11 +37,6 @@ class Before(Rule):
     def before(self, written: Any) -> Any:
         return self.read(written)
 
-    def pydantic(self) -> object:
-        from pydantic import BeforeValidator
-
-        return BeforeValidator(self.read)
-
 
 @dataclass(frozen=True, slots=True)
 class After(Rule):
@@ -57,11 +47,6 @@ class After(Rule):
 
     def after(self, value: Any) -> Any:
         return self.check(value)
-
-    def pydantic(self) -> object:
-        from pydantic import AfterValidator
-
-        return AfterValidator(self.check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +66,6 @@ class Strict(Rule):
             raise ValueError("it is out of range")
         return value
 
-    def pydantic(self) -> object:
-        from pydantic import Field
-
-        return Field(strict=True, ge=self.ge, le=self.le, lt=self.lt)
-
 
 @dataclass(frozen=True, slots=True)
 class NotEmpty(Rule):
@@ -96,22 +76,12 @@ class NotEmpty(Rule):
             raise ValueError("it is empty")
         return value
 
-    def pydantic(self) -> object:
-        from pydantic import Field
-
-        return Field(min_length=1)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema(Rule):
     """The schema of the type in the pipeline file, if it differs from that of the type."""
 
     schema: Mapping[str, Any]
-
-    def pydantic(self) -> object:
-        from pydantic import WithJsonSchema
-
-        return WithJsonSchema(dict(self.schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +91,9 @@ class Chosen(Rule):
     by: str | Callable[[Any], str]
     """The field that selects it, or a function that returns the `Tag` of the member."""
 
-    def pydantic(self) -> object:
-        from pydantic import Discriminator
-
-        return Discriminator(self.by)
-
 
 @dataclass(frozen=True, slots=True)
 class Tag(Rule):
     """The name of a member of a union."""
 
     name: str
-
-    def pydantic(self) -> object:
-        import pydantic
-
-        return pydantic.Tag(self.name)

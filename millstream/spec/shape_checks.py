@@ -244,8 +244,7 @@ def _unconnected(outline: Outline) -> Iterator[Finding]:
             expected = f"an edge into `{name}` or its cycle"
             yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` cannot be reached from a source", expected)
         if vertex.has_output and name not in with_output:
-            expected = f"a data edge from `{name}`"
-            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` has no output", expected)
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` has no output", f"a data edge from `{name}`")
         elif name not in arriving:
             expected = f"an edge out of `{name}` or its cycle"
             yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` does not lead to a sink", expected)

@@ -9,7 +9,7 @@ from millstream.limits import MIB
 from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Before
-from millstream.spec.values import Flag, Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
+from millstream.spec.values import Flag, Quantity, ShapeProblem, SpecModel, at_most_one, field, problem, text_check
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -28,16 +28,6 @@ _OF_FIELDS: Mapping[str, str] = {
 }
 
 
-def _checked_master(written: str) -> str:
-    if _MASTER.fullmatch(written) is None:
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} is not a Spark master",
-            "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
-        )
-    return written
-
-
 def _checked_remote(written: str) -> str:
     if _REMOTE.fullmatch(written) is None or "@" in written or ";token=" in written.lower():
         what = f"{without_secrets(written)!r} is not a Spark Connect address"
@@ -52,6 +42,14 @@ def _conf_text(written: Any) -> Any:
     return str(written) if isinstance(written, int | float) else written
 
 
+_Master = Annotated[
+    str,
+    text_check(
+        _MASTER.fullmatch,
+        "is not a Spark master",
+        "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
+    ),
+]
 _ConfValue = Annotated[TextOrReference, Before(_conf_text, bool | int | float | TextOrReference)]
 
 
@@ -60,7 +58,7 @@ class Spark(SpecModel):
 
     noun = "spark"
 
-    master: Annotated[str, After(_checked_master)] | None = None
+    master: _Master | None = None
     """Where jobs run: `local[N]` (in the driver, N tasks at a time), `spark://host:port`, `k8s://...` or `yarn`.
     Default: in the driver, with as many tasks as processors."""
     remote: Annotated[str, After(_checked_remote)] | None = None

@@ -27,35 +27,21 @@ class ServerTls(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires a certificate and its key together."""
-        yield from _whole_pair(data)
+        if (data.get("certificate") is None) != (data.get("key") is None):
+            what = "`certificate` and `key` belong together"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "both of them, or neither")
 
 
-class ProgramTls(SpecModel):
+class ProgramTls(ServerTls):
     """TLS to a program behind an `address`. Certificates and keys are PEM, and are read when the vertex starts."""
-
-    noun = "tls"
 
     ca: Secret | None = None
     """Certificates of the authorities that are trusted to sign the program's: `{file: PATH}`, `{env: NAME}`, or a key
     of a Kubernetes Secret. Default: those that gRPC includes."""
     certificate: Secret | None = None
     """The vertex's own certificate, for a program that requires one."""
-    key: Secret | None = None
-    """Its private key, without a passphrase."""
     server_name: Text | None = None
     """The name in the program's certificate, if it differs from the host in `address`."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires a certificate and its key together."""
-        yield from _whole_pair(data)
-
-
-def _whole_pair(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-    if (data.get("certificate") is None) != (data.get("key") is None):
-        yield ShapeProblem(
-            codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
-        )
 
 
 def stays_on_this_machine(host: str) -> bool:

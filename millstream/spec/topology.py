@@ -30,15 +30,13 @@ def components(nodes: Sequence[str], arcs: Sequence[Arc]) -> list[tuple[str, ...
     Among components that could come next, the one whose first node is first in the file does.
     """
     member_of = _component_of(nodes, arcs)
-    groups: dict[str, list[str]] = defaultdict(list)
+    members: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
-        groups[member_of[node]].append(node)
-    between = {(member_of[a], member_of[b]) for a, b in arcs if member_of[a] != member_of[b]}
-    firsts = [group[0] for group in groups.values()]
-    names = {group[0]: root for root, group in groups.items()}
-    first_of = {root: first for first, root in names.items()}
-    ordered = ordered_acyclic(firsts, [(first_of[a], first_of[b]) for a, b in between])
-    return [tuple(groups[names[first]]) for first in ordered]
+        members[member_of[node]].append(node)
+    groups = {group[0]: tuple(group) for group in members.values()}
+    first_of = {node: first for first, group in groups.items() for node in group}
+    between = [(first_of[a], first_of[b]) for a, b in arcs if first_of[a] != first_of[b]]
+    return [groups[first] for first in ordered_acyclic(list(groups), between)]
 
 
 def back_arcs(nodes: Sequence[str], arcs: Sequence[Arc]) -> set[Arc]:
@@ -50,7 +48,7 @@ def back_arcs(nodes: Sequence[str], arcs: Sequence[Arc]) -> set[Arc]:
         entered = {b for a, b in arcs if b in inside and a not in inside}
         starts = [node for node in group if node in entered] + list(group)
         inner = [(a, b) for a, b in arcs if a in inside and b in inside]
-        backs |= _backs_of(starts, _following(inner))
+        backs |= _walk(starts, _following(inner))[1]
     return backs
 
 
@@ -95,10 +93,10 @@ def _following(arcs: Iterable[Arc]) -> Mapping[str, list[str]]:
 
 def _component_of(nodes: Sequence[str], arcs: Sequence[Arc]) -> dict[str, str]:
     """For each node, the representative of its component (Kosaraju)."""
-    following = _following(arcs)
+    finished, _ = _walk(nodes, _following(arcs))
     preceding = _following((b, a) for a, b in arcs)
     member_of: dict[str, str] = {}
-    for root in reversed(_finishing_order(nodes, following)):
+    for root in reversed(finished):
         open_ = [root] if root not in member_of else []
         while open_:
             node = open_.pop()
@@ -108,27 +106,10 @@ def _component_of(nodes: Sequence[str], arcs: Sequence[Arc]) -> dict[str, str]:
     return member_of
 
 
-def _finishing_order(nodes: Sequence[str], following: Mapping[str, list[str]]) -> list[str]:
-    finished: list[str] = []
-    entered: set[str] = set()
-    for start in nodes:
-        if start in entered:
-            continue
-        entered.add(start)
-        walk = [(start, iter(following[start]))]
-        while walk:
-            node, rest = walk[-1]
-            target = next((other for other in rest if other not in entered), None)
-            if target is None:
-                finished.append(node)
-                walk.pop()
-            else:
-                entered.add(target)
-                walk.append((target, iter(following[target])))
-    return finished
-
-
-def _backs_of(starts: Sequence[str], following: Mapping[str, list[str]]) -> set[Arc]:
+def _walk(starts: Sequence[str], following: Mapping[str, list[str]]) -> tuple[list[str], set[Arc]]:
+    """Walks depth first. Returns the nodes in the order in which they are left, and the arcs that lead to a node which
+    was entered and not left."""
+    left: list[str] = []
     backs: set[Arc] = set()
     entered: set[str] = set()
     for start in starts:
@@ -149,5 +130,6 @@ def _backs_of(starts: Sequence[str], following: Mapping[str, list[str]]) -> set[
                     break
             else:
                 inside.discard(node)
+                left.append(node)
                 walk.pop()
-    return backs
+    return left, backs

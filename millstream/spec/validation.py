@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import pydantic
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from millstream.spec.field_docs import field_docs_of
 from millstream.spec.model import PlainModel, ShapeProblem, problem
-from millstream.spec.rules import Before, Rule
+from millstream.spec.rules import After, Before, Chosen, NotEmpty, Schema, Strict, Tag
 
 ModelT = TypeVar("ModelT", bound=PlainModel)
 
@@ -159,9 +159,24 @@ def translated(kind: Any) -> Any:
 
 
 def _translated_rule(rule: object) -> object:
-    if isinstance(rule, Before) and rule.written is not None:
-        return BeforeValidator(rule.read, json_schema_input_type=translated(rule.written))
-    return rule.pydantic() if isinstance(rule, Rule) else rule
+    match rule:
+        case Before(read, None):
+            return pydantic.BeforeValidator(read)
+        case Before(read, written):
+            return pydantic.BeforeValidator(read, json_schema_input_type=translated(written))
+        case After(check):
+            return pydantic.AfterValidator(check)
+        case Strict(ge, le, lt):
+            return Field(strict=True, ge=ge, le=le, lt=lt)
+        case NotEmpty():
+            return Field(min_length=1)
+        case Schema(schema):
+            return pydantic.WithJsonSchema(dict(schema))
+        case Chosen(by):
+            return pydantic.Discriminator(by)
+        case Tag(name):
+            return pydantic.Tag(name)
+    return rule
 
 
 def validate(model: type[ModelT], written: Any) -> ModelT:

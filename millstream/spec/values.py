@@ -6,13 +6,22 @@ Owns the written forms of durations, quantities and names. Above it: the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 from millstream import codes
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
 from millstream.spec.explained import SpecModel
-from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, Needed, ShapeProblem, field, problem
+from millstream.spec.model import (
+    NONE_GIVEN,
+    SPEC_PROBLEM,
+    Needed,
+    ShapeProblem,
+    exactly_one,
+    field,
+    listed,
+    problem,
+)
 from millstream.spec.rules import After, Before, Schema, Strict
 
 NAME_LENGTH_MAX = 63
@@ -46,17 +55,6 @@ _NAME_EXPECTED = (
 _EDGE_NAME_EXPECTED = (
     f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', starting and ending with a letter or digit"
 )
-
-
-def form_check(form: re.Pattern[str], what: str, expected: str) -> After:
-    """A rule for texts that have this form. `what` they are, for messages."""
-
-    def checked(written: str) -> str:
-        if form.fullmatch(written) is None:
-            raise problem(codes.VALUE_MALFORMED, f"{written!r} is not {what}", expected)
-        return written
-
-    return After(checked)
 
 
 def parse_duration(written: object) -> float:
@@ -164,6 +162,17 @@ def _checked_edge_name(name: str) -> str:
     return name
 
 
+def text_check(is_valid: Callable[[str], object], fault: str, expected: str) -> After:
+    """A rule for texts. `fault`: what is wrong with one that is not valid; follows the text in the message."""
+
+    def checked(written: str) -> str:
+        if not is_valid(written):
+            raise problem(codes.VALUE_MALFORMED, f"{written!r} {fault}", expected)
+        return written
+
+    return After(checked)
+
+
 def _filled(text: str) -> str:
     if not text.strip():
         raise problem(codes.FIELD_EMPTY, "the text is empty", "a text that is not empty")
@@ -221,31 +230,11 @@ def conflicts(*rules: tuple[object, tuple[str | int, ...], str, str]) -> Iterato
             yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, expected)
 
 
-def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
-    """A problem unless exactly one of the fields has a value."""
-    given = [name for name in names if data.get(name) is not None]
-    if len(given) == 1:
-        return
-    expected = f"exactly one of {_listed(names)}"
-    empty = [name for name in names if name in data and data[name] is None]
-    if len(given) > 1:
-        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(tuple(given))} together", expected)
-    elif empty:
-        what = f"`{empty[0]}` is empty"
-        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), what, "a value (`{}` for the defaults)")
-    else:
-        yield ShapeProblem(codes.FIELD_MISSING, (), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
-
-
 def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
     """A problem when more than one of the fields has a value."""
     given = tuple(name for name in names if data.get(name) is not None)
     if len(given) > 1:
-        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(given)} together", "at most one of them")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {listed(given)} together", "at most one of them")
 
 
 __all__ = [
@@ -274,4 +263,5 @@ __all__ = [
     "parse_duration",
     "parse_quantity",
     "problem",
+    "text_check",
 ]

@@ -5,8 +5,8 @@ windows are stored or computed.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from millstream import codes
 from millstream.clock import MICROSECONDS
@@ -23,7 +23,6 @@ from millstream.spec.values import (
     SpecModel,
     Text,
     as_duration,
-    exactly_one,
     field,
     problem,
 )
@@ -92,14 +91,11 @@ class SlidingWindow(SpecModel):
                 codes.OUT_OF_RANGE, ("slide",), what, f"a slide for which it is at most {WINDOWS_PER_RECORD_MAX:,}"
             )
         elif panes > PANES_PER_WINDOW_MAX:
-            what = (
-                f"a window would consist of {panes:,} parts, because the common divisor of `length` and `slide` is "
-                "so short"
-            )
             yield ShapeProblem(
                 codes.OUT_OF_RANGE,
                 ("slide",),
-                what,
+                f"a window would consist of {panes:,} parts, because the common divisor of `length` and `slide` is "
+                "so short",
                 "a slide that divides the length, or has a long common divisor with it",
             )
 
@@ -120,16 +116,12 @@ class Trigger(SpecModel):
     """When a global window emits a result."""
 
     noun = "a trigger"
+    exactly_one_of = ("count", "every")
 
     count: PositiveCount | None = None
     """After this many records."""
     every_s: Span | None = field(default=None, alias="every")
     """When event time passes a multiple of this duration. Duration."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one trigger."""
-        yield from exactly_one(data, ("count", "every"), cls.noun)
 
     def __str__(self) -> str:
         return f"every {self.count}" if self.every_s is None else f"every {as_duration(self.every_s)}"
@@ -151,6 +143,7 @@ class Window(SpecModel):
     """Which records belong together: exactly one kind."""
 
     noun = "a window"
+    exactly_one_of = ("fixed", "sliding", "session", "global")
 
     fixed: FixedWindow | None = None
     """Adjacent windows of the same length."""
@@ -160,11 +153,6 @@ class Window(SpecModel):
     """Bursts of records."""
     global_: GlobalWindow | None = field(default=None, alias="global")
     """All of event time in one window."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one kind of window."""
-        yield from exactly_one(data, ("fixed", "sliding", "session", "global"), cls.noun)
 
     @property
     def counts(self) -> bool:
@@ -204,17 +192,13 @@ class Early(SpecModel):
     """When a window with `streaming` emits early results. Only windows with new records emit one."""
 
     noun = "early"
+    exactly_one_of = ("every", "count")
 
     every_s: PositiveDuration | None = field(default=None, alias="every")
     """Period in processing time. Duration."""
     count: PositiveCount | None = None
     """Emits a result of each window that has received at least this many records since its previous one. Records that
     are read together are counted together."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one condition."""
-        yield from exactly_one(data, ("every", "count"), cls.noun)
 
 
 class PersistentVolumeClaim(SpecModel):
@@ -249,6 +233,7 @@ class Storage(SpecModel):
     """Where the log of the windows' records is stored: exactly one kind."""
 
     noun = "storage"
+    exactly_one_of = ("persistentVolumeClaim", "emptyDir", "no_store")
 
     persistent_volume_claim: PersistentVolumeClaim | None = None
     """Survives the process, the pod and the node."""
@@ -256,11 +241,6 @@ class Storage(SpecModel):
     """Survives the process."""
     no_store: NoStore | None = field(default=None, alias="no_store")
     """Survives nothing. The input stays in the ledger instead, as with `keepInput`."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires exactly one kind of storage."""
-        yield from exactly_one(data, ("persistentVolumeClaim", "emptyDir", "no_store"), cls.noun)
 
 
 class GroupBy(SpecModel):
@@ -299,10 +279,9 @@ class GroupBy(SpecModel):
         elif self.keeps_input and self.window.counts:
             what = "a window with a count trigger cannot be rebuilt from its input, because its records depend on "
             what += "earlier ones, which are gone"
-            where = ("keepInput",) if self.keep_input else ("storage", "no_store")
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT,
-                where,
+                ("keepInput",) if self.keep_input else ("storage", "no_store"),
                 what,
                 "`emptyDir` or `persistentVolumeClaim` without `keepInput`, or a trigger with `every`",
             )
@@ -335,23 +314,22 @@ class GroupBy(SpecModel):
         """Problems of a vertex with this number of partitions and replicas: a window without keys is in one place; a
         log needs space for a few segments."""
         if not self.keyed and partitions > 1:
-            what = (
-                "a reduce that is not keyed has one partition, because all records of a window are processed in "
-                "one place"
-            )
             yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`"
+                codes.FIELDS_CONFLICT,
+                ("partitions",),
+                "a reduce that is not keyed has one partition, because all records of a window are processed in "
+                "one place",
+                "`partitions: 1`, or `keyed: true` in `groupBy`",
             )
         share = self.log_bytes_max(partitions, replicas)
         if share is not None and share < LOG_BYTES_MIN:
             lanes = _lanes_of_a_replica(partitions, replicas)
             claimed = self.storage is not None and self.storage.persistent_volume_claim is not None
             field = ("persistentVolumeClaim", "volumeSize") if claimed else ("emptyDir", "sizeLimit")
-            what = f"the storage is too small for the logs of {counted(lanes, 'lane')}"
             yield ShapeProblem(
                 codes.OUT_OF_RANGE,
                 ("udf", "groupBy", "storage", *field),
-                what,
+                f"the storage is too small for the logs of {counted(lanes, 'lane')}",
                 f"at least {lanes * LOG_BYTES_MIN // MIB}Mi",
             )
 

@@ -210,13 +210,12 @@ class _Reader:
         if node.tag == f"{_TAG}null":
             return None
         if node.tag == f"{_TAG}int" and _AMBIGUOUS.fullmatch(text) is not None:
-            expected = "digits without `_` and without a leading 0, or a quoted text"
             self._problem(
                 codes.YAML_FEATURE,
                 node,
                 path,
                 f"YAML parsers disagree on the meaning of `{text}`",
-                expected,
+                "digits without `_` and without a leading 0, or a quoted text",
             )
         try:
             return _plain(str(node.tag), text)

@@ -26,7 +26,7 @@ from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits, StoredFrame
 from millstream.limits import MIB
 from millstream.record import BufferId, LaneId, Position
-from millstream.spec.guarantees import guarantees_of
+from millstream.spec.graph import guarantees_of
 from millstream.spec.loading import load
 from millstream.spec.models import FallbackSink
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, write

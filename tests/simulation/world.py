@@ -301,9 +301,9 @@ class World:
 
     async def _run_vertex(self, life: Incarnation) -> None:
         config = VertexConfig(
-            self.resolved,
-            life.vertex,
-            life.replica,
+            resolved=self.resolved,
+            vertex=life.vertex,
+            replica=life.replica,
             broker=BrokerAccess(""),
             durability=DurabilityLevel.MEMORY,
             windows_dir=self.directory,

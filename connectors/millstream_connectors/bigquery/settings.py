@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, form_check
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 
@@ -22,7 +22,7 @@ _TABLE = re.compile(r"[\w -]{1,1024}")
 
 
 def _name_check(form: re.Pattern[str], what: str) -> After:
-    return form_check(form, f"the name of {what}", f"that of {what}, alone")
+    return text_check(form.fullmatch, f"is not the name of {what}", f"that of {what}, alone")
 
 
 BigQueryTableName = Annotated[Text, _name_check(_TABLE, "a table")]

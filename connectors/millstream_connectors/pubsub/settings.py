@@ -10,7 +10,7 @@ from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, form_check
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 
 SERVICE = "https://pubsub.googleapis.com"
@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9-]+")
 
 ResourceName = Annotated[
-    Text, form_check(_NAME, "a name in Pub/Sub", "the last part of `projects/PROJECT/topics/NAME`")
+    Text, text_check(_NAME.fullmatch, "is not a name in Pub/Sub", "the last part of `projects/PROJECT/topics/NAME`")
 ]
 """The name of a topic or a subscription, without its project."""
 
@@ -29,7 +29,7 @@ class PubsubProject(SpecModel):
 
     noun = "a pubsub project"
 
-    project: Annotated[Text, form_check(_PROJECT, "the id of a project", "an id such as my-project")]
+    project: Annotated[Text, text_check(_PROJECT.fullmatch, "is not the id of a project", "an id such as my-project")]
     """Id of the Google Cloud project."""
     credentials: Secret | None = None
     """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a

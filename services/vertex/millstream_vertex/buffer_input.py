@@ -60,6 +60,9 @@ class Slice:
 class BufferInput:
     """An open buffer, as the input of one lane."""
 
+    prompt = False
+    moves_by_itself = True
+
     def __init__(
         self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, trimmer: Trimmer, *, run: str = ""
     ) -> None:
@@ -105,10 +108,6 @@ class BufferInput:
     def ended(self) -> bool:
         return self._reader.ended and self._core.committer.mark.sequence >= self._reader.sequence
 
-    @property
-    def prompt(self) -> bool:
-        return False
-
     def watermark_after(self, units: Sequence[Unit]) -> int:
         if self._lane_input.back_edge:
             return END_OF_TIME_US
@@ -124,10 +123,6 @@ class BufferInput:
         # Updates that arrived during the commit were evaluated with the previous mark, and no more may follow.
         if self.watermark_after(()) > self._core.watermark_us:
             self._lane_input.changed.set()
-
-    @property
-    def moves_by_itself(self) -> bool:
-        return True
 
     async def moved(self) -> None:
         changed = self._lane_input.changed

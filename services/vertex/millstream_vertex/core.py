@@ -60,7 +60,8 @@ class LaneCore:
             little=pace.little,
         )
         self._gatherer = Gatherer(self.units, tracker, clock, pace)
-        self._leaving = False
+        self.leaving = False
+        """Whether the lane commits nothing more."""
         self.left = False
         """Whether something that was read was not committed."""
 
@@ -85,9 +86,9 @@ class LaneCore:
                 waiting.extend(unit for units in await self.units.ready() for unit in units)
                 if not waiting:
                     return
-            if not self._leaving:
+            if not self.leaving:
                 await self._gatherer.gather(waiting, begun_s)
-            if self._leaving:
+            if self.leaving:
                 await self.give_up(waiting)
                 continue
             begun_s = self.clock.monotonic_s()
@@ -110,13 +111,8 @@ class LaneCore:
 
     def leave(self) -> None:
         """Commit nothing more: the next owner can read the input again."""
-        self._leaving = True
+        self.leaving = True
         self._gatherer.hurry()
-
-    @property
-    def leaving(self) -> bool:
-        """Whether the lane commits nothing more."""
-        return self._leaving
 
     async def end(self) -> None:
         """End the lane with its last commit and its last OT entry: nothing will follow."""

@@ -32,31 +32,25 @@ class Batch(Protocol):
     @property
     def frame(self) -> Frame | None:
         """The records; None if there was only input that cannot be read."""
-        ...
 
     @property
     def lineage(self) -> Lineage:
         """The names of the records."""
-        ...
 
     @property
     def watermark_us(self) -> int:
         """The watermark that is valid before them."""
-        ...
 
     @property
     def sequence(self) -> int:
         """Sequence of the stored frame that they are from; 0 for those of a source."""
-        ...
 
     @property
     def tracked(self) -> WorkInFlight:
         """The batch as work in flight."""
-        ...
 
     def finish(self, parts: Sequence[tuple[int, Unit]]) -> Sequence[Unit]:
         """Add to the units of its parts, each with the index after its last record, where the lane is after them."""
-        ...
 
 
 class Input(Protocol):
@@ -64,12 +58,10 @@ class Input(Protocol):
 
     async def begin(self, *, ended: bool) -> None:
         """Called once, before anything else. `ended`: whether the lane ended in an earlier run."""
-        ...
 
     async def next(self, records_max: Callable[[], int | None], nothing: Callable[[], None]) -> Batch | None:
         """The next records, at most `records_max()`; None when nothing follows, or nothing more may be read after
         `stop`. Calls `nothing` when there is nothing to read for now."""
-        ...
 
     def stop(self) -> None:
         """Bring no new input."""
@@ -77,22 +69,18 @@ class Input(Protocol):
     @property
     def has_read_all(self) -> bool:
         """Whether nothing will ever follow what was read."""
-        ...
 
     @property
     def ended(self) -> bool:
         """Whether nothing will ever follow what is committed."""
-        ...
 
     @property
     def prompt(self) -> bool:
         """Whether an external system waits for each commit."""
-        ...
 
     def watermark_after(self, units: Sequence[Unit]) -> int:
         """The watermark once these units are committed. Called once per commit, in order; without units, it is the
         present watermark."""
-        ...
 
     async def committed(self, units: Sequence[Unit]) -> None:
         """These units are durable."""
@@ -100,18 +88,15 @@ class Input(Protocol):
     @property
     def moves_by_itself(self) -> bool:
         """Whether the watermark may advance without a commit."""
-        ...
 
     async def moved(self) -> None:
         """Wait until the watermark may have advanced without a commit."""
 
     def advance(self, *, quiet: bool) -> int:
         """The watermark then. `quiet`: whether everything that was read is committed."""
-        ...
 
     def statistics(self, numbers: LaneStatistics) -> LaneStatistics:
         """The statistics of the lane, with what only its input knows."""
-        ...
 
 
 class Lane:

@@ -33,25 +33,20 @@ class Output(Protocol):
     @property
     def takes_arrow(self) -> bool:
         """Whether frames may have Arrow columns in place of values."""
-        ...
 
     @property
     def passed(self) -> Sequence[MemberCounts]:
         """New counts for the vertex of the output, if it has one: a sink at the end of a chain."""
-        ...
 
     @property
     def delivered(self) -> list[SinkRecords] | None:
         """A new list for the records of a unit, if they go to a sink."""
-        ...
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         """Add records to a unit. Returns how many matched no edge's condition."""
-        ...
 
     async def run(self, watermark_after: WatermarkAfter, committed: Committed, *, prompt: bool) -> None:
         """Commit units as they become ready. `prompt`: an external system waits for each commit."""
-        ...
 
     def leave(self) -> None:
         """Commit nothing more that has no effect yet: the next owner of the lane can read its input again."""
@@ -59,12 +54,10 @@ class Output(Protocol):
     @property
     def is_empty(self) -> bool:
         """Whether everything that was taken from `units` is committed."""
-        ...
 
     @property
     def ahead_bytes_max(self) -> int:
         """Bytes that may be answered by functions and not taken."""
-        ...
 
     def count(self) -> None:
         """Bring the counters of the output's vertex up to date."""
@@ -73,25 +66,18 @@ class Output(Protocol):
 class ToBuffers:
     """Routes records to buffers."""
 
+    passed: Sequence[MemberCounts] = ()
+    delivered = None
+    is_empty = True
+    ahead_bytes_max = COMMIT_AHEAD_BYTES_MAX
+
     def __init__(self, core: LaneCore, router: Router, *, takes_arrow: bool = False) -> None:
         """`router`: of the last vertex in the lane. `takes_arrow`: whether the buffers may hold frames with Arrow
         columns, and their readers take them."""
         self.units = core.units
         self._core = core
         self._router = router
-        self._takes_arrow = takes_arrow
-
-    @property
-    def takes_arrow(self) -> bool:
-        return self._takes_arrow
-
-    @property
-    def passed(self) -> Sequence[MemberCounts]:
-        return ()
-
-    @property
-    def delivered(self) -> list[SinkRecords] | None:
-        return None
+        self.takes_arrow = takes_arrow
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         """Raises `UdfError` for Arrow columns that cannot be read: what is stored can be."""
@@ -105,14 +91,6 @@ class ToBuffers:
 
     def leave(self) -> None:
         self._core.leave()
-
-    @property
-    def is_empty(self) -> bool:
-        return True
-
-    @property
-    def ahead_bytes_max(self) -> int:
-        return COMMIT_AHEAD_BYTES_MAX
 
     def count(self) -> None:
         """Buffers are not counted by the lane."""

@@ -32,6 +32,8 @@ class SinkOutput:
     """Delivers for one lane. The lane commits what is settled while more is delivered."""
 
     takes_arrow = False
+    passed: Sequence[MemberCounts] = ()
+    is_empty = True
     ahead_bytes_max = BYTES_IN_FLIGHT_MAX
 
     def __init__(self, core: LaneCore, target: ChainSink) -> None:
@@ -53,16 +55,8 @@ class SinkOutput:
         """The witnesses of frames that the sink has taken and that are not settled."""
 
     @property
-    def passed(self) -> Sequence[MemberCounts]:
-        return ()
-
-    @property
     def delivered(self) -> list[SinkRecords] | None:
         return []
-
-    @property
-    def is_empty(self) -> bool:
-        return True
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         unit.account.late = late_records(frame, watermark_us)

@@ -79,16 +79,10 @@ class Stages:
         self.output = output
         self._clock = clock
         self._stateful = tuple(step for step in self._steps if step.stage.is_stateful)
-
-    @property
-    def concurrencies(self) -> Sequence[int]:
-        """The concurrency of each function that records pass; 0 if it is unknown."""
-        return tuple(step.stage.concurrency for step in self._steps if step.stage.waits)
-
-    @property
-    def is_stateful(self) -> bool:
+        self.is_stateful = bool(self._stateful)
         """Whether records have to pass one after another."""
-        return bool(self._stateful)
+        self.concurrencies = tuple(step.stage.concurrency for step in self._steps if step.stage.waits)
+        """The concurrency of each function that records pass; 0 if it is unknown."""
 
     def unit(self) -> Unit:
         """A unit for no records."""

@@ -25,7 +25,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
@@ -110,14 +109,6 @@ class ChainSink:
         self.counters.retries, self.counters.udf_errors = statistics.retries, statistics.errors
 
 
-class _Held(NamedTuple):
-    """A unit whose records the sink has taken."""
-
-    unit: Unit
-    size: int
-    """Size in bytes of the unit's ids and of what it writes to buffers."""
-
-
 def held_instead(committer: Committer) -> Callable[[int, str], Awaitable[str | None]]:
     """Answers whether the lane has made a delivery with a given number and name, in the form that sinks expect."""
 
@@ -158,7 +149,8 @@ class ChainDeliverer:
         self._prompt = False
         self._frames = core.committer.mark.delivered
         self._name = ""
-        self._held: list[_Held] = []
+        self._held: list[Unit] = []
+        """The units whose records the sink has taken."""
         self._held_bytes = self._held_records = self._delivered_bytes = 0
         self._committing: asyncio.Task[None] | None = None
         """The commit of records that a target without a position has."""
@@ -402,8 +394,8 @@ class ChainDeliverer:
             batch[-1].passed[-1].account.add(await self._write(delivered))
         self._delivered_bytes += size_of(delivered)
         for unit in batch:
-            self._held.append(_Held(unit, _size(unit)))
-            self._held_bytes += self._held[-1].size
+            self._held.append(unit)
+            self._held_bytes += _size(unit)
             unit.delivered = ()
         self._held_records += records_of(delivered)
         await self._core.tracker.finish(sum(unit.pieces for unit in batch))
@@ -412,7 +404,7 @@ class ChainDeliverer:
         if not self._held:
             return False
         full = self._held_bytes > PREPARED_BYTES_MAX // 2 or len(self._held) >= _HELD_UNITS_MAX
-        frames = sum(len(one.unit.frames) for one in self._held)
+        frames = sum(len(unit.frames) for unit in self._held)
         if self._committing is not None:
             return full or frames > COMMIT_FRAMES_MAX // 2
         if full or self._prompt or frames > COMMIT_FRAMES_MAX // 2:
@@ -432,7 +424,7 @@ class ChainDeliverer:
         while the sink takes more."""
         if self._committing is not None:
             await asyncio.wait([self._committing])
-        units = [one.unit for one in self._held]
+        units = self._held
         core, delivery, made = self._core, self._target.delivery, None
         watermark_us = core.promise(watermark_after(units))
         if self._target.kept is not None and self._name:

@@ -43,14 +43,11 @@ if TYPE_CHECKING:
     from millstream_reduce.queue import QueueLimits
 
 
-@dataclass(frozen=True, slots=True)
-class VertexConfig:
-    """The configuration that a replica gets when it starts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The part of a worker's configuration that holds for each of its replicas."""
 
     resolved: ResolvedPipeline
-    vertex: str
-    replica: int
-    broker: Access
     durability: DurabilityLevel
     """The weakest level that is accepted."""
     windows_dir: Path | None = None
@@ -61,6 +58,15 @@ class VertexConfig:
     """Files and directories that are hidden in the sandboxes of functions."""
     development: Development = NOT_DEVELOPED
     """Settings for authors who develop functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VertexConfig(RunConfig):
+    """The configuration that a replica gets when it starts."""
+
+    vertex: str
+    replica: int
+    broker: Access
 
 
 class VertexPrograms(Protocol):

@@ -21,7 +21,6 @@ from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.pauses import Pauses, RepeatedFailure
 from millstream.plan.lanes import inputs_of, upstream_lanes
-from millstream.plan.plan import Plan
 from millstream.record import LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
@@ -108,16 +107,10 @@ class StageOpening:
         """Routes to the vertex's own edges that have buffers."""
         self.stack = stack
         """Resources that are closed when the replica ends."""
-
-    @property
-    def name(self) -> StreamName:
+        self.name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica)
         """The name under which the vertex calls a program."""
-        return StreamName(self.shared.pipeline, self.lane.vertex, self.lane.key, self.shared.config.replica)
-
-    @property
-    def where(self) -> str:
+        self.where = f"{shared.pipeline}/{lane}"
         """The name of the lane, for messages."""
-        return f"{self.shared.pipeline}/{self.lane}"
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -195,15 +188,9 @@ class LaneOpening(StageOpening):
         self.core = core
         """Commits for the lane; the core's committer has the mark."""
         self._telemetry = telemetry
-
-    @property
-    def plan(self) -> Plan:
-        return self.shared.plan
-
-    @property
-    def chain(self) -> Sequence[str]:
+        self.plan = shared.plan
+        self.chain = shared.graph.chain(core.lane.vertex)
         """The vertices that run in the lane; the lane's own vertex is first."""
-        return self.shared.graph.chain(self.lane.vertex)
 
     @property
     def call_records_max(self) -> int | None:

@@ -10,12 +10,11 @@ Above it: what a replica's lanes share (`shared.py`). Below it: the ledgers; thi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from millstream.background import open_tasks
+from millstream.background import Background, open_background
 from millstream.ledger.protocol import LedgerLimits
 from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.record import BufferId
@@ -35,13 +34,12 @@ class Ledgers(Protocol):
 class Trimmers:
     """The trimmers of one worker. Made by `open_trimmers`."""
 
-    def __init__(self, ledgers: Ledgers, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, ledgers: Ledgers, background: Background) -> None:
         self._ledgers = ledgers
-        self._tasks = tasks
+        self._background = background
+        self.failed = background.failed
+        """Wait until cancelled. Raises the error that ended a trimmer: it ends every replica, and each reports it."""
         self._trimmers: dict[str, Trimmer] = {}
-        self._running: list[asyncio.Task[None]] = []
-        self._error: Exception | None = None
-        self._failed = asyncio.Event()
 
     async def trimmer(self, vertex: str, limits: LedgerLimits, sharing: Sharing = SEPARATE) -> Trimmer:
         """The trimmer of a vertex's ledger. `limits`: the ledger's. `sharing`: the edges that share copies in it."""
@@ -50,34 +48,12 @@ class Trimmers:
             # Another replica may have created the trimmer in the meantime.
             if vertex not in self._trimmers:
                 trimmer = self._trimmers[vertex] = Trimmer(ledger.trim, sharing=sharing)
-                self._running.append(self._tasks.create_task(self._run(trimmer), name=f"trim {vertex}"))
+                self._background.start(trimmer.run, f"trim {vertex}")
         return self._trimmers[vertex]
-
-    async def failed(self) -> None:
-        """Wait until cancelled. Raises the error that ended a trimmer: it ends every replica, and each reports it."""
-        await self._failed.wait()
-        assert self._error is not None
-        raise self._error
-
-    def close(self) -> None:
-        """End all trimmers. The lanes have already trimmed what they consumed last (`Trimmer.finish`)."""
-        for task in self._running:
-            task.cancel()
-
-    async def _run(self, trimmer: Trimmer) -> None:
-        try:
-            await trimmer.run()
-        except Exception as error:  # noqa: BLE001  # any error ends the replicas
-            self._error = error
-            self._failed.set()
 
 
 @asynccontextmanager
 async def open_trimmers(ledgers: Ledgers) -> AsyncIterator[Trimmers]:
     """Trim what the replicas have consumed, until the context ends."""
-    async with open_tasks() as tasks:
-        trimmers = Trimmers(ledgers, tasks)
-        try:
-            yield trimmers
-        finally:
-            trimmers.close()
+    async with open_background() as background:
+        yield Trimmers(ledgers, background)

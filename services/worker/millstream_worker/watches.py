@@ -7,11 +7,11 @@ Above it: what a replica's lanes share (`shared.py`). Below it: the OT stores; t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
-from millstream.background import open_tasks
+from millstream.background import Background, open_background
 from millstream.watermark.store import OtListener, OtStore, OtStores, OtUpdate, follow, newest
 
 
@@ -34,13 +34,12 @@ class _Watched:
 class Watches:
     """The watches of one worker. Made by `open_watches`."""
 
-    def __init__(self, stores: OtStores, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, stores: OtStores, background: Background) -> None:
         self._stores = stores
-        self._tasks = tasks
+        self._background = background
+        self.failed = background.failed
+        """Wait until cancelled. Raises the error that ended a watch: it ends every replica, and each reports it."""
         self._watched: dict[str, _Watched] = {}
-        self._following: list[asyncio.Task[None]] = []
-        self._error: Exception | None = None
-        self._failed = asyncio.Event()
 
     async def listen(self, vertex: str, listener: OtListener) -> None:
         """Pass new updates of that vertex's OT store to `listener`; `catch_up` passes those that are already known."""
@@ -49,7 +48,7 @@ class Watches:
             # Another replica may have created the watch in the meantime.
             if vertex not in self._watched:
                 watched = self._watched[vertex] = _Watched(store)
-                self._following.append(self._tasks.create_task(self._follow(watched), name=f"follow {vertex}"))
+                self._background.start(partial(follow, store, [watched]), f"follow {vertex}")
         self._watched[vertex].listeners.append(listener)
 
     async def catch_up(self, listeners: Mapping[str, Iterable[OtListener]]) -> None:
@@ -69,31 +68,9 @@ class Watches:
             watched = self._watched[vertex]
             watched.listeners = [listener for listener in watched.listeners if id(listener) not in gone]
 
-    async def failed(self) -> None:
-        """Wait until cancelled. Raises the error that ended a watch: it ends every replica, and each reports it."""
-        await self._failed.wait()
-        assert self._error is not None
-        raise self._error
-
-    def close(self) -> None:
-        """End all watches."""
-        for task in self._following:
-            task.cancel()
-
-    async def _follow(self, watched: _Watched) -> None:
-        try:
-            await follow(watched.store, [watched])
-        except Exception as error:  # noqa: BLE001  # any error ends the listening replicas
-            self._error = error
-            self._failed.set()
-
 
 @asynccontextmanager
 async def open_watches(stores: OtStores) -> AsyncIterator[Watches]:
     """Watch the stores that have listeners, until the context ends."""
-    async with open_tasks() as tasks:
-        watches = Watches(stores, tasks)
-        try:
-            yield watches
-        finally:
-            watches.close()
+    async with open_background() as background:
+        yield Watches(stores, background)

@@ -21,15 +21,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.clock import Clock
-from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
 from millstream.pauses import until_next
-from millstream.plan.resolved import ResolvedPipeline
 from millstream.priority import give_way
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import log_replica
@@ -38,8 +35,7 @@ from millstream.udf.sidecar import HeldUp
 from millstream.udf.sources import OnChange, programs_below
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.ending import is_of_function, report
-from millstream_worker.environment import OpenEnvironment, VertexConfig, WorkerLink, open_link
-from millstream_worker.programs import NOT_DEVELOPED, Development
+from millstream_worker.environment import OpenEnvironment, RunConfig, VertexConfig, WorkerLink, open_link
 from millstream_worker.readiness import Readiness
 
 _log = logging.getLogger(__name__)
@@ -48,27 +44,16 @@ _LOOK_INTERVAL_S = 0.2
 _WAITS = "The pipeline waits, and continues when you have saved the fix."
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(RunConfig):
     """The configuration that a worker gets when it starts."""
 
-    resolved: ResolvedPipeline
     access: Mapping[ReplicaId, Access]
     """The replicas that the worker runs, at least one, with the identity of each at the broker."""
-    durability: DurabilityLevel
-    """The weakest level that is accepted."""
     metrics_port: int = 0
     """Port of the endpoint with metrics and probes; 0 for none."""
     metrics_host: str = "127.0.0.1"
     """Address that this endpoint listens on."""
-    windows_dir: Path | None = None
-    """Directory where reduce lanes keep their logs, in <vertex>/<partition>."""
-    spark: str | None = None
-    """gRPC address of the pipeline's Spark driver."""
-    hidden: tuple[Path, ...] = ()
-    """Files and directories that are hidden in the sandboxes of functions."""
-    development: Development = NOT_DEVELOPED
-    """Settings for authors who develop functions."""
 
     @property
     def replicas(self) -> Sequence[ReplicaId]:
@@ -78,11 +63,10 @@ class WorkerConfig:
     def identities(self) -> Sequence[Identity]:
         """The vertices and replicas whose telemetry the worker sends."""
         graph, name = self.resolved.graph, self.resolved.pipeline.name
-        run = [graph.vertex(vertex) for one in self.replicas for vertex in graph.chain(one.vertex)]
-        numbers = [one.number for one in self.replicas for _ in graph.chain(one.vertex)]
         return [
-            Identity(name, vertex.name, vertex.kind, number, vertex.definition.reports)
-            for vertex, number in zip(run, numbers, strict=True)
+            Identity(name, vertex.name, vertex.kind, one.number, vertex.definition.reports)
+            for one in self.replicas
+            for vertex in map(graph.vertex, graph.chain(one.vertex))
         ]
 
     def of(

@@ -241,8 +241,10 @@ class Committer:
         self._ledger = ledger
         self._lane = lane
         self._stored = taken_over
-        self._sequences = sequences
-        self._router = router
+        self.sequences = sequences
+        """For each buffer, a stored sequence that is not below the last one this lane wrote, for an OT entry."""
+        self.router = router
+        """All edges that the lane writes."""
         self._sharing = ledger.sharing
         self._packs = ledger.packs
         self._compressor = Compressor(compression if ledger.compresses else Compression.NONE)
@@ -253,7 +255,8 @@ class Committer:
         self._readers = {buffer: self._stores[self._sharing.stored(buffer)] for buffer in router.buffers}
         self._backpressure = backpressure
         self._never_waits_for = frozenset(never_waits_for)
-        self._members = tuple(members)
+        self.members = tuple(members)
+        """The vertices of the chain after its first one."""
         self._ids_ttl_s = ids_ttl_s
         self._written_before = self._written
 
@@ -261,21 +264,6 @@ class Committer:
     def mark(self) -> mark_pb2.Mark:
         """The lane's mark as of the last commit."""
         return self._stored.mark
-
-    @property
-    def router(self) -> Router:
-        """All edges that the lane writes."""
-        return self._router
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The vertices of the chain after its first one."""
-        return self._members
-
-    @property
-    def sequences(self) -> Mapping[BufferId, int]:
-        """For each buffer, a stored sequence that is not below the last one this lane wrote, for an OT entry."""
-        return self._sequences
 
     @property
     def behind_bytes(self) -> int:
@@ -286,7 +274,7 @@ class Committer:
     def _written(self) -> int:
         """Bytes that all lanes have written into the buffers of this one, as far as is known."""
         fills = self._backpressure.fills
-        return sum(fills[buffer].written.bytes for buffer in self._router.buffers if buffer in fills)
+        return sum(fills[buffer].written.bytes for buffer in self.router.buffers if buffer in fills)
 
     def take(self, waiting: deque[Unit]) -> list[Unit]:
         """Remove the units for one commit from the head of `waiting`: at least one unit, and further ones that fit into
@@ -295,7 +283,7 @@ class Committer:
             return [waiting.popleft()]
         taken: list[Unit] = []
         totals: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        pack = self._router.pack if self._packs else None
+        pack = self.router.pack if self._packs else None
         for unit in [waiting[index] for index in range(batch_of(waiting, pack))]:
             for buffer, frame in unit.frames:
                 records, size = totals[buffer]
@@ -316,7 +304,7 @@ class Committer:
         return self._readers.get(buffer) or self._stores.get(self._sharing.stored(buffer), (buffer,))
 
     def _waits_for(self, buffer: BufferId) -> bool:
-        return buffer not in self._never_waits_for and not self._router.discards_when_full(buffer)
+        return buffer not in self._never_waits_for and not self.router.discards_when_full(buffer)
 
     async def commit(
         self,
@@ -421,10 +409,14 @@ class Committer:
                 # Nothing was stored. The server does not report which buffer is full: if one of them belongs to an edge
                 # that discards, the commit is retried immediately without its frames. If that is refused, too, a
                 # different buffer is full.
-                leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(commit.frames)
+                leave_out = (
+                    isinstance(error, BufferFullError)
+                    and not leave_out
+                    and any(self.router.discards_when_full(buffer) for buffer, _ in commit.frames)
+                )
                 if leave_out:
                     continue
-                self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
+                refused.warn(log, f"{self._lane}: ", f"commit delayed: {error}{self._hint(error)}")
                 await pauses.wait()
                 continue
             refused.over(log, f"{self._lane}: ")
@@ -434,15 +426,15 @@ class Committer:
     def _landed(self, commit: Commit, receipt: Receipt) -> None:
         for (buffer, _), sequence in zip(commit.frames, receipt.frame_sequences, strict=True):
             for reader in self._readers_of(buffer):
-                self._sequences[reader] = sequence
+                self.sequences[reader] = sequence
         self._stored = StoredMark(commit.mark, receipt.mark_sequence)
         self._backpressure.written(self._lane, commit.mark.written)
         self._written_before = self._written
 
     def _joined(self, units: Sequence[Unit], *, packs: bool = True) -> Sequence[tuple[BufferId, Frame | Pack]]:
         """The frames of the units, with small ones joined, and those to each buffer as packs if there are `packs`."""
-        frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
-        written = packed(frames, self._router.pack) if self._packs and packs else frames
+        frames = join_small([pair for unit in units for pair in unit.frames], self.router.joins_below)
+        written = packed(frames, self.router.pack) if self._packs and packs else frames
         if len(written) > COMMIT_FRAMES_MAX:
             raise UserError(
                 codes.COMMIT_TOO_LARGE,
@@ -464,7 +456,7 @@ class Committer:
                 stored = await self._ledger.mark(self._lane)
                 break
             except RetryLaterError as error:
-                self._log_delay(refused, f"the lane's mark cannot be read: {error}")
+                refused.warn(log, f"{self._lane}: ", f"the lane's mark cannot be read: {error}")
                 await pauses.wait()
         refused.over(log, f"{self._lane}: ")
         own = self._stored.mark
@@ -481,7 +473,7 @@ class Committer:
         added: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for buffer, frame in frames:
             records, size = added[buffer]
-            if self._router.discards_when_full(buffer):
+            if self.router.discards_when_full(buffer):
                 if leave_out or self._backpressure.is_full(buffer, records, size):
                     continue
                 added[buffer] = (records + frame.records, size + frame.size)
@@ -492,11 +484,8 @@ class Committer:
             kept.append((buffer, frame))
         return kept
 
-    def _log_delay(self, refused: RepeatedFailure, why: str) -> None:
-        refused.warn(log, f"{self._lane}: ", why)
-
     def _hint(self, error: RetryLaterError) -> str:
-        edges = self._router.keeping_edges
+        edges = self.router.keeping_edges
         if not edges or not isinstance(error, BufferFullError | StorageFullError):
             return ""
         return (
@@ -504,9 +493,6 @@ class Committer:
             "(`keepInput`). If this does not end, give the reduce a larger buffer (`limits.bufferMaxBytes`, "
             "`limits.bufferMaxLength`) or shorter windows"
         )
-
-    def _may_discard(self, frames: Sequence[FrameWrite]) -> bool:
-        return any(self._router.discards_when_full(buffer) for buffer, _ in frames)
 
     def _next_mark(
         self,
@@ -531,7 +517,7 @@ class Committer:
         for unit in units:
             account.add(unit.account)
         if discarded:
-            inside = frozenset(edge for member in self._members for edge in member.writes)
+            inside = frozenset(edge for member in self.members for edge in member.writes)
             account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
         mark.account.CopyFrom(account.to_message())
         witnesses = [witness for unit in units for witness in unit.witnesses]
@@ -564,7 +550,7 @@ class Committer:
                 entry.records += frame.records
                 entry.bytes += len(write.data)
         del mark.members[:]
-        for member, passed in zip(self._members, self._pass_on(mark, units, discarded), strict=True):
+        for member, passed in zip(self.members, self._pass_on(mark, units, discarded), strict=True):
             if passed.records:
                 inner = BufferId(member.edge, self._lane.partition)
                 entry = totals.get(inner)
@@ -580,10 +566,10 @@ class Committer:
     def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[MemberCounts]:
         """Add the records that passed through the vertices of the chain to the mark. Returns those of each vertex in
         this commit."""
-        own = {member.vertex for member in self._members}
+        own = {member.vertex for member in self.members}
         # The account of a vertex that left the chain stays: it was published, and must not appear lost.
         mark.members.extend(one for one in self._stored.mark.members if one.vertex not in own)
-        for place, member in enumerate(self._members):
+        for place, member in enumerate(self.members):
             now = MemberCounts()
             for unit in units:
                 if unit.passed:

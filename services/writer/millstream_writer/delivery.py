@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
-from millstream.codes.code import Code
 from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.limits import FAILURES_NAMED_MAX
@@ -137,6 +136,7 @@ class Delivery:
         policy says stop."""
         self._primary = primary
         self._fallback = fallback
+        self._lanes = (primary,) if fallback is None else (primary, fallback)
         self._policy = policy
         # The fallback has no fallback: retryable failures are retried forever.
         self._fallback_policy = RetryPolicy(policy.backoff, OnFailure.RETRY)
@@ -144,6 +144,7 @@ class Delivery:
         self._where = where
         self._rng = rng
         self._stop_error = stop_error
+        self._stop_code = codes.SINK_FUNCTION_FAILED if issubclass(stop_error, UdfError) else codes.SINK_REFUSED
         self._naming = naming
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
@@ -156,8 +157,7 @@ class Delivery:
     @property
     def guarantee(self) -> Guarantee:
         """The weaker guarantee of the two sinks."""
-        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
-        return min((lane.guarantee for lane in lanes), key=_GUARANTEES.index)
+        return min((lane.guarantee for lane in self._lanes), key=_GUARANTEES.index)
 
     @property
     def gathers(self) -> bool:
@@ -228,9 +228,7 @@ class Delivery:
 
     async def tick(self) -> None:
         """Call at least every second. If the target is away, the next tick tries again."""
-        for lane in (self._primary, self._fallback):
-            if lane is None:
-                continue
+        for lane in self._lanes:
             try:
                 await lane.tick()
             except RetryLaterError as error:
@@ -238,14 +236,12 @@ class Delivery:
 
     def _durable(self) -> Position | None:
         """The position that both sinks certainly have reached; None if neither lags behind the accepted records."""
-        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
-        known = [lane.durable for lane in lanes]
+        known = [lane.durable for lane in self._lanes]
         return min((position for position in known if position is not None), default=None)
 
     def _in_progress(self) -> Position | None:
         """The same for the position that they will reach by themselves."""
-        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
-        known = [lane.in_progress if isinstance(lane, FinishingLane) else lane.durable for lane in lanes]
+        known = [lane.in_progress if isinstance(lane, FinishingLane) else lane.durable for lane in self._lanes]
         return min((position for position in known if position is not None), default=None)
 
     def _remember(self, write: _Write) -> None:
@@ -438,10 +434,6 @@ class Delivery:
         frames of the traceback."""
         detail = failure.detail if self._naming.values or not failure.shows_value else ""
         return detail, "\n".join(shortened(detail)) if raised(detail) else detail
-
-    @property
-    def _stop_code(self) -> Code:
-        return codes.SINK_FUNCTION_FAILED if issubclass(self._stop_error, UdfError) else codes.SINK_REFUSED
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         attempt = 0

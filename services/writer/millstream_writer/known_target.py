@@ -42,5 +42,4 @@ class KnownTarget:
 
 def _digest(*names: str) -> int:
     """A number of 64 bits, which is not 0."""
-    joined = "\0".join(names).encode()
-    return int.from_bytes(blake2b(joined, digest_size=8).digest()) or 1
+    return int.from_bytes(blake2b("\0".join(names).encode(), digest_size=8).digest()) or 1

@@ -96,66 +96,44 @@ class Router:
         self._routes = tuple(routes)
         self._dead_letter = tuple(dead_letter)
         self._late = tuple(late)
+        every = (*routes, *dead_letter, *late)
         self._buffers = {
             (route.edge, partition): BufferId(route.edge, partition)
-            for route in self._all
+            for route in every
             for partition in range(route.partitions)
         }
-        self._joined_whole = {route.edge for route in self._all} - {
+        self._joined_whole = {route.edge for route in every} - {
             route.edge
-            for route in self._all
+            for route in every
             if route.discard_when_full or route.piece.records < FRAME_RECORDS_MAX or not is_compiled()
         }
         self._packs = {
             route.edge: FrameLimits(min(PACK_RECORDS_MAX, route.piece.records), min(PACK_BYTES_MAX, route.piece.size))
-            for route in self._all
+            for route in every
             if not route.discard_when_full
         }
-        self._discarding = frozenset(route.edge for route in self._all if route.discard_when_full)
+        self._discarding = frozenset(route.edge for route in every if route.discard_when_full)
         self._next_partition = 0
         self.needs_tags = any(route.condition is not None for route in routes)
-
-    @property
-    def _all(self) -> Sequence[Route]:
-        return (*self._routes, *self._dead_letter, *self._late)
-
-    @property
-    def buffers(self) -> Sequence[BufferId]:
-        """All buffers that this vertex writes to, also those that share frames with others."""
-        return tuple(
+        self.buffers: Sequence[BufferId] = tuple(
             BufferId(edge, partition)
-            for route in self._all
+            for route in every
             for edge in (route.edge, *route.also)
             for partition in range(route.partitions)
         )
-
-    @property
-    def copies_max(self) -> int:
+        """All buffers that this vertex writes to, also those that share frames with others."""
+        self.copies_max = len(routes) + len(dead_letter)
         """Frames that one record may be stored in."""
-        return len(self._routes) + len(self._dead_letter)
-
-    @property
-    def has_dead_letter(self) -> bool:
-        return bool(self._dead_letter)
-
-    @property
-    def takes_arrow(self) -> bool:
+        self.has_dead_letter = bool(dead_letter)
+        self.takes_arrow = bool(routes) and all(route.takes_arrow for route in routes)
         """Whether the readers of all edges for outputs take frames with Arrow columns in place of values."""
-        return bool(self._routes) and all(route.takes_arrow for route in self._routes)
-
-    @property
-    def piece(self) -> FrameLimits:
-        """Maximum input that a lane should process at once, so that no buffer gets more than its maximum."""
-        pieces = [route.piece for route in self._all]
-        return FrameLimits(
-            min((piece.records for piece in pieces), default=_ANY.records),
-            min((piece.size for piece in pieces), default=_ANY.size),
+        self.piece = FrameLimits(
+            min((route.piece.records for route in every), default=_ANY.records),
+            min((route.piece.size for route in every), default=_ANY.size),
         )
-
-    @property
-    def keeping_edges(self) -> Sequence[str]:
+        """Maximum input that a lane should process at once, so that no buffer gets more than its maximum."""
+        self.keeping_edges = [route.edge for route in every if route.keeps]
         """Edges whose buffers may be full of records that were already read."""
-        return [route.edge for route in self._all if route.keeps]
 
     def joins_below(self, buffer: BufferId) -> int:
         """Number of records in a frame below which a commit joins it with its neighbours in a buffer.
@@ -175,11 +153,9 @@ class Router:
 
     def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> RoutedFrames:
         """Route `frame`. `tags` is None if no record has any."""
-        routed = RoutedFrames()
         if not self.needs_tags:
-            for route in self._routes:
-                self._spread(route, frame, routed, limits)
-            return routed
+            return self._to_all(self._routes, frame, limits)
+        routed = RoutedFrames()
         sets = (
             [frozenset(record_tags) for record_tags in tags]
             if tags is not None
@@ -203,19 +179,19 @@ class Router:
 
     def route_dead_letter(self, frame: Frame) -> RoutedFrames:
         """Send records that could not be processed to the dead-letter edges."""
-        routed = RoutedFrames()
-        for route in self._dead_letter:
-            self._spread(route, frame, routed)
-        return routed
+        return self._to_all(self._dead_letter, frame)
 
     def route_late(self, frame: Frame) -> RoutedFrames:
         """Send records that came too late for their windows to the late edges."""
+        return self._to_all(self._late, frame)
+
+    def _to_all(self, routes: Sequence[Route], frame: Frame, limits: FrameLimits = _USUAL) -> RoutedFrames:
         routed = RoutedFrames()
-        for route in self._late:
-            self._spread(route, frame, routed)
+        for route in routes:
+            self._spread(route, frame, routed, limits)
         return routed
 
-    def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits = _USUAL) -> None:
+    def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits) -> None:
         if route.partitions == 1:
             routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame, limits))
             return

@@ -15,8 +15,7 @@ from millstream.plan.placement import replicas_of
 from millstream.plan.plan import plan_of
 from millstream.record import BufferId, LaneId
 from millstream.spec.connectors import GuaranteeId
-from millstream.spec.graph import Graph
-from millstream.spec.guarantees import guarantees_of
+from millstream.spec.graph import Graph, guarantees_of
 from millstream.spec.models import Pipeline
 from millstream.spec.problems import SpecError
 from tests.unit.spec.strategies import pipelines

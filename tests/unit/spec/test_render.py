@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from millstream.spec.connectors import GuaranteeId
-from millstream.spec.guarantees import guarantees_of
+from millstream.spec.graph import guarantees_of
 from millstream.spec.loading import load
 from millstream.spec.models import Pipeline
 from millstream.spec.render import to_mermaid, to_text

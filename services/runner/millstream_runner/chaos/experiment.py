@@ -33,8 +33,7 @@ from millstream.errors import DamageError, InfrastructureError, MillstreamError,
 from millstream.files import make_private_directories, write_private
 from millstream.spec.buffers import DEFAULT, TECHNOLOGIES
 from millstream.spec.checks import local_problems
-from millstream.spec.graph import Graph
-from millstream.spec.guarantees import guarantees_of
+from millstream.spec.graph import Graph, guarantees_of
 from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 from millstream.wire.certificates import make_certificate

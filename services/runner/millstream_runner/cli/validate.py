@@ -18,7 +18,7 @@ from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
-from millstream.spec.guarantees import guarantees_of, promises
+from millstream.spec.graph import guarantees_of, promises
 from millstream.spec.loading import FileError, LoadedPipeline, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
