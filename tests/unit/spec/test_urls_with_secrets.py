@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -46,6 +47,7 @@ def models() -> Iterator[type[SpecModel]]:
             open_ += get_args(kind)
 
 
+@cache
 def addresses() -> dict[str, Any]:
     """Fields that name a server, each with its type."""
     return {
