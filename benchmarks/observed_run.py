@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from millstream import codes
-from millstream.buffers.jetstream.raw_limit import measure_raw_limit
+from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
@@ -270,8 +270,8 @@ def disk_bytes(root: Path) -> int:
 
 async def raw_limit(directory: Path, record_bytes: int) -> float:
     """Records per second that a broker alone stores on this machine, now."""
-    return await measure_raw_limit(
-        directory / "raw", records=RAW_BYTES // record_bytes, record_bytes=record_bytes, sync_always=True
+    return await TECHNOLOGY.raw_limit(
+        directory / "raw", records=RAW_BYTES // record_bytes, record_bytes=record_bytes, fsync=True
     )
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.limits import HUNG_AFTER_S, SILENCE_REPORTED_AFTER_S, START_TIMEOUT_S
 from millstream.lines import LineSplitter
 from millstream.pauses import until_next
@@ -113,12 +113,10 @@ class Health:
         not answered. If the system reports a process as stopped, it is hung after `HUNG_AFTER_S`, or after its patience
         if that is shorter.
         """
-        async with open_tasks() as tasks:
-            asking = tasks.create_task(self._keep_asking(ask), name=f"questions to process {self._pid}")
+        async with beside(self._keep_asking(ask), f"questions to process {self._pid}"):
             while not self.hung:  # silence is not an event
                 await asyncio.sleep(until_next(LOOK_INTERVAL_S))
                 self._look(time.monotonic())
-            asking.cancel()
 
     async def _keep_asking(self, ask: Callable[[], Awaitable[object]]) -> None:
         while True:

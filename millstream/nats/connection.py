@@ -21,7 +21,6 @@ from typing import Any
 from urllib.parse import ParseResult
 
 from millstream import codes, limits
-from millstream.cancellation import Cancellations
 from millstream.errors import InfrastructureError
 from millstream.json_parser import parse_json
 from millstream.nats.access import BrokerAccess
@@ -147,7 +146,7 @@ class BrokerConnection:
     async def open(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s) as self._opening:
-                cancellations = self._transport.opening = Cancellations()
+                cancellations = self._transport.opening = _Cancellations()
                 await self.client.connect(
                     self._access.servers,
                     name=self._name,
@@ -179,7 +178,7 @@ class BrokerConnection:
         self._up.set()
 
     async def close(self) -> None:
-        cancellations = Cancellations()
+        cancellations = _Cancellations()
         self._closing = True
         self._fail_answers()
         # `asyncio.wait_for` loses a cancellation that arrives just as an attempt fails, and the client continues.
@@ -259,7 +258,7 @@ class BrokerConnection:
         """Wait until the server has processed everything that was sent. Raises what the client raises, and
         `NotPermittedError`."""
         async with asyncio.timeout(timeout_s):
-            cancellations = Cancellations()
+            cancellations = _Cancellations()
             await self.client.flush(max(1, round(timeout_s)))
             cancellations.check()
         await self.connected()
@@ -393,6 +392,25 @@ class BrokerConnection:
             answer.exception()
 
 
+class _Cancellations:
+    """Cancellations of the current task since this was created, including those that the client swallows.
+
+    In Python 3.11, `asyncio.wait_for` returns a result that arrives at the same moment as a cancellation, and the
+    cancellation is lost: the task continues, and the timeout that cancelled it does not end it.
+    """
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "created by a coroutine"
+        self._task = task
+        self._before = task.cancelling()
+
+    def check(self) -> None:
+        """Raise `CancelledError` if there was one."""
+        if self._task.cancelling() > self._before:
+            raise asyncio.CancelledError
+
+
 class _AbortingTransport(TcpTransport):
     """A TCP connection whose `close` has a time limit, and which is closed before it is replaced."""
 
@@ -400,7 +418,7 @@ class _AbortingTransport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
         self.at_once: AtOnce = nothing_at_once
         """Gets what arrives, before the task that reads it."""
-        self.opening: Cancellations | None = None
+        self.opening: _Cancellations | None = None
         """Of the task that opens the connection, until it is open."""
         self._must_encrypt = encrypted
         self._encrypts = False

@@ -17,12 +17,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from millstream.nats.client import Msg, Subscription, nats_errors
 from millstream.nats.connection import AnswerLostError, BrokerConnection
-from millstream.nats.deliveries import MessageOrigin, origin_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +39,29 @@ one."""
 _NANOSECONDS = 1_000_000_000
 _HEARTBEAT, _EXPIRED, _LIMIT_REACHED = "100", "408", "409"
 """Statuses of a pull."""
+
+
+class MessageOrigin(NamedTuple):
+    """Where a message comes from."""
+
+    consumer: str
+    sequence: int
+    """Sequence in the stream."""
+    delivered: int
+    """How many messages the consumer has delivered, including this one."""
+    time_ns: int
+    """When the message was stored."""
+    waiting: int
+    """How many messages the consumer has still to deliver."""
+
+
+def origin_of(reply: str) -> MessageOrigin:
+    """ "$JS.ACK.<stream>.<consumer>.<count>.<stream sequence>.<delivery>.<time>.<waiting>", or with <domain>.<account>
+    before the stream and a random token at the end."""
+    tokens = reply.split(".")
+    first = 3 if len(tokens) == 9 else 5
+    sequence, delivered, time_ns, waiting = (int(token) for token in tokens[first + 2 : first + 6])
+    return MessageOrigin(tokens[first], sequence, delivered, time_ns, waiting)
 
 
 class PullConsumer:

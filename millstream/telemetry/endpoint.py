@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from millstream import codes
-from millstream.background import open_tasks
+from millstream.background import beside, open_tasks
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError
 from millstream.limits import METRICS_CLIENT_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX
@@ -67,12 +67,10 @@ async def open_endpoint(
     probes = Probes(paths, limits, refusals)
     with listener:
         listener.setblocking(False)
-        async with open_tasks() as tasks:
-            accepting = Accepting(listener, limits, Connections(limits), refusals, probes.connection)
-            task = tasks.create_task(accepting.run(tasks), name=f"accept metrics on port {port}")
+        accepting = Accepting(listener, limits, Connections(limits), refusals, probes.connection)
+        async with open_tasks() as tasks, beside(accepting.run(tasks), f"accept metrics on port {port}"):
             try:
                 yield
             finally:
-                task.cancel()
                 accepting.stop()
                 probes.close()

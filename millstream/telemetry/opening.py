@@ -27,7 +27,6 @@ from millstream.endpoints import names_a_user
 from millstream.errors import UserError
 from millstream.importing import importing
 from millstream.statistics import LaneReport, VertexStatistics
-from millstream.telemetry.loop_lag import measure_loop_lag
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 _METRIC_INTERVAL_MS = 60_000.0
 """Default of OTEL_METRIC_EXPORT_INTERVAL in OpenTelemetry's specification."""
+LOOP_LAG_INTERVAL_S = 0.5
+"""Time between two samples of the event loop's lag: each wakes up the process, and counts for every replica in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,24 @@ def _metering(
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
     return _Metering(provider, metrics, prometheus, otlp, open_endpoint)
+
+
+async def measure_loop_lag(observe: Callable[[float], None], clock: Clock) -> None:
+    """Measures how late the event loop of this process is: how long a task that is ready waits for its turn.
+
+    Passes the lag in seconds to `observe`, for every `LOOP_LAG_INTERVAL_S` of time, until cancelled. Replicas that
+    share a worker share its loop, so a replica that keeps the loop busy delays the others.
+
+    While the loop is blocked, no samples are taken. So a long lag is followed by the samples that are missing: two
+    seconds without a turn count as four samples, as they would for four events that became ready in that time.
+    """
+    while True:
+        due_s = clock.monotonic_s() + LOOP_LAG_INTERVAL_S
+        await asyncio.sleep(LOOP_LAG_INTERVAL_S)
+        lag_s = max(0.0, clock.monotonic_s() - due_s)
+        observe(lag_s)
+        while (lag_s := lag_s - LOOP_LAG_INTERVAL_S) > 0:
+            observe(lag_s)
 
 
 @asynccontextmanager

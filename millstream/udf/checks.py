@@ -24,7 +24,7 @@ from millstream.limits import (
 )
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
 from millstream_udf import columns
-from millstream_udf.fields import read_varint
+from millstream_udf.fields import FIXED_BYTES, read_varint
 
 MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
 SINK_RESULTS = MAP_RESULTS | {Result.FALLBACK}
@@ -184,11 +184,8 @@ def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
             position += length
         elif kind == 0:
             _, position = read_varint(data, position)
-        elif kind in _FIXED_BYTES:
-            position += _FIXED_BYTES[kind]
+        elif kind in FIXED_BYTES:
+            position += FIXED_BYTES[kind]
         else:
             raise ValueError(f"a field has the type {kind}")
     return left
-
-
-_FIXED_BYTES = {1: 8, 5: 4}

@@ -57,14 +57,12 @@ class CoalescingPublisher:
         *,
         interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
         little_s: float = limits.OT_LITTLE_INTERVAL_S,
-        retry_s: float = limits.OT_RETRY_INTERVAL_S,
     ) -> None:
         self._put = put
         self._statistics = statistics
         self._tasks = tasks
         self._interval_s = interval_s
         self._little_s = little_s
-        self._retry_s = retry_s
         self._slots: dict[str, _Slot] = {}
         self._running: list[asyncio.Task[None]] = []
         self._closed = False
@@ -130,7 +128,7 @@ class CoalescingPublisher:
                 self._note_failure(slot, error)
                 slot.waiting.set()
                 slot.soon.set()
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(limits.OT_RETRY_INTERVAL_S)
                 continue
             self._statistics.published += 1
             self._statistics.last_error = ""

@@ -27,6 +27,7 @@ from uuid import uuid4
 
 from millstream import codes, limits
 from millstream.buffers.jetstream import durability
+from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.buffers.jetstream.pull import PullReader, opened
 from millstream.buffers.jetstream.references import FramesApart, reference_in, removed, whole
 from millstream.buffers.jetstream.requests import (
@@ -50,7 +51,6 @@ from millstream.buffers.jetstream.requests import (
     until_created,
 )
 from millstream.buffers.jetstream.sending import send_commit
-from millstream.buffers.jetstream.stored_ids import stored_ids
 from millstream.buffers.jetstream.stream_config import (
     LAYOUT,
     LAYOUT_NOW,
@@ -233,10 +233,40 @@ class JetStreamLedger(OpenLedger):
         self._statistics.committed(loop.time() - started_s, len(messages), sum(len(one.data) for one in messages))
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
-    def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
-        return stored_ids(
-            self._connection, self._stream, lane_filter(self._stream, lane), ids_filter(self._stream, lane), self._get
-        )
+    async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
+        connection, stream, ids = self._connection, self._stream, ids_filter(self._stream, lane)
+        last = await self._get({"last_by_subj": ids})
+        newest = await self._get({"last_by_subj": lane_filter(stream, lane)})
+        if last is None or newest is None:
+            return
+        # The takeover was stored a moment ago, and its time is from the same clock as the times of the ids.
+        now_s = _seconds(newest["time"])
+        page: list[tuple[int, StoredIds]] = []
+
+        def take(message: PageMessage) -> None:
+            age_s = now_s - _seconds(message.time)
+            digests = batch.remembered(message.data, stream, f"{message.subject}, sequence {message.sequence}")
+            page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
+
+        after, pauses = 0, tries()
+        while after < int(last["seq"]):
+            await connection.connected()
+            remaining: int | None = None
+            try:
+                remaining = await read_page(connection, stream, ids, after, take)
+            except AnswerLostError as error:
+                # Silence says nothing about what is stored.
+                _log.info("reading %s continues after %d: %s", ids, after, error)
+            for sequence, stored in page:
+                after = sequence
+                yield stored
+            page.clear()
+            if remaining:
+                continue
+            # The last ids may have expired, or the server that answered may not have them yet. The leader knows.
+            if remaining == 0 and await self._get({"seq": after + 1, "next_by_subj": ids}) is None:
+                return
+            await pauses.wait()
 
     def _subject(self, stored: BufferId) -> str:
         return buffer_filter(self._stream, stored)
@@ -607,6 +637,10 @@ class JetStreamBroker:
             if durability.is_of(settings, self._connection.server):
                 return settings, where
             return None, f"{where} is of a different server, {settings.get('server_name')}, from the broker"
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
 
 
 def _as_made(info: Mapping[str, Any]) -> dict[str, Any]:

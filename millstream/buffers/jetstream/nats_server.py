@@ -31,19 +31,18 @@ class NatsServer(SeparateServer[JetStreamServer]):
 def open_nats_server(
     directory: Path,
     *,
-    port: int = 0,
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
     tls: bool = False,
 ) -> AbstractAsyncContextManager[NatsServer]:
-    """A separate server that writes only below `directory` and ends with the context. Port 0: any free port. With
-    `tls`, it has its own certificate and accepts only encrypted connections."""
+    """A separate server that writes only below `directory` and ends with the context. With `tls`, it has its
+    own certificate and accepts only encrypted connections."""
     if tls:
         make_certificate(directory)
     server = JetStreamServer(
         directory,
         durability=DurabilityLevel.FSYNC if sync_always else DurabilityLevel.PROCESS,
-        port=port or None,
+        port=None,
         file_store_bytes_max=file_store_bytes_max,
     )
     return started(NatsServer(directory, server, "NATS server"))

@@ -32,8 +32,7 @@ from millstream.ledger.protocol import LedgerStatistics, StoredFrame
 from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
 from millstream.nats.client import Msg
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
-from millstream.nats.deliveries import MessageOrigin
-from millstream.nats.pulling import EXPIRES_MIN_S, HEARTBEAT_S, PullConsumer
+from millstream.nats.pulling import EXPIRES_MIN_S, HEARTBEAT_S, MessageOrigin, PullConsumer
 from millstream.pauses import Pauses, until_next
 
 _log = logging.getLogger(__name__)

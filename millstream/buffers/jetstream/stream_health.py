@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from millstream.buffers.jetstream.server_config import HEALTH_SUBJECT
@@ -36,29 +37,25 @@ async def ask_for_streams(port: int, access: BrokerAccess) -> Sequence[str] | No
     or if it closes the connection."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return None
-    try:
-        # The server sends INFO first, then the answers, each after a line of its own.
-        if access.tls is not None:
-            await reader.readline()
-            await writer.start_tls(access.tls, server_hostname="127.0.0.1")
-        who = {"user": access.user, "pass": access.password}
-        commands = [f"CONNECT {json.dumps({'verbose': False, 'name': 'millstream health', **who})}"]
-        for number, (subject, payload) in _QUESTIONS.items():
-            inbox = f"{_INBOX}.{number.decode()}"
-            commands += [f"SUB {inbox} {number.decode()}", f"PUB {subject} {inbox} {len(payload)}", payload]
-        writer.write("".join(f"{command}\r\n" for command in commands).encode())
-        answers: dict[bytes, bytes] = {}
-        while len(answers) < len(_QUESTIONS) and (line := await reader.readline()):
-            if line.startswith(b"MSG "):
-                _, _, number_of_answer, *_, size = line.split()
-                answers[number_of_answer] = await reader.readexactly(int(size))
-        return failed_writes(answers[_WRITES]) if len(answers) == len(_QUESTIONS) else None
+        with closing(writer):
+            # The server sends INFO first, then the answers, each after a line of its own.
+            if access.tls is not None:
+                await reader.readline()
+                await writer.start_tls(access.tls, server_hostname="127.0.0.1")
+            who = {"user": access.user, "pass": access.password}
+            commands = [f"CONNECT {json.dumps({'verbose': False, 'name': 'millstream health', **who})}"]
+            for number, (subject, payload) in _QUESTIONS.items():
+                inbox = f"{_INBOX}.{number.decode()}"
+                commands += [f"SUB {inbox} {number.decode()}", f"PUB {subject} {inbox} {len(payload)}", payload]
+            writer.write("".join(f"{command}\r\n" for command in commands).encode())
+            answers: dict[bytes, bytes] = {}
+            while len(answers) < len(_QUESTIONS) and (line := await reader.readline()):
+                if line.startswith(b"MSG "):
+                    _, _, number_of_answer, *_, size = line.split()
+                    answers[number_of_answer] = await reader.readexactly(int(size))
+            return failed_writes(answers[_WRITES]) if len(answers) == len(_QUESTIONS) else None
     except (OSError, ValueError, EOFError):
         return None
-    finally:
-        writer.close()
 
 
 def failed_writes(answer: bytes) -> Sequence[str]:

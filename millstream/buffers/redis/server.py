@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import closing
 
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.server_config import find_redis_server, server_config
@@ -60,19 +61,15 @@ class RedisServerOfRun(LocalServer):
 async def answers_ping(port: int, access: RedisAccess) -> bool:
     """True when the server has answered, however long that took; False if there is no server, if it closes the
     connection, or if it is still loading its data."""
+    who = [access.password or ""] if access.user is None else [access.user, access.password or ""]
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    try:
-        who = [access.password or ""] if access.user is None else [access.user, access.password or ""]
-        writer.write(_command("AUTH", *who) + _command("PING"))
-        await reader.readline()
-        return await reader.readline() == _PONG
+        with closing(writer):
+            writer.write(_command("AUTH", *who) + _command("PING"))
+            await reader.readline()
+            return await reader.readline() == _PONG
     except (OSError, ValueError):
         return False
-    finally:
-        writer.close()
 
 
 def _command(*words: str) -> bytes:

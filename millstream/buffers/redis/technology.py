@@ -5,18 +5,20 @@ Above it: the registry. Below it: everything else in this folder.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from millstream.buffers.raw_limit import records_per_s
 from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.access_file import files_of, load_access
 from millstream.buffers.redis.connection import RedisConnection, open_connection
 from millstream.buffers.redis.durability import check_server
 from millstream.buffers.redis.ledger import RedisBroker
 from millstream.buffers.redis.ot_store import open_redis_ot_stores
-from millstream.buffers.redis.raw_limit import measure_raw_limit
+from millstream.buffers.redis.redis_server import open_redis_server
 from millstream.buffers.redis.repairs import RedisRepairs
 from millstream.buffers.redis.server import RedisServerOfRun
 from millstream.buffers.technology import OpenBuffer, Technology
@@ -61,7 +63,18 @@ class Redis(Technology):
         return RedisServerOfRun(directory, durability=durability, port=port)
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
-        return await measure_raw_limit(directory, records=records, record_bytes=record_bytes, fsync=fsync)
+        """Records per second, measured with transactions that add frames to a stream."""
+        async with open_redis_server(directory, fsync=fsync) as server, open_connection(server.access) as connection:
+            return await records_per_s(records, record_bytes, partial(_write_raw, connection))
+
+
+async def _write_raw(connection: RedisConnection, frame: bytes, per_commit: int, left: Iterator[int]) -> None:
+    for _ in left:
+        async with connection.client.pipeline(transaction=True) as transaction:
+            for _ in range(per_commit):
+                # The length of the stream is limited, like that of a buffer that is read and trimmed.
+                transaction.xadd("raw", {"d": frame}, maxlen=256, approximate=True)
+            await transaction.execute()
 
 
 TECHNOLOGY = Redis()

@@ -1,12 +1,23 @@
 """How a user's function is defined: inspected once, when it is loaded, so that nothing is decided per record.
 
-Above it: the loader, and tests of functions. Below it: `definition` (what is found out) and the definition of
-reduce functions, which have parameters of their own. It does not run anything.
+Above it: the loader, and tests of functions. Below it: `definition` (what is found out). It does not run anything.
+
+Reduce functions have parameters of their own:
+
+ 1. Parameters called `keys`, `window` and `context` (or annotated `Window`, `Context`) get these, in whatever order,
+    and the one that is left gets the records.
+ 2. More than one is left: they are, in this order, keys, records, window.
+ 3. The records are a `Table` with `arrow=True`, a `DataFrame` with `pandas=True`; otherwise an iterable: of values,
+    when the parameter is called `values` or its annotation says bytes or another type of values, and of `Record`s when
+    not.
+ 4. A class with `process` is instantiated once per process, and `process` is the function; one with `add` and
+    `result` is instantiated once per group. Its constructor may take keys, window and context, by these names.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -22,6 +33,7 @@ from millstream_udf.definition import (
     Definition,
     Flavour,
     Options,
+    ReduceShape,
     Takes,
     check_schema,
     flavour_of,
@@ -46,9 +58,7 @@ def define(target: Any, name: str) -> Definition:
         _check_source(target, name)
         return definition
     if REDUCE in options.kinds:
-        from millstream_udf.reduce_definition import shaped
-
-        return shaped(definition)
+        return _reduce_function(definition)
     if SINK in options.kinds and _keeps(target):
         return _position_sink(definition)
     function, skip = target, 0
@@ -192,3 +202,117 @@ def _check_source(target: Any, name: str) -> None:
         function = getattr(target, method, None)
         if function is not None and not inspect.iscoroutinefunction(function):
             raise TypeError(f"{name}.{method} must be async: async def {method}(...)")
+
+
+_GIVEN = ("keys", "window", "context")
+"""What a parameter of this name gets."""
+_BY_PLACE = ("keys", "records", "window")
+"""What parameters with other names get."""
+
+
+def _reduce_function(definition: Definition) -> Definition:
+    """The definition of a reduce function. Raises `TypeError` with what to change."""
+    target, name = definition.target, definition.name
+    check_schema(definition, COLUMNS)
+    if not inspect.isclass(target):
+        if not callable(target):
+            raise TypeError(f"{name} is not a function but {type(target).__name__}")
+        return _of_groups(definition, target, 0)
+    process = getattr(target, "process", None)
+    if callable(process):
+        return _of_groups(definition, process, 1)
+    for method in ("add", "result"):
+        if not callable(getattr(target, method, None)):
+            raise TypeError(
+                f"class {name} needs the methods add(self, record) and result(self), with one instance for each "
+                "group, or the method process(self, keys, records, window)"
+            )
+    return _per_group(definition)
+
+
+def _of_groups(definition: Definition, function: Any, skip: int) -> Definition:
+    parameters = _reduce_parameters(function, definition.name)[skip:]
+    roles = [_role(parameter) for parameter in parameters]
+    if roles.count(None) > 1:
+        free = iter(role for role in _BY_PLACE if role not in roles)
+        roles = [role if role is not None else next(free, None) for role in roles]
+    else:
+        roles = ["records" if role is None else role for role in roles]
+    if None in roles or "records" not in roles or len(set(roles)) != len(roles):
+        raise TypeError(
+            f"{definition.name} takes {_listed(parameters)}; a reduce function takes the records, and optionally "
+            "keys, window and context, by these names: def process(keys, records, window)"
+        )
+    flavour = flavour_of(function)
+    arguments = tuple(role for role in roles if role is not None)
+    hints = hints_of(function)
+    definition = _taking(definition, parameters[arguments.index("records")], hints, many=True)
+    definition = replace(definition, flavour=flavour, reduce=ReduceShape(arguments), gives=gives_of(definition, hints))
+    return _checked(definition)
+
+
+def _per_group(definition: Definition) -> Definition:
+    target = definition.target
+    made_with = [] if target.__init__ is object.__init__ else _reduce_parameters(target.__init__, definition.name)[1:]
+    roles = [_role(parameter) for parameter in made_with]
+    if None in roles:
+        raise TypeError(
+            f"{definition.name}.__init__ takes {_listed(made_with)}; an instance is created for each group, with "
+            "keys, window and context if its parameters have these names"
+        )
+    added = _reduce_parameters(target.add, definition.name)[1:]
+    if len(added) != 1:
+        raise TypeError(f"{definition.name}.add takes {_listed(added)}; it must take one record: add(self, record)")
+    if len(_reduce_parameters(target.result, definition.name)) != 1:
+        raise TypeError(f"{definition.name}.result must take no arguments: result(self)")
+    flavour, adding = flavour_of(target.result), flavour_of(target.add)
+    if adding in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+        raise TypeError(f"{definition.name}.add yields, but results must come from result(self)")
+    if adding is Flavour.ASYNC and flavour in (Flavour.SYNC, Flavour.GENERATOR):
+        raise TypeError(f"{definition.name}.add is async, so result must be: async def result(self)")
+    shape = ReduceShape(
+        tuple(role for role in roles if role is not None), per_group=True, add_is_async=adding is Flavour.ASYNC
+    )
+    definition = _taking(definition, added[0], hints_of(target.add), many=False)
+    return _checked(
+        replace(definition, flavour=flavour, reduce=shape, gives=gives_of(definition, hints_of(target.result)))
+    )
+
+
+def _checked(definition: Definition) -> Definition:
+    if definition.options.concurrency is not None and not definition.is_async:
+        raise TypeError(f"{definition.name} is not async: concurrency=n is for async functions")
+    return definition
+
+
+def _role(parameter: inspect.Parameter) -> str | None:
+    if parameter.name in _GIVEN:
+        return parameter.name
+    text = str(parameter.annotation)
+    for name, role in (("Window", "window"), ("Context", "context")):
+        if text.rpartition(".")[2].strip("'\"> ") == name:
+            return role
+    return None
+
+
+def _taking(
+    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
+) -> Definition:
+    """The definition with the type of the records' parameter; `many`: it gets all records."""
+    if definition.options.arrow:
+        return replace(definition, takes=Takes.ARROW)
+    if definition.options.pandas:
+        return replace(definition, takes=Takes.FRAME)
+    by_name = parameter.name not in ("value", "values")
+    whole, decode = takes_of(definition, parameter, hints, many=many, unless_said=by_name)
+    return replace(definition, takes=Takes.RECORD if whole else Takes.VALUE, decode=decode)
+
+
+def _reduce_parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    """Parameters that need an argument."""
+    # A parameter with a default belongs to the author, unless it has one of our names.
+    return [p for p in positional_parameters(function, name) if p.default is p.empty or p.name in _GIVEN]
+
+
+def _listed(parameters: list[inspect.Parameter]) -> str:
+    return f"({', '.join(parameter.name for parameter in parameters)})"

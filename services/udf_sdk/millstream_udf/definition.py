@@ -12,7 +12,7 @@ Cases, for a function with parameters p1 and maybe p2:
  4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, `list[T]`, or by the name `values`).
  5. `arrow=True`: p1 is a pyarrow.RecordBatch.
 
-Reduce functions have parameters of their own: see `reduce_definition`.
+Reduce functions have parameters of their own: see `defining`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ _FIELDS_MAX = 64
 """More fields than this are left to protobuf, which takes less time for each."""
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+"""Bytes of a field, by how it is encoded."""
 _VARINT_BYTES_MAX = 10
 _HEAD_BYTES_MAX = 5
 """Of a tag, and of a length."""
@@ -130,8 +131,8 @@ def _fields(message: memoryview) -> Iterator[_Field]:
             end = at + length
         elif kind == _VARINT:
             _, end = read_varint(message, at)
-        elif kind in _FIXED_BYTES:
-            end = at + _FIXED_BYTES[kind]
+        elif kind in FIXED_BYTES:
+            end = at + FIXED_BYTES[kind]
         else:
             raise _UndecidedError
         if end > size:

@@ -1,6 +1,6 @@
 """Interprets the annotations of a function: the type of its first parameter, and whether its results can be sent.
 
-Above it: `definition` and `reduce_definition`. Below it: `typed_values`. This happens once, when a function is loaded.
+Above it: `definition` and `defining`. Below it: `typed_values`. This happens once, when a function is loaded.
 An annotation without information (`Any`, or none) is accepted; an impossible one is an error.
 """
 

@@ -28,7 +28,7 @@ from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate
 from millstream_udf.failures import FAILURES, describe, failure, summary
-from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
+from millstream_udf.groups import Chunk, Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
 from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
@@ -91,6 +91,8 @@ class ReduceFunction:
         self._name = name
         self._shape = definition.reduce
         self._values = definition.takes is Takes.VALUE
+        self._one_by_one = definition.takes in (Takes.VALUE, Takes.RECORD)
+        """Whether it gets values or records, and no tables."""
         self._decode = definition.decode
         self._encode = definition.encode
 
@@ -186,13 +188,10 @@ class ReduceFunction:
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             for chunk in feed:
-                if self._values or self.definition.takes is Takes.RECORD:
-                    deque(map(instance.add, items_of(chunk, group, values=self._values, decode=self._decode)), maxlen=0)
-                else:
-                    instance.add(self._table_of(self._tables.batch(chunk)))
+                deque(map(instance.add, self._items(chunk, group)), maxlen=0)
             yield from _outputs(instance.result(), self._encode)
             return
-        if self._values or self.definition.takes is Takes.RECORD:
+        if self._one_by_one:
             records: Any = Records(group, feed, values=self._values, decode=self._decode)
         else:
             records = self._table_of(self._tables.table([self._tables.batch(chunk) for chunk in feed]))
@@ -204,18 +203,14 @@ class ReduceFunction:
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             async for chunk in feed:
-                if self._values or self.definition.takes is Takes.RECORD:
-                    items: Iterable[Any] = items_of(chunk, group, values=self._values, decode=self._decode)
-                else:
-                    items = (self._table_of(self._tables.batch(chunk)),)
-                for item in items:
+                for item in self._items(chunk, group):
                     if self._shape.add_is_async:
                         await instance.add(item)
                     else:
                         instance.add(item)
             returned = instance.result()
         else:
-            if self._values or self.definition.takes is Takes.RECORD:
+            if self._one_by_one:
                 given["records"] = Records(group, feed, values=self._values, decode=self._decode)
             else:
                 batches = [self._tables.batch(chunk) async for chunk in feed]
@@ -234,6 +229,12 @@ class ReduceFunction:
                 return [result async for result in self._results_async(group, feed, context)]
             except FAILURES as error:
                 return failure(error)
+
+    def _items(self, chunk: Chunk, group: Group) -> Iterable[Any]:
+        """What an instance for the group gets of a chunk: its values or records, or one table."""
+        if self._one_by_one:
+            return items_of(chunk, group, values=self._values, decode=self._decode)
+        return (self._table_of(self._tables.batch(chunk)),)
 
     def _table_of(self, table: Any) -> Any:
         return table.to_pandas() if self.definition.takes is Takes.FRAME else table

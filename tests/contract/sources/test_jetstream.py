@@ -237,7 +237,7 @@ async def test_over_tls(tmp_path: Path) -> None:
     async with open_outside_nats(tmp_path / "nats", tls=True) as nats:
         await nats.create("orders")
         await fill(nats, 1, 3)
-        certificate = tmp_path / "nats" / "tls" / "server.pem"
+        certificate = tmp_path / "nats" / "server.pem"
         settings = spec(nats, tls={"ca": {"file": str(certificate)}}, stopAtEnd=True)
         async with open_lane(settings) as lane:
             assert numbers((await read_to_end(lane))[0]) == [1, 2, 3]

@@ -236,7 +236,7 @@ async def test_no_guarantee_is_held(demand: str) -> None:
 
 async def test_over_tls(tmp_path: Path) -> None:
     async with open_outside_nats(tmp_path / "nats", tls=True) as nats:
-        tls = {"ca": {"file": str(tmp_path / "nats" / "tls" / "server.pem")}}
+        tls = {"ca": {"file": str(tmp_path / "nats" / "server.pem")}}
         async with open_lane(spec(nats, "clicks", tls=tls)) as lane:
             await send(nats, "clicks", 1, 3)
             assert len(await read_until(lane, lambda records: len(records) == 3)) == 3

@@ -24,7 +24,7 @@ import millstream_connectors
 from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
 from millstream.nats.client import Client, header_bytes
-from millstream.nats.deliveries import origin_of
+from millstream.nats.pulling import origin_of
 from millstream_connectors.jetstream.source.lane import JetStreamSourceLane
 from millstream_connectors.kafka.source.runs import RunBatch, runs_of
 from millstream_connectors.postgres.source.pgoutput import Begin, NotPgoutputError, parse

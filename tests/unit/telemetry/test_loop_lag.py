@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream.telemetry.loop_lag import INTERVAL_S, measure_loop_lag
+from millstream.telemetry.opening import LOOP_LAG_INTERVAL_S, measure_loop_lag
 
 
 class Moments:
@@ -30,12 +30,20 @@ class Moments:
 @pytest.mark.parametrize(
     ("woken_s", "expected_s"),
     [
-        (INTERVAL_S, [0.0]),
-        (INTERVAL_S + 0.03, [0.03]),
+        (LOOP_LAG_INTERVAL_S, [0.0]),
+        (LOOP_LAG_INTERVAL_S + 0.03, [0.03]),
         # A timer of the loop is rounded, and may be early by that.
-        (INTERVAL_S - 0.001, [0.0]),
+        (LOOP_LAG_INTERVAL_S - 0.001, [0.0]),
         # What became ready in three and a half intervals without a turn.
-        (4.5 * INTERVAL_S, [3.5 * INTERVAL_S, 2.5 * INTERVAL_S, 1.5 * INTERVAL_S, 0.5 * INTERVAL_S]),
+        (
+            4.5 * LOOP_LAG_INTERVAL_S,
+            [
+                3.5 * LOOP_LAG_INTERVAL_S,
+                2.5 * LOOP_LAG_INTERVAL_S,
+                1.5 * LOOP_LAG_INTERVAL_S,
+                0.5 * LOOP_LAG_INTERVAL_S,
+            ],
+        ),
     ],
 )
 async def test_the_samples_are_those_of_every_interval_of_time(woken_s: float, expected_s: list[float]) -> None:

@@ -18,9 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from millstream import codes
 from millstream.statistics import VertexStatistics
-from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
-from millstream.telemetry.loop_lag import INTERVAL_S
-from millstream.telemetry.metrics import LOOP_LAG, METRICS, MetricKind
+from millstream.telemetry.metrics import (
+    CLOSE_BOUNDS_S,
+    LATENCY_BOUNDS_S,
+    LOOP_LAG,
+    METRICS,
+    PROCESSING_BOUNDS_US,
+    MetricKind,
+)
+from millstream.telemetry.opening import LOOP_LAG_INTERVAL_S
 from tests.support.errors import raises
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import FixedClock, vertex
@@ -65,7 +71,7 @@ async def scrape_with_lag(port: int) -> dict[str, list[tuple[dict[str, str], flo
 async def test_the_lag_of_the_loop_is_told_by_each_replica(free_port: int) -> None:
     async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
         await scrape_with_lag(free_port)
-        held_until_s = time.monotonic() + INTERVAL_S + 0.25
+        held_until_s = time.monotonic() + LOOP_LAG_INTERVAL_S + 0.25
         while time.monotonic() < held_until_s:
             # Nothing else has a turn.
             pass

@@ -29,8 +29,7 @@ from millstream.extract import EPOCH_NS
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
 from millstream.nats.client import Msg, header_bytes
 from millstream.nats.connection import ApiError, BrokerConnection
-from millstream.nats.deliveries import MessageOrigin
-from millstream.nats.pulling import EXPIRES_MIN_S, PullConsumer
+from millstream.nats.pulling import EXPIRES_MIN_S, MessageOrigin, PullConsumer
 from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, looking, translated
 from millstream_connectors.shared.faults import Fault, check_fit
