@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After, Before, Chosen, Tag
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, problem
+from millstream.spec.rules import Before, Chosen, Tag
+from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, form_check, problem
 
 VALUE_BYTES_MAX = 64 * 1024
 """Maximum size of a value in a file. It catches a wrong path to a large file."""
@@ -35,21 +35,7 @@ SECRETS_DIR = "/run/secrets/millstream"
 """Directory in which each Kubernetes Secret is mounted, under its name."""
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SECRET_KEY = re.compile(r"[-_.A-Za-z0-9]{1,253}")
-
-
-def _checked_secret_name(written: str) -> str:
-    if _SECRET_NAME.fullmatch(written) is None:
-        what = f"{written!r} is not the name of a Secret"
-        raise problem(codes.VALUE_MALFORMED, what, "letters a-z, digits, '-' and '.', such as `warehouse`")
-    return written
-
-
-def _checked_secret_key(written: str) -> str:
-    if _SECRET_KEY.fullmatch(written) is None or set(written) == {"."}:
-        what = f"{written!r} is not a key of a Secret"
-        raise problem(codes.VALUE_MALFORMED, what, "letters, digits, '-', '_' and '.', such as `password`")
-    return written
+_SECRET_KEY = re.compile(r"(?!\.+$)[-_.A-Za-z0-9]{1,253}")
 
 
 class SecretKey(SpecModel):
@@ -58,9 +44,13 @@ class SecretKey(SpecModel):
 
     noun = "a key of a Secret"
 
-    name: Annotated[Text, After(_checked_secret_name)]
+    name: Annotated[
+        Text, form_check(_SECRET_NAME, "the name of a Secret", "letters a-z, digits, '-' and '.', such as `warehouse`")
+    ]
     """Name of the Secret."""
-    key: Annotated[Text, After(_checked_secret_key)]
+    key: Annotated[
+        Text, form_check(_SECRET_KEY, "a key of a Secret", "letters, digits, '-', '_' and '.', such as `password`")
+    ]
     """Key in the Secret."""
 
 

@@ -9,7 +9,17 @@ from millstream.limits import MIB
 from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Before
-from millstream.spec.values import Flag, Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
+from millstream.spec.values import (
+    Flag,
+    Quantity,
+    ShapeProblem,
+    SpecModel,
+    at_most_one,
+    conflicts,
+    field,
+    form_check,
+    problem,
+)
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -28,14 +38,9 @@ _OF_FIELDS: Mapping[str, str] = {
 }
 
 
-def _checked_master(written: str) -> str:
-    if _MASTER.fullmatch(written) is None:
-        raise problem(
-            codes.VALUE_MALFORMED,
-            f"{written!r} is not a Spark master",
-            "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
-        )
-    return written
+_MASTER_CHECK = form_check(
+    _MASTER, "a Spark master", "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'"
+)
 
 
 def _checked_remote(written: str) -> str:
@@ -60,7 +65,7 @@ class Spark(SpecModel):
 
     noun = "spark"
 
-    master: Annotated[str, After(_checked_master)] | None = None
+    master: Annotated[str, _MASTER_CHECK] | None = None
     """Where jobs run: `local[N]` (in the driver, N tasks at a time), `spark://host:port`, `k8s://...` or `yarn`.
     Default: in the driver, with as many tasks as processors."""
     remote: Annotated[str, After(_checked_remote)] | None = None
@@ -91,19 +96,26 @@ class Spark(SpecModel):
             yield ShapeProblem(
                 codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with such a small heap", "at least 512Mi"
             )
-        if self.encryption and self.remote is not None:
-            what = "`encryption` is only for a driver that is started here"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, "the settings of the server, and `token`")
-        if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
-            what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
-        if self.token is not None and self.remote is None:
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT,
+        yield from conflicts(
+            (
+                self.encryption and self.remote is not None,
+                ("encryption",),
+                "`encryption` is only for a driver that is started here",
+                "the settings of the server, and `token`",
+            ),
+            (
+                self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf,
+                ("encryption",),
+                f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`",
+                f"`conf: {{{_SECRET}: {{env: NAME}}}}`",
+            ),
+            (
+                self.token is not None and self.remote is None,
                 ("token",),
                 "`token` is only for a Spark Connect server",
                 "`remote: sc://host:port`, or no `token`",
-            )
+            ),
+        )
         for name in self.conf:
             if name in _OF_FIELDS:
                 yield ShapeProblem(

@@ -13,7 +13,17 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import (
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    field,
+    form_check,
+    problem,
+    without_effect,
+)
 from millstream_connectors.shared.starts import EARLIEST, Start
 
 PATTERN = "^"
@@ -43,22 +53,12 @@ def _checked_setting(written: str) -> str:
     return written
 
 
-def _checked_extension(name: str) -> str:
-    if _EXTENSION.fullmatch(name) is None or name == "auth":
-        raise problem(
-            codes.VALUE_MALFORMED, f"{name!r} is not the name of an extension", "letters, such as logicalCluster"
-        )
-    return name
-
-
-def _checked_value(written: str) -> str:
-    if "," in written:
-        # librdkafka would take the rest for another extension.
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the value of an extension", "text without a comma")
-    return written
-
-
-_EXTENSION = re.compile("[A-Za-z]+")
+_Extension = Annotated[
+    Text,
+    form_check(re.compile("(?!auth$)[A-Za-z]+"), "the name of an extension", "letters, such as logicalCluster"),
+]
+# librdkafka would take what follows a comma for another extension.
+_ExtensionValue = Annotated[Text, form_check(re.compile("[^,]*"), "the value of an extension", "text without a comma")]
 _TOKEN_ENDPOINT = address_check(
     "the address of a token endpoint", ("http", "https"), "https://host/path", path=lambda _: True
 )
@@ -102,9 +102,7 @@ class KafkaOauthbearer(SpecModel):
     """Address at which it gets its tokens: `https://host/path`."""
     scope: Text | None = None
     """Scopes to ask for, separated by spaces. Default: none, so the server decides."""
-    extensions: dict[Annotated[Text, After(_checked_extension)], Annotated[Text, After(_checked_value)]] = field(
-        default_factory=dict
-    )
+    extensions: dict[_Extension, _ExtensionValue] = field(default_factory=dict)
     """Extensions for the brokers, such as `logicalCluster` and `identityPoolId` of Confluent Cloud."""
     ca: Secret | None = None
     """Certificates of the authorities that are trusted to sign that of the token endpoint. Default: those of the
@@ -113,9 +111,9 @@ class KafkaOauthbearer(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """An authority only where there is encryption."""
-        if data.get("ca") is not None and str(data.get("tokenEndpointUrl")).startswith("http:"):
-            what = "`ca` has no effect on an `http://` address"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("ca",), what, "`tokenEndpointUrl: https://host/path`")
+        if str(data.get("tokenEndpointUrl")).startswith("http:"):
+            expected = "`tokenEndpointUrl: https://host/path`"
+            yield from without_effect({"ca": data.get("ca")}, "on an `http://` address", expected)
 
 
 class KafkaSasl(SpecModel):

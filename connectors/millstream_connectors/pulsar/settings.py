@@ -13,7 +13,17 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream.spec.values import (
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    exactly_one,
+    field,
+    problem,
+    without_effect,
+)
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
 from millstream_connectors.shared.servers import BasicAuth
 from millstream_connectors.shared.starts import EARLIEST, Start
@@ -89,9 +99,8 @@ class PulsarCluster(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
-        if self.tls is not None and not self.encrypted:
-            what = "`tls` has no effect with pulsar://"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "pulsar+ssl://")
+        if not self.encrypted:
+            yield from without_effect({"tls": self.tls}, "with pulsar://", "pulsar+ssl://")
 
     @property
     def encrypted(self) -> bool:

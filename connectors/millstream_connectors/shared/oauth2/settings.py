@@ -12,7 +12,7 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
+from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, without_effect
 
 
 class Oauth2(SpecModel):
@@ -53,8 +53,8 @@ class Oauth2(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
-        if self.tls is not None and not self.encrypted:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
+        if not self.encrypted:
+            yield from without_effect({"tls": self.tls}, "with http://", "https://")
 
     @property
     def address(self) -> str:
