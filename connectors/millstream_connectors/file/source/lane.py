@@ -19,6 +19,7 @@ from millstream.plurals import counted
 from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
@@ -41,14 +42,11 @@ def bytes_read(file: SourceFile | None) -> int:
 
 def begun(file: SourceFile, damaged: Callable[[str], DamageError]) -> SourceFile:
     """Blocks. The file, at its mark. `damaged`: the error if it is not the file that the mark belongs to."""
-    try:
+    with on_failure(file.close):
         fault = file.fault()
         if fault is not None:
             raise damaged(fault)
         file.begin()
-    except BaseException:
-        file.close()
-        raise
     return file
 
 
