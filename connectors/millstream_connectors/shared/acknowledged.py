@@ -28,11 +28,11 @@ from typing import Any, Protocol
 from uuid import uuid4
 from zlib import crc32
 
-from millstream.background import open_tasks
+from millstream.background import beside, open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
-from millstream_connectors.shared.messages import invalid, size_of
+from millstream_connectors.shared.messages import divided, invalid, size_of
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -272,13 +272,11 @@ class AcknowledgedLane:
 
     async def _tend(self, inbox: AcknowledgedInbox) -> None:
         """Work for the lifetime of this connection."""
-        async with asyncio.TaskGroup() as tasks:
-            receiving = tasks.create_task(self._subscription.receive(inbox), name=f"receive {self._owner.lane}")
+        async with beside(self._subscription.receive(inbox), f"receive {self._owner.lane}"):
             try:
                 await self._hold(inbox)
             except MillstreamError as error:
                 inbox.lose(error)
-            receiving.cancel()
 
     async def _hold(self, inbox: AcknowledgedInbox) -> None:
         """Acknowledge what is committed, and extend leases."""
@@ -340,9 +338,7 @@ class AcknowledgedLane:
 
     def _batch(self, taken: Sequence[AcknowledgedMessage]) -> SourceBatch:
         position = pack_position(self._kind, self._owner.partitions, {"given": self._given})
-        refused = [(message, self._invalid(message)) for message in taken]
-        faults = tuple(fault for _, fault in refused if fault is not None)
-        good = [message for message, fault in refused if fault is None] if faults else taken
+        good, faults = divided(taken, self._invalid)
         if not good:
             return SourceBatch(None, position, invalid=faults)
         if not self._warned_redelivered and any(item.redelivered and not item.record_id for item in good):

@@ -1,6 +1,6 @@
 """The base of lanes that continue from a position of their own kind, and decide by name what they own.
 
-Above it: the lanes of logs and tables on servers. Below it: the form of positions.
+Above it: the lanes of files, logs and tables. Below it: the form of positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class OwnedLane(PositionedLane):
 
     def _owns(self, name: str, number: int = 0) -> bool:
         """Whether this lane reads the partition of that number of what has this name."""
-        return (crc32(name.encode()) + number) % self._owner.partitions == self._owner.lane.partition
+        checksum = crc32(name.encode("utf-8", "surrogateescape"))
+        return (checksum + number) % self._owner.partitions == self._owner.lane.partition
 
     def _unpacked(self, position: bytes) -> dict[str, Any] | None:
         """The body of a position; None for the empty one. Errors: those of `unpack_position`."""

@@ -25,7 +25,7 @@ from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
-from millstream_connectors.shared.messages import invalid, size_of, too_large
+from millstream_connectors.shared.messages import divided, invalid, size_of, too_large
 from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -219,9 +219,7 @@ class ReceivingLane:
         owner = self._owner
         position = pack_position(self._kind, owner.partitions, {"given": self._given, "place": self._place})
         ended = self._inbox.ended and not self._inbox.waiting
-        refused = [(one, self._invalid(one)) for one in taken if one.value is not None]
-        faults = tuple(fault for _, fault in refused if fault is not None)
-        good = [one for one, fault in refused if fault is None]
+        good, faults = divided([one for one in taken if one.value is not None], self._invalid)
         if not good:
             return SourceBatch(None, position, ended, faults)
         frame = build_frame(

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, closing
 from typing import NamedTuple
 
 from millstream import codes
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_FEEDBACK_EVERY_S, POSTGRES_IDLE_BYTES, POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
@@ -540,9 +540,5 @@ async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -
     """The lane at `owner.position`."""
     with closing(PostgresCdcLane(spec, cdc, owner)) as lane:
         await lane.open()
-        async with open_tasks() as tasks:
-            ticking = tasks.create_task(lane.tick(), name=f"slot {owner.lane}")
-            try:
-                yield lane
-            finally:
-                ticking.cancel()
+        async with beside(lane.tick(), f"slot {owner.lane}"):
+            yield lane
