@@ -21,7 +21,7 @@ from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.file.source.table_file import UNREADABLE, unreadable_file
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -131,7 +131,7 @@ class TableReader(ABC, Generic[F]):
         return UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
 
 
-class TableSourceLane(OwnedLane, ABC, Generic[F]):
+class TableSourceLane(PositionedLane, ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(

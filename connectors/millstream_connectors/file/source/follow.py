@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.text_file import FileMark, TextFile, TextFormat, open_text_file
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -50,7 +50,7 @@ class _Followed:
     """Whether its name is gone, or belongs to another file."""
 
 
-class FollowLane(OwnedLane):
+class FollowLane(PositionedLane):
     """One lane of files that grow. See `SourceLane`."""
 
     kind, noun = "follow", "a file source"

@@ -19,7 +19,7 @@ from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -41,7 +41,7 @@ def begun(file: SourceFile, damaged: Callable[[str], DamageError]) -> SourceFile
     return file
 
 
-class FileSourceLane(OwnedLane):
+class FileSourceLane(PositionedLane):
     """One lane of the files that exist when it is opened. See `SourceLane`."""
 
     kind, noun = "file", "a file source"

@@ -28,7 +28,7 @@ from millstream_connectors.file.source.lane import begun, bytes_read
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -39,7 +39,7 @@ _CHANGED = "Put the object back as it was, or start over with --fresh; write new
 _log = logging.getLogger(__name__)
 
 
-class ObjectSourceLane(OwnedLane):
+class ObjectSourceLane(PositionedLane):
     """One lane of objects. See `SourceLane`."""
 
     kind, noun = KIND, "a file source that reads objects"

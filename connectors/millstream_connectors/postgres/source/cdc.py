@@ -51,7 +51,7 @@ from millstream_connectors.postgres.source.snapshot import Key, Snapshot, Snapsh
 from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
 from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.faults import check_fit
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_reader.connector import SourceOwner
@@ -78,7 +78,7 @@ class _Returned(NamedTuple):
     at_s: float
 
 
-class PostgresCdcLane(OwnedLane):
+class PostgresCdcLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     kind = "postgresCdc"
