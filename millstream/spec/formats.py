@@ -11,7 +11,7 @@ from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
-from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.tls import ServerTls, is_open
 from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, field
 
 _READS: Mapping[str, Sequence[Needed]] = {"avro": [Needed("fastavro", "millstream[avro]")]}
@@ -85,8 +85,7 @@ class FormatModel(SpecModel):
         registry = self.registry
         if isinstance(registry.password, str):
             yield (*path, "registry", "password"), secret_in_file("password")
-        host = (urlsplit(registry.url).hostname or "").lower()
-        if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
+        if registry.password is not None and is_open(registry.url):
             what = "the password is sent to the schema registry unencrypted; https:// encrypts it"
             yield (*path, "registry", "url"), what
 

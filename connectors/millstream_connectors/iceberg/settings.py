@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
-from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.tls import is_open
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.lake.settings import EVENT_TIME_PARTS, TableCommits
 from millstream_connectors.shared.aws.settings import AwsService
@@ -136,8 +135,7 @@ def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -
     for name, value in catalog.secrets:
         if isinstance(value, str):
             yield (*path, "catalog", name), secret_in_file(name)
-    address = urlsplit(catalog.rest or "")
-    if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+    if catalog.rest is not None and is_open(catalog.rest):
         what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
         yield (*path, "catalog", "rest"), what
     yield from store_notes(store, (*path, "store"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import address_check, without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
-from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.tls import is_open, whole_pair
 from millstream.spec.values import (
     Flag,
     PositiveDuration,
@@ -83,10 +82,7 @@ class KafkaTls(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
-        if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
-            )
+        yield from whole_pair(data)
 
 
 class KafkaOauthbearer(SpecModel):
@@ -171,11 +167,9 @@ class KafkaCluster(SpecModel):
         if self.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
             what = "password" if sasl.mechanism == "PLAIN" else "token"
             yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
-        if sasl.oauthbearer is not None:
-            address = urlsplit(sasl.oauthbearer.token_endpoint_url)
-            if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-                place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
-                yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
+        if sasl.oauthbearer is not None and is_open(sasl.oauthbearer.token_endpoint_url):
+            place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
+            yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
 
 
 def _checked_topics(written: str) -> str:

@@ -11,7 +11,7 @@ from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
-from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.tls import ServerTls, is_open
 from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, without_effect
 
 
@@ -76,7 +76,6 @@ class Oauth2(SpecModel):
 
 def oauth2_notes(settings: Oauth2, path: Path) -> Iterator[tuple[Path, str]]:
     """What `validate` notes about a client whose secret is sent over the network unencrypted."""
-    host = urlsplit(settings.address).hostname or ""
-    if not settings.encrypted and not stays_on_this_machine(host.lower()):
+    if is_open(settings.address):
         what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
         yield (*path, settings.address_field), what

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, NamedTuple
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
-from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.tls import is_open
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.shared.aws.settings import access_key_problems
 
@@ -155,7 +154,5 @@ def store_notes(settings: ObjectStore | None, path: Path) -> Iterator[tuple[Path
     for name, value in settings.secrets:
         if isinstance(value, str) and name != "accessKey":
             yield (*path, name), secret_in_file(name)
-    if settings.endpoint is not None:
-        address = urlsplit(settings.endpoint)
-        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-            yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"
+    if settings.endpoint is not None and is_open(settings.endpoint):
+        yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"
