@@ -27,9 +27,11 @@ from millstream.spec.values import (
     Share,
     SpecModel,
     Text,
+    conflicts,
     exactly_one,
     field,
     problem,
+    without_effect,
 )
 from millstream.spec.windows import GroupBy
 
@@ -425,11 +427,9 @@ class ValueFormat(SpecModel):
                 yield ShapeProblem(
                     codes.FIELDS_CONFLICT, (), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name]
                 )
-        for name in ("fields", "delimiter", "avroSchema"):
-            if data.get(name) is not None and name not in (*needed, *allowed):
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, (name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`"
-                )
+        used = (*needed, *allowed)
+        unused = {name: data.get(name) for name in ("fields", "delimiter", "avroSchema") if name not in used}
+        yield from without_effect(unused, f"on `{format_}` values", "no `{name}`")
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires a schema to be JSON."""
@@ -523,29 +523,38 @@ class Udf(Program):
                 )
             else:
                 yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
-            if data.get("concurrency") is not None:
-                what = "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("concurrency",), what, "no `concurrency`")
-            if data.get("outputsMax") is not None:
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT,
+            yield from conflicts(
+                (
+                    data.get("concurrency") is not None,
+                    ("concurrency",),
+                    "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks",
+                    "no `concurrency`",
+                ),
+                (
+                    data.get("outputsMax") is not None,
                     ("outputsMax",),
                     "`outputsMax` has no effect in a reduce: the number of its results is not limited",
                     "no `outputsMax`",
-                )
-            if data.get("timeout") is not None:
-                what = "`timeout` has no effect in a reduce: Spark's tasks call the function"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("timeout",), what, "no `timeout`")
-            if data.get("tls") is not None:
-                what = "Spark's tasks call the function of a reduce, and they do not encrypt the connection"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("tls",), what, "no `tls`, and a function on the same machine"
-                )
-            if data.get("python") is not None and data.get("env"):
-                what = "`env` has no effect: the function runs inside Spark's Python workers"
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
-                )
+                ),
+                (
+                    data.get("timeout") is not None,
+                    ("timeout",),
+                    "`timeout` has no effect in a reduce: Spark's tasks call the function",
+                    "no `timeout`",
+                ),
+                (
+                    data.get("tls") is not None,
+                    ("tls",),
+                    "Spark's tasks call the function of a reduce, and they do not encrypt the connection",
+                    "no `tls`, and a function on the same machine",
+                ),
+                (
+                    data.get("python") is not None and data.get("env"),
+                    ("env",),
+                    "`env` has no effect: the function runs inside Spark's Python workers",
+                    "`spark.executorEnv.NAME` in `spec.spark.conf`",
+                ),
+            )
             if data.get("python") is not None:
                 for name in ("startTimeout", *_HELD):
                     if data.get(name):

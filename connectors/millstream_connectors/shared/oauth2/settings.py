@@ -53,7 +53,7 @@ class Oauth2(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
-        if not self.encrypted:
+        if self.tls is not None and not self.encrypted:
             yield from without_effect({"tls": self.tls}, "with http://", "https://")
 
     @property
