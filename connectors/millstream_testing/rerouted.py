@@ -16,6 +16,8 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
+from millstream.background import beside
+
 LOST_ANSWERS = (*range(1, 9), *range(10, 40, 3))
 """The answers that are lost, one at a time."""
 LATE_S = 0.1
@@ -75,8 +77,7 @@ class ReroutedPath:
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                asking = tasks.create_task(_pass_on(reader, requests))
+            async with beside(_pass_on(reader, requests), "requests"):
                 while data := await answers.read(_CHUNK_BYTES):
                     self.answers += 1
                     if self.answers == self._loses:
@@ -84,7 +85,6 @@ class ReroutedPath:
                     await asyncio.sleep(self._late_s)
                     writer.write(data)
                     await writer.drain()
-                asking.cancel()
         except* OSError:
             # One side has closed the connection, and so does the path.
             pass
@@ -109,12 +109,8 @@ async def counted_turns() -> AsyncIterator[Turns]:
             await asyncio.sleep(_TURN_S)
             turns.count += 1
 
-    async with asyncio.TaskGroup() as tasks:
-        turning = tasks.create_task(turn())
-        try:
-            yield turns
-        finally:
-            turning.cancel()
+    async with beside(turn(), "turns of the event loop"):
+        yield turns
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

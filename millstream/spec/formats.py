@@ -11,8 +11,8 @@ from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
-from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.tls import ServerTls, is_open
+from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, field
 
 _READS: Mapping[str, Sequence[Needed]] = {"avro": [Needed("fastavro", "millstream[avro]")]}
 """What is needed to read each encoding."""
@@ -52,11 +52,15 @@ class SchemaRegistry(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection, and a user without a password or the reverse."""
-        if self.tls is not None and not self.encrypted:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
-        if (self.user is None) != (self.password is None):
-            what = "`user` and `password` belong together"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("user",), what, "both of them, or neither")
+        yield from conflicts(
+            (self.tls is not None and not self.encrypted, ("tls",), "`tls` has no effect with http://", "https://"),
+            (
+                (self.user is None) != (self.password is None),
+                ("user",),
+                "`user` and `password` belong together",
+                "both of them, or neither",
+            ),
+        )
 
     @property
     def encrypted(self) -> bool:
@@ -81,8 +85,7 @@ class FormatModel(SpecModel):
         registry = self.registry
         if isinstance(registry.password, str):
             yield (*path, "registry", "password"), secret_in_file("password")
-        host = (urlsplit(registry.url).hostname or "").lower()
-        if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
+        if registry.password is not None and is_open(registry.url):
             what = "the password is sent to the schema registry unencrypted; https:// encrypts it"
             yield (*path, "registry", "url"), what
 
@@ -121,12 +124,20 @@ class SinkFormat(FormatModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `autoRegister` without a schema, and `message` except for Protobuf."""
-        if self.auto_register and self.schema_text is None:
-            what = "`autoRegister` has no effect without a schema"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("autoRegister",), what, "`schema`")
-        if self.message is not None and self.encoding != "protobuf":
-            what = f"`message` has no effect with `encoding: {self.encoding}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("message",), what, "`encoding: protobuf`")
+        yield from conflicts(
+            (
+                self.auto_register and self.schema_text is None,
+                ("autoRegister",),
+                "`autoRegister` has no effect without a schema",
+                "`schema`",
+            ),
+            (
+                self.message is not None and self.encoding != "protobuf",
+                ("message",),
+                f"`message` has no effect with `encoding: {self.encoding}`",
+                "`encoding: protobuf`",
+            ),
+        )
 
     def needs(self) -> Iterator[Needed]:
         yield from _WRITES.get(self.encoding, ())

@@ -31,6 +31,7 @@ from millstream.spec.values import (
     field,
     problem,
     text_check,
+    without_effect,
 )
 from millstream.spec.windows import GroupBy
 
@@ -412,11 +413,9 @@ class ValueFormat(SpecModel):
                 yield ShapeProblem(
                     codes.FIELDS_CONFLICT, (), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name]
                 )
-        for name in ("fields", "delimiter", "avroSchema"):
-            if data.get(name) is not None and name not in (*needed, *allowed):
-                yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, (name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`"
-                )
+        used = (*needed, *allowed)
+        unused = {name: data.get(name) for name in ("fields", "delimiter", "avroSchema") if name not in used}
+        yield from without_effect(unused, f"on `{format_}` values", "no `{name}`")
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires a schema to be JSON."""

@@ -9,7 +9,7 @@ from millstream.spec.connectors import SINKS, Demand, Guarantee, GuaranteeId, Si
 from millstream.spec.formats import SinkFormat
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
-from millstream.spec.values import Flag, Needed, PositiveCount, ShapeProblem, SpecModel
+from millstream.spec.values import Flag, Needed, PositiveCount, ShapeProblem, SpecModel, conflicts
 
 OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
 """What happens to a record that a sink still refuses after the last attempt."""
@@ -109,12 +109,20 @@ class Sink(FallbackSink):
         """A fallback that is named must exist, and one that exists must be reachable."""
         yield from super().relation_problems()
         asked = self.retry_strategy.on_failure == "fallback"
-        if asked and self.fallback is None:
-            loc = ("retryStrategy", "onFailure")
-            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, "there is no fallback sink", "a sink in `fallback`")
-        if self.fallback is not None and not asked and not self.connector.asks_for_fallback:
-            what = "`fallback` has no effect"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("fallback",), what, "`retryStrategy.onFailure: fallback`")
+        yield from conflicts(
+            (
+                asked and self.fallback is None,
+                ("retryStrategy", "onFailure"),
+                "there is no fallback sink",
+                "a sink in `fallback`",
+            ),
+            (
+                self.fallback is not None and not asked and not self.connector.asks_for_fallback,
+                ("fallback",),
+                "`fallback` has no effect",
+                "`retryStrategy.onFailure: fallback`",
+            ),
+        )
         holding = "a sink that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
         if self.fallback is not None:

@@ -9,7 +9,17 @@ from millstream.limits import MIB
 from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Before
-from millstream.spec.values import Flag, Quantity, ShapeProblem, SpecModel, at_most_one, field, problem, text_check
+from millstream.spec.values import (
+    Flag,
+    Quantity,
+    ShapeProblem,
+    SpecModel,
+    at_most_one,
+    conflicts,
+    field,
+    problem,
+    text_check,
+)
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -89,19 +99,26 @@ class Spark(SpecModel):
             yield ShapeProblem(
                 codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with such a small heap", "at least 512Mi"
             )
-        if self.encryption and self.remote is not None:
-            what = "`encryption` is only for a driver that is started here"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, "the settings of the server, and `token`")
-        if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
-            what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
-        if self.token is not None and self.remote is None:
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT,
+        yield from conflicts(
+            (
+                self.encryption and self.remote is not None,
+                ("encryption",),
+                "`encryption` is only for a driver that is started here",
+                "the settings of the server, and `token`",
+            ),
+            (
+                self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf,
+                ("encryption",),
+                f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`",
+                f"`conf: {{{_SECRET}: {{env: NAME}}}}`",
+            ),
+            (
+                self.token is not None and self.remote is None,
                 ("token",),
                 "`token` is only for a Spark Connect server",
                 "`remote: sc://host:port`, or no `token`",
-            )
+            ),
+        )
         for name in self.conf:
             if name in _OF_FIELDS:
                 yield ShapeProblem(

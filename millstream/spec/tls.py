@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.references import Secret
@@ -27,9 +28,7 @@ class ServerTls(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires a certificate and its key together."""
-        if (data.get("certificate") is None) != (data.get("key") is None):
-            what = "`certificate` and `key` belong together"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "both of them, or neither")
+        yield from whole_pair(data)
 
 
 class ProgramTls(ServerTls):
@@ -42,6 +41,20 @@ class ProgramTls(ServerTls):
     """The vertex's own certificate, for a program that requires one."""
     server_name: Text | None = None
     """The name in the program's certificate, if it differs from the host in `address`."""
+
+
+def whole_pair(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    """A problem for a certificate without its key, and the reverse."""
+    if (data.get("certificate") is None) != (data.get("key") is None):
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
+        )
+
+
+def is_open(url: str) -> bool:
+    """Whether what is sent to an HTTP server at this URL crosses the network unencrypted."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower())
 
 
 def stays_on_this_machine(host: str) -> bool:

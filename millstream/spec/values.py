@@ -230,6 +230,17 @@ def conflicts(*rules: tuple[object, tuple[str | int, ...], str, str]) -> Iterato
             yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, expected)
 
 
+def without_effect(
+    given: Mapping[str, object], where: str, expected: str, *, within: tuple[str, ...] = ()
+) -> Iterator[ShapeProblem]:
+    """A problem for each field that has a value, not None, although it has no effect `where`. `expected` may have
+    `{name}` in place of the name; `within`: the place of the fields."""
+    for name, value in given.items():
+        if value is not None:
+            what = f"`{name}` has no effect {where}"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (*within, name), what, expected.format(name=name))
+
+
 def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
     """A problem when more than one of the fields has a value."""
     given = tuple(name for name in names if data.get(name) is not None)
@@ -264,4 +275,5 @@ __all__ = [
     "parse_quantity",
     "problem",
     "text_check",
+    "without_effect",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from millstream import codes
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, exactly_one, field
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
 _WAYS = ("path", "recordField", "link")
@@ -44,12 +44,20 @@ class PollCursor(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires a parameter for a cursor that is not a URL, and for a start."""
-        if self.link and self.parameter is not None:
-            what = "the cursor in `Link` is a URL, which needs no parameter"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("parameter",), what, "`link` without it")
-        if self.parameter is None and (self.record_field is not None or self.start is not None):
-            what = "no parameter carries the cursor to the server"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("parameter",), what, "the name of a query parameter")
+        yield from conflicts(
+            (
+                self.link and self.parameter is not None,
+                ("parameter",),
+                "the cursor in `Link` is a URL, which needs no parameter",
+                "`link` without it",
+            ),
+            (
+                self.parameter is None and (self.record_field is not None or self.start is not None),
+                ("parameter",),
+                "no parameter carries the cursor to the server",
+                "the name of a query parameter",
+            ),
+        )
 
 
 class PollPages(SpecModel):

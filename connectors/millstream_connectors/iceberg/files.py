@@ -19,6 +19,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from millstream.files import sync_path
 from millstream_connectors.iceberg.answers import for_files
 from millstream_connectors.iceberg.bounds import check_metadata
+from millstream_connectors.shared.failing import on_failure
 
 _SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs")
 """Of the places that a table's metadata may name. Arrow would start a JVM for Hadoop's file systems."""
@@ -90,12 +91,9 @@ class _Synced(io.BufferedWriter):
     def close(self) -> None:
         if self.closed:
             return
-        try:
+        with on_failure(self._discard):
             self.flush()
             os.fsync(self.fileno())
-        except BaseException:
-            self._discard()
-            raise
         super().close()
         for directory in sorted(self._directories, key=lambda directory: -len(directory.parts)):
             sync_path(directory)

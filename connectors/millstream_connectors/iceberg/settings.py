@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
-from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.tls import is_open
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.lake.settings import EVENT_TIME_PARTS, TableCommits
 from millstream_connectors.shared.aws.settings import AwsService
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
@@ -61,14 +60,15 @@ class IcebergCatalog(SpecModel):
                 codes.FIELDS_CONFLICT, (), "a catalog is a SQLite file or a REST server", "either `sqlite` or `rest`"
             )
         elif self.rest is None:
-            for name, value in (
-                *(("token", self.token), ("credential", self.credential)),
-                *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
-                ("aws", self.aws),
-            ):
-                if value is not None:
-                    what = f"`{name}` has no effect on a SQLite file"
-                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`rest: https://host:port`")
+            of_servers = {
+                "token": self.token,
+                "credential": self.credential,
+                "oauth2ServerUri": self.oauth2_server_uri,
+                "scope": self.scope,
+                "ca": self.ca,
+                "aws": self.aws,
+            }
+            yield from without_effect(of_servers, "on a SQLite file", "`rest: https://host:port`")
             if self.warehouse is not None:
                 yield from url_problem(self.warehouse, ("warehouse",))
                 if is_url(self.warehouse) and self.warehouse.partition("://")[0] not in _STORES:
@@ -80,10 +80,8 @@ class IcebergCatalog(SpecModel):
             what = "`aws` signs requests, which then have no token"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("aws",), what, "one of `aws`, `token` and `credential`")
         elif self.credential is None:
-            for name, value in (("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope)):
-                if value is not None:
-                    what = f"`{name}` has no effect without `credential`"
-                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`credential`, or no `{name}`")
+            of_clients = {"oauth2ServerUri": self.oauth2_server_uri, "scope": self.scope}
+            yield from without_effect(of_clients, "without `credential`", "`credential`, or no `{name}`")
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
@@ -109,19 +107,15 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
         what = f"{settings.table!r} is not the name of a table"
         yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
     catalog = settings.catalog
-    if store is not None and catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
-        yield ShapeProblem(
-            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on a directory", "`warehouse: s3://bucket/prefix`"
-        )
+    if catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
+        yield from without_effect({"store": store}, "on a directory", "`warehouse: s3://bucket/prefix`")
     if store is not None:
-        given = {"account": store.account, **dict(store.secrets)}
-        unused = [name for name in _UNUSED if given.get(name) is not None]
+        given: dict[str, object] = {"account": store.account, **dict(store.secrets)}
+        unused = {name: given.get(name) for name in _UNUSED}
         if store.anonymous and (catalog.warehouse or "").startswith("gs://"):
-            unused.append("anonymous")
-        for name in unused:
-            what = f"`{name}` has no effect on an Iceberg table"
-            expected = "a store with the protocol of S3, or Google Cloud Storage with the credentials of the machine"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
+            unused["anonymous"] = True
+        expected = "a store with the protocol of S3, or Google Cloud Storage with the credentials of the machine"
+        yield from without_effect(unused, "on an Iceberg table", expected, within=("store",))
 
 
 def table_findings(
@@ -141,8 +135,7 @@ def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -
     for name, value in catalog.secrets:
         if isinstance(value, str):
             yield (*path, "catalog", name), secret_in_file(name)
-    address = urlsplit(catalog.rest or "")
-    if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+    if catalog.rest is not None and is_open(catalog.rest):
         what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
         yield (*path, "catalog", "rest"), what
     yield from store_notes(store, (*path, "store"))

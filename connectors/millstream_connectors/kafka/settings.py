@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import address_check, without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
-from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.tls import is_open, whole_pair
+from millstream.spec.values import (
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    field,
+    problem,
+    text_check,
+    without_effect,
+)
 from millstream_connectors.shared.starts import EARLIEST, Start
 
 PATTERN = "^"
@@ -43,22 +52,12 @@ def _checked_setting(written: str) -> str:
     return written
 
 
-def _checked_extension(name: str) -> str:
-    if _EXTENSION.fullmatch(name) is None or name == "auth":
-        raise problem(
-            codes.VALUE_MALFORMED, f"{name!r} is not the name of an extension", "letters, such as logicalCluster"
-        )
-    return name
-
-
-def _checked_value(written: str) -> str:
-    if "," in written:
-        # librdkafka would take the rest for another extension.
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the value of an extension", "text without a comma")
-    return written
-
-
-_EXTENSION = re.compile("[A-Za-z]+")
+_Extension = Annotated[
+    Text,
+    text_check(re.compile("(?!auth$)[A-Za-z]+"), "the name of an extension", "letters, such as logicalCluster"),
+]
+# librdkafka would take what follows a comma for another extension.
+_ExtensionValue = Annotated[Text, text_check(re.compile("[^,]*"), "the value of an extension", "text without a comma")]
 _TOKEN_ENDPOINT = address_check(
     "the address of a token endpoint", ("http", "https"), "https://host/path", path=lambda _: True
 )
@@ -83,10 +82,7 @@ class KafkaTls(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
-        if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
-            )
+        yield from whole_pair(data)
 
 
 class KafkaOauthbearer(SpecModel):
@@ -102,9 +98,7 @@ class KafkaOauthbearer(SpecModel):
     """Address at which it gets its tokens: `https://host/path`."""
     scope: Text | None = None
     """Scopes to ask for, separated by spaces. Default: none, so the server decides."""
-    extensions: dict[Annotated[Text, After(_checked_extension)], Annotated[Text, After(_checked_value)]] = field(
-        default_factory=dict
-    )
+    extensions: dict[_Extension, _ExtensionValue] = field(default_factory=dict)
     """Extensions for the brokers, such as `logicalCluster` and `identityPoolId` of Confluent Cloud."""
     ca: Secret | None = None
     """Certificates of the authorities that are trusted to sign that of the token endpoint. Default: those of the
@@ -113,9 +107,9 @@ class KafkaOauthbearer(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """An authority only where there is encryption."""
-        if data.get("ca") is not None and str(data.get("tokenEndpointUrl")).startswith("http:"):
-            what = "`ca` has no effect on an `http://` address"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("ca",), what, "`tokenEndpointUrl: https://host/path`")
+        if str(data.get("tokenEndpointUrl")).startswith("http:"):
+            expected = "`tokenEndpointUrl: https://host/path`"
+            yield from without_effect({"ca": data.get("ca")}, "on an `http://` address", expected)
 
 
 class KafkaSasl(SpecModel):
@@ -173,11 +167,9 @@ class KafkaCluster(SpecModel):
         if self.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
             what = "password" if sasl.mechanism == "PLAIN" else "token"
             yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
-        if sasl.oauthbearer is not None:
-            address = urlsplit(sasl.oauthbearer.token_endpoint_url)
-            if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-                place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
-                yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
+        if sasl.oauthbearer is not None and is_open(sasl.oauthbearer.token_endpoint_url):
+            place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
+            yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"
 
 
 def _checked_topics(written: str) -> str:

@@ -10,28 +10,21 @@ Above it: the file sink's lane, in its worker thread. Below it: the client of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError
 from millstream.record import Position
 from millstream_connectors.lake.settings import TableCommits
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.kept import TargetPosition, fenced, unknown
 from millstream_writer.connector import SinkOwner
 
 T = TypeVar("T")
 _CONFLICTS_MAX = 20
 """How often a commit is immediately repeated if others have changed the table."""
-
-
-class Fault(NamedTuple):
-    """What in a table does not fit the settings."""
-
-    loc: tuple[str | int, ...]
-    what: str
-    expected: str
 
 
 class TableField(NamedTuple):
@@ -195,10 +188,8 @@ class LaneTable(ABC, Generic[T]):
 
     # Parts of these.
 
-    def _check_fit(self, faults: Sequence[Fault]) -> None:
-        if faults:
-            said = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-            raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} does not fit: {said}")
+    def _check_fit(self, faults: Iterable[Fault]) -> None:
+        check_fit(f"{self._owner.where}: {self.target} does not fit", faults)
 
     def _check_owner(self, kept: TargetPosition | None) -> None:
         """Raises if the lane no longer belongs to this owner. The first time, `check_kept` checks the rest."""

@@ -19,11 +19,9 @@ from millstream import codes
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.disk import Worker
-from millstream_connectors.file.source.lane import owner_of
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.file.source.table_file import UNREADABLE, unreadable_file
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -136,14 +134,11 @@ class TableReader(ABC, Generic[F]):
 class TableSourceLane(PositionedLane, ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
-    kind: ClassVar[str]
-    """Of its positions."""
-
     def __init__(
         self, owner: SourceOwner, worker: Worker, table: TableReader[F], place: str, poll_every_s: float | None
     ) -> None:
         """`place`: the table, for messages. `poll_every_s`: None to end at the newest state."""
-        self._owner = owner
+        super().__init__(owner)
         self._worker = worker
         self._table = table
         self._place = place
@@ -163,22 +158,18 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
         self._checked = False
         self._is_at_newest = False
         """Whether there was no later state when the table was looked at last."""
-        self._ended = owner_of(place, owner.partitions) != owner.lane.partition
+        self._ended = not self._owns(place)
         """For another lane that reads from the beginning."""
 
     async def open(self) -> None:
         """Go to the position of an earlier run. Reports problems that show immediately; if the store is away, `read`
         waits for it. Raises `DamageError` for an invalid position."""
-        owner = self._owner
-        body = unpack_position(owner.position, self.kind, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is not None:
-            try:
+            with self._restoring():
                 self._id, self._whole = str(body["table"]), bool(body["whole"])
                 self._done, self._row = int(body["files"]), int(body["row"])
                 self._restore(body)
-            except (LookupError, TypeError, ValueError) as error:
-                described = f"{'an' if self.kind == 'iceberg' else 'a'} {self.kind} source"
-                raise unreadable_position(f"lane {owner.lane}", owner.position, described) from error
         if self._ended:
             return
         try:
@@ -231,7 +222,7 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
 
     @abstractmethod
     def _restore(self, body: Mapping[str, Any]) -> None:
-        """Go to the state in a position. Raises `LookupError` or similar for an invalid one."""
+        """Go to the state in a position. Raises `KeyError` or similar for an invalid one."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -262,7 +253,7 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
         if not self._id:
             return self._owner.position
         read = {"whole": self._whole, "files": self._done, "row": self._row}
-        return pack_position(self.kind, self._owner.partitions, {"table": self._id, **self._state(), **read})
+        return self._packed({"table": self._id, **self._state(), **read})
 
     def _begin(self) -> None:
         """Reach the table, and check that it is the one in the position."""

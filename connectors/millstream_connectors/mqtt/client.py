@@ -29,6 +29,7 @@ from millstream.limits import MQTT_UNCONFIRMED_MAX
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
+from millstream_connectors.shared.failing import on_failure, on_failure_await
 from millstream_connectors.shared.failures import failure_of
 
 _KEEPALIVE_S = 15
@@ -64,11 +65,8 @@ class _Socket(ssl.SSLSocket):
     """A socket that is closed if the handshake fails. Paho leaves it open."""
 
     def do_handshake(self, block: bool = False) -> None:
-        try:
+        with on_failure(self.close):
             super().do_handshake(block)
-        except BaseException:
-            self.close()
-            raise
 
 
 class _EndedError(ConnectionError):
@@ -283,11 +281,8 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Mqt
         context.sslsocket_class = _Socket
         client.tls_set_context(context)
     link = MqttLink(broker, where, client, session)
-    try:
+    async with on_failure_await(link.close):
         await link.begin()
-    except BaseException:
-        await link.close()
-        raise
     return link
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
-from millstream.spec.values import Quantity, ShapeProblem, Text, problem
+from millstream.spec.values import Quantity, ShapeProblem, Text, problem, without_effect
 from millstream_connectors.shared.tables.settings import DeleteWhen
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
@@ -64,10 +64,8 @@ class OpenSearchSink(WebServer):
         """Rejects settings of `upsert` without it, and requests larger than servers accept."""
         yield from super().relation_problems()
         if self.mode != "upsert":
-            for name, value in (("id", self.id), ("deleteWhen", self.delete_when)):
-                if value is not None:
-                    what = f"`{name}` has no effect with `mode: {self.mode}`"
-                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`mode: upsert`")
+            given = {"id": self.id, "deleteWhen": self.delete_when}
+            yield from without_effect(given, f"with `mode: {self.mode}`", "`mode: upsert`")
         if not 1 <= self.max_bytes <= _REQUEST_BYTES_MAX:
             what = "OpenSearch accepts requests of up to 100MiB"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxBytes",), what, "1B to 100MiB")

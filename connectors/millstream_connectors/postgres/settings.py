@@ -10,9 +10,18 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Secret, TextOrReference, secret_in_file
-from millstream.spec.rules import After, Strict
+from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import (
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    field,
+    text_check,
+    without_effect,
+)
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
 from millstream_connectors.shared.tables.settings import TableSink, repeated
 
@@ -53,9 +62,9 @@ class PostgresServer(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects certificates that `sslmode` does not use, and a certificate without its key."""
-        if self.ssl_root_cert is not None and not self.sslmode.startswith("verify"):
-            what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
+        if not self.sslmode.startswith("verify"):
+            given = {"sslRootCert": self.ssl_root_cert}
+            yield from without_effect(given, f"with `sslmode: {self.sslmode}`", "`sslmode: verify-full`")
         if (self.ssl_cert is None) != (self.ssl_key is None):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, (), "`sslCert` and `sslKey` belong together", "both of them, or neither"
@@ -94,13 +103,6 @@ def quoted_table(table: str) -> str:
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 
-def _checked_slot(written: str) -> str:
-    if _SLOT.fullmatch(written) is None:
-        what = f"{written[:80]!r} is not the name of a replication slot"
-        raise problem(codes.VALUE_MALFORMED, what, "at most 63 of a-z, 0-9 and _")
-    return written
-
-
 class PostgresCdc(SpecModel):
     """Which changes to tables are read."""
 
@@ -108,7 +110,9 @@ class PostgresCdc(SpecModel):
 
     publication: ColumnName
     """The publication that includes the tables."""
-    slot: Annotated[Text, After(_checked_slot)]
+    slot: Annotated[
+        Text, text_check(_SLOT.fullmatch, "is not the name of a replication slot", "at most 63 of a-z, 0-9 and _")
+    ]
     """The replication slot, for this source alone. The first run creates it if it does not exist. The server keeps its
     WAL for it until the slot is dropped."""
     tables: tuple[TableName, ...] = ()
@@ -164,10 +168,9 @@ class PostgresSource(PostgresServer):
         elif self.query is not None and not self.cursor:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
         elif self.cdc is not None:
-            for name, alias in (("cursor", "cursor"), ("poll_every_s", "pollEvery"), ("wait_for", "waitFor")):
-                if name in self.model_fields_set:
-                    what = f"`{alias}` has no effect with `cdc`"
-                    yield ShapeProblem(codes.FIELDS_CONFLICT, (alias,), what, f"`query`, or no `{alias}`")
+            of_queries = {"cursor": "cursor", "poll_every_s": "pollEvery", "wait_for": "waitFor"}
+            given = {alias: name for name, alias in of_queries.items() if name in self.model_fields_set}
+            yield from without_effect(given, "with `cdc`", "`query`, or no `{name}`")
         yield from repeated(self.cursor, "cursor")
 
 

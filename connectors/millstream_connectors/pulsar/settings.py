@@ -12,8 +12,18 @@ from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
-from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream.spec.tls import ServerTls, is_open, stays_on_this_machine
+from millstream.spec.values import (
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    exactly_one,
+    field,
+    problem,
+    without_effect,
+)
 from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
 from millstream_connectors.shared.servers import BasicAuth
 from millstream_connectors.shared.starts import EARLIEST, Start
@@ -89,9 +99,8 @@ class PulsarCluster(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
-        if self.tls is not None and not self.encrypted:
-            what = "`tls` has no effect with pulsar://"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "pulsar+ssl://")
+        if not self.encrypted:
+            yield from without_effect({"tls": self.tls}, "with pulsar://", "pulsar+ssl://")
 
     @property
     def encrypted(self) -> bool:
@@ -183,7 +192,5 @@ class PulsarSink(PulsarCluster):
     def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on connections that send a secret over the network unencrypted."""
         yield from super().notes(path)
-        admin = urlsplit(self.admin_url or "")
-        is_open = admin.scheme == "http" and not stays_on_this_machine((admin.hostname or "").lower())
-        if self.auth is not None and is_open:
+        if self.auth is not None and self.admin_url is not None and is_open(self.admin_url):
             yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"

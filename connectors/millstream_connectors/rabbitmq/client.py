@@ -25,6 +25,7 @@ from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.rabbitmq.decoding import accept_any_content
 from millstream_connectors.rabbitmq.settings import RabbitServer
+from millstream_connectors.shared.failing import on_failure_await
 from millstream_connectors.shared.failures import failure_of
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
@@ -110,12 +111,9 @@ class RabbitLink:
     @asynccontextmanager
     async def closed_on_failure(self) -> AsyncIterator[None]:
         """As `translated`. Any error closes the connection."""
-        try:
+        async with on_failure_await(self.close):
             with self.translated():
                 yield
-        except BaseException:
-            await self.close()
-            raise
 
     def on_loss(self, lost: Callable[[MillstreamError], object]) -> None:
         """Call `lost` when the channel or its connection ends, or the server cancels a consumer."""

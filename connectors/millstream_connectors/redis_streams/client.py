@@ -19,11 +19,11 @@ from redis.asyncio import Redis
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.redis.client import Script, make_client
-from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.redis_streams.settings import RedisServer
 from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failures import failure_of
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    what = f"{where}: the password for {server.host}"
-    password = None if server.password is None else resolve(server.password, base_dir, what)
+    password = server.given_password(base_dir, where)
     tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
     host, port = server.host, server.port
     for _ in range(_MOVES_MAX):
@@ -196,14 +195,10 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {who}: {said}")
     if is_not_accepted(said):
         return UserError(codes.TARGET_REFUSES, f"{place} does not accept `tls.certificate`, or wants one: {said}")
-    if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
-        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
     passes = said.startswith(_PASSING) or isinstance(error, _PASSING_TYPES)
     if isinstance(error, exceptions.ResponseError) and not passes:
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
-    if isinstance(error, TimeoutError):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    return failure_of(error, place)
 
 
 def hash_tag(name: str) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from millstream import codes
 from millstream.spec.addresses import address_check
 from millstream.spec.rules import After, Strict
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, without_effect
 from millstream_connectors.shared.servers import ServerByUrl
 from millstream_connectors.shared.starts import EARLIEST, Start
 
@@ -96,10 +96,7 @@ class RedisSink(RedisServer):
         given = {other: getattr(self, other)}
         given |= {"expire": self.expire_s} if self.mode == "stream" else {"maxLength": self.max_length}
         given |= {} if self.mode == "stream" else {"format": self.format}
-        for name, value in given.items():
-            if value is not None:
-                what = f"`{name}` has no effect with `mode: {self.mode}`"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "another `mode`, or remove it")
+        yield from without_effect(given, f"with `mode: {self.mode}`", "another `mode`, or remove it")
 
     @property
     def target(self) -> str:

@@ -26,14 +26,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
-from zlib import crc32
 
-from millstream.background import open_tasks
+from millstream.background import beside, open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
-from millstream_connectors.shared.messages import invalid, size_of
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.messages import divided, invalid, size_of
+from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.positions import unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
@@ -166,7 +166,7 @@ class PushedSubscription:
         """A message is held as long as the connection lasts."""
 
 
-class AcknowledgedLane:
+class AcknowledgedLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     replayable = False
@@ -174,18 +174,17 @@ class AcknowledgedLane:
     def __init__(
         self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, messages_max: int
     ) -> None:
-        self._kind = kind
+        super().__init__(owner)
+        self.kind, self.noun = kind, f"a {kind} source"
         self._queue = queue
-        self._owner = owner
         self._subscription = subscription
         self._messages_max = messages_max
-        self._idle = crc32(queue.encode()) % owner.partitions != owner.lane.partition
+        self._idle = not self._owns(queue)
         """Whether another lane reads the queue instead."""
         self._given = 0
         self._inbox: AcknowledgedInbox | None = None
         """None while there is no connection."""
         self._reaching = Reaching(owner.clock, _log)
-        self._draining = False
         self._leased_until_s = -math.inf
         """Until when the server may withhold messages that were held over an earlier connection."""
         self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
@@ -195,11 +194,10 @@ class AcknowledgedLane:
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
-        owner = self._owner
-        body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         given = 0 if body is None else body.get("given")
         if not isinstance(given, int):
-            raise unreadable_position(f"lane {owner.lane}", owner.position, f"a {self._kind} source")
+            raise unreadable_position(self._where, self._owner.position, self.noun)
         self._given = given
         if not self._idle:
             await self._connect()
@@ -231,7 +229,7 @@ class AcknowledgedLane:
         return self._batch(taken)
 
     async def committed(self, position: bytes) -> None:
-        body = unpack_position(position, self._kind, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         if body is not None and self._inbox is not None:
             self._inbox.committed(body["given"])
 
@@ -272,13 +270,11 @@ class AcknowledgedLane:
 
     async def _tend(self, inbox: AcknowledgedInbox) -> None:
         """Work for the lifetime of this connection."""
-        async with asyncio.TaskGroup() as tasks:
-            receiving = tasks.create_task(self._subscription.receive(inbox), name=f"receive {self._owner.lane}")
+        async with beside(self._subscription.receive(inbox), f"receive {self._owner.lane}"):
             try:
                 await self._hold(inbox)
             except MillstreamError as error:
                 inbox.lose(error)
-            receiving.cancel()
 
     async def _hold(self, inbox: AcknowledgedInbox) -> None:
         """Acknowledge what is committed, and extend leases."""
@@ -339,10 +335,8 @@ class AcknowledgedLane:
         self._connected.set()
 
     def _batch(self, taken: Sequence[AcknowledgedMessage]) -> SourceBatch:
-        position = pack_position(self._kind, self._owner.partitions, {"given": self._given})
-        refused = [(message, self._invalid(message)) for message in taken]
-        faults = tuple(fault for _, fault in refused if fault is not None)
-        good = [message for message, fault in refused if fault is None] if faults else taken
+        position = self._packed({"given": self._given})
+        good, faults = divided(taken, self._invalid)
         if not good:
             return SourceBatch(None, position, invalid=faults)
         if not self._warned_redelivered and any(item.redelivered and not item.record_id for item in good):

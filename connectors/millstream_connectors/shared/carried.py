@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
+from millstream_connectors.shared.converting import convert_each
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 KEYS = "Millstream-Keys"
@@ -22,33 +23,18 @@ HEADER = "header cannot be written"
 P = TypeVar("P")
 
 
-class UnfitRecordError(ValueError):
-    """The target does not accept a record, for a reason from a small set. The text has the details."""
-
-    def __init__(self, detail: str, reason: str = HEADER) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 def converted(
     item: SinkFrame, make: Callable[[int, bytes, Sequence[bytes], int, Mapping[str, bytes], str], P]
-) -> tuple[list[P], list[SinkFailure]]:
+) -> tuple[Sequence[P], list[SinkFailure]]:
     """The message for each record of a frame, and failures for those that cannot become messages.
 
     `make` gets the row of a record, its value, keys, event time in microseconds, headers and id. It raises
-    `UnfitRecordError`, and any other `ValueError` for headers that cannot be written.
+    `RefusedRecordError`, and any `ValueError` for headers that cannot be written.
     """
-    made: list[P] = []
-    failures: list[SinkFailure] = []
     frame = item.frame
-    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), item.record_ids(), strict=True)
-    for row, record in enumerate(columns):
-        try:
-            made.append(make(row, *record))
-        except ValueError as error:
-            reason = error.reason if isinstance(error, UnfitRecordError) else HEADER
-            failures.append(SinkFailure(row, reason, retryable=False, detail=str(error)))
-    return made, failures
+    columns = (frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), item.record_ids())
+    found = convert_each(zip(range(frame.records), *columns, strict=True), make, misfit=HEADER)
+    return found.made, list(found.failures)
 
 
 def given_headers(headers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:

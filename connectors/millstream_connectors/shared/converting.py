@@ -18,9 +18,11 @@ class RefusedRecordError(Exception):
     """A record that cannot be written: the reason, from a small set, and the detail."""
 
 
-def convert_each(records: Iterable[tuple[Any, ...]], convert: Callable[..., T]) -> ConvertedRecords[T]:
+def convert_each(
+    records: Iterable[tuple[Any, ...]], convert: Callable[..., T], *, misfit: str = ""
+) -> ConvertedRecords[T]:
     """The converted form of each record. `convert` gets the parts of one, and raises `RefusedRecordError`, with reason
-    and detail, if it has no such form."""
+    and detail, if it has no such form. `misfit`: the reason of records for which it raises another `ValueError`."""
     rows: list[int] = []
     made: list[T] = []
     failures: list[SinkFailure] = []
@@ -29,7 +31,12 @@ def convert_each(records: Iterable[tuple[Any, ...]], convert: Callable[..., T]) 
             made.append(convert(*parts))
         except RefusedRecordError as error:
             reason, detail = error.args
-            failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
+        except ValueError as error:
+            if not misfit:
+                raise
+            reason, detail = misfit, str(error)
         else:
             rows.append(row)
+            continue
+        failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
     return ConvertedRecords(rows, made, failures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from millstream.limits import RECORD_BYTES_MAX
@@ -35,6 +35,17 @@ def invalid(value: bytes, size: int, fault: str, place: str) -> InvalidRecord | 
     if size > RECORD_BYTES_MAX:
         return too_large(value, size, place)
     return InvalidRecord(value, f"{place}: {fault}", place) if fault else None
+
+
+def divided(
+    messages: Sequence[T], invalid_of: Callable[[T], InvalidRecord | None]
+) -> tuple[Sequence[T], tuple[InvalidRecord, ...]]:
+    """The messages that can become records, and the invalid records for the others."""
+    found = [invalid_of(message) for message in messages]
+    faults = tuple(fault for fault in found if fault is not None)
+    if not faults:
+        return messages, ()
+    return [message for message, fault in zip(messages, found, strict=True) if fault is None], faults
 
 
 def too_large(value: bytes, size: int, place: str, noun: str = "the message") -> InvalidRecord:

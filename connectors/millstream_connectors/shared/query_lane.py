@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.query_rows import QueryRow, take
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
@@ -30,7 +30,7 @@ from millstream_reader.source import SourceBatch
 CursorT = TypeVar("CursorT", bound="tuple[object, ...]")
 
 
-class QueryLane(OwnedLane, ABC, Generic[CursorT]):
+class QueryLane(PositionedLane, ABC, Generic[CursorT]):
     """One lane. See `SourceLane`."""
 
     def __init__(self, owner: SourceOwner, log: logging.Logger) -> None:

@@ -25,8 +25,9 @@ from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
-from millstream_connectors.shared.messages import invalid, size_of, too_large
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.messages import divided, invalid, size_of, too_large
+from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.positions import unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
@@ -103,13 +104,14 @@ class Stream(Protocol):
         """May be called in any state, and repeatedly."""
 
 
-class ReceivingLane:
+class ReceivingLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     def __init__(self, kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool) -> None:
-        self._kind = kind
+        super().__init__(owner)
+        self.kind, self.noun = kind, f"a {kind} source"
+        self.replayable = stream.replayable
         self._named = named
-        self._owner = owner
         self._stream = stream
         self._idle = idle
         self._given = 0
@@ -118,21 +120,15 @@ class ReceivingLane:
         """The place after the messages that were read."""
         self._inbox = Arrivals()
         self._reaching = Reaching(owner.clock, _log)
-        self._draining = False
         self._receiving: asyncio.Task[None] | None = None
-
-    @property
-    def replayable(self) -> bool:
-        return self._stream.replayable
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
-        owner = self._owner
-        body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is not None:
             given, place = body.get("given"), body.get("place")
             if not isinstance(given, int) or not isinstance(place, str):
-                raise unreadable_position(f"lane {owner.lane}", owner.position, f"a {self._kind} source")
+                raise unreadable_position(self._where, self._owner.position, self.noun)
             self._given, self._place = given, place
         self._inbox.place = self._place
         if not self._idle:
@@ -165,9 +161,6 @@ class ReceivingLane:
         elif inbox.lost is not None:
             raise inbox.lost
         return self._batch(taken)
-
-    async def committed(self, position: bytes) -> None:
-        """The server keeps no state for this reader."""
 
     def pending(self) -> int | None:
         return self._inbox.waiting
@@ -216,18 +209,15 @@ class ReceivingLane:
                 return
 
     def _batch(self, taken: Sequence[ReceivedMessage]) -> SourceBatch:
-        owner = self._owner
-        position = pack_position(self._kind, owner.partitions, {"given": self._given, "place": self._place})
+        position = self._packed({"given": self._given, "place": self._place})
         ended = self._inbox.ended and not self._inbox.waiting
-        refused = [(one, self._invalid(one)) for one in taken if one.value is not None]
-        faults = tuple(fault for _, fault in refused if fault is not None)
-        good = [one for one, fault in refused if fault is None]
+        good, faults = divided([one for one in taken if one.value is not None], self._invalid)
         if not good:
             return SourceBatch(None, position, ended, faults)
         frame = build_frame(
             [one.value or b"" for one in good],
             array("q", [one.time_us for one in good]),
-            ingest_time_us=owner.clock.now_us(),
+            ingest_time_us=self._owner.clock.now_us(),
             headers=[one.headers for one in good],
         )
         return SourceBatch(frame, position, ended, faults)

@@ -8,11 +8,10 @@ from pathlib import Path as FilePath
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference, resolve, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 
 
 class BasicAuth(SpecModel):
@@ -47,11 +46,9 @@ class ServerByUrl(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
-        if self.tls is not None and not self.encrypted:
+        if not self.encrypted:
             plain, encrypted = self.ports
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("tls",), f"`tls` has no effect with {plain}://", f"{encrypted}://"
-            )
+            yield from without_effect({"tls": self.tls}, f"with {plain}://", f"{encrypted}://")
 
     @property
     def encrypted(self) -> bool:

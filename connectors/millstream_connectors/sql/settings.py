@@ -13,7 +13,7 @@ from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem, without_effect
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
 from millstream_connectors.shared.tables.settings import TableSink, repeated
 
@@ -76,10 +76,8 @@ class SqlDatabase(SpecModel):
         """Rejects settings that have no effect on the database."""
         yield from super().relation_problems()
         if self.backend == SQLITE:
-            for name in ("user", "password", "tls"):
-                if getattr(self, name) is not None:
-                    what = f"`{name}` has no effect with SQLite, whose database is a file"
-                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"no `{name}`")
+            given = {"user": self.user, "password": self.password, "tls": self.tls}
+            yield from without_effect(given, "with SQLite, whose database is a file", "no `{name}`")
         elif self.tls is not None and (self.backend not in MYSQL or self.driver != "pymysql"):
             what = f"`tls` cannot be given to {self.backend} with {self.driver or 'its driver'}"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "the driver's own options after a `?` in `url`")

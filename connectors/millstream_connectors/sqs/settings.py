@@ -12,7 +12,7 @@ from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
-from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.tls import is_open
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_connectors.shared.aws.settings import access_key_problems
 
@@ -75,9 +75,9 @@ class SqsQueue(SpecModel):
         for name, value in (("secretKey", self.secret_key), ("sessionToken", self.session_token)):
             if isinstance(value, str):
                 yield (*path, name), secret_in_file(name)
-        parts = urlsplit(self.address)
-        if parts.scheme == "http" and not stays_on_this_machine((parts.hostname or "").lower()):
-            yield (*path, "queueUrl"), f"the records are sent to {parts.hostname} unencrypted; https:// encrypts them"
+        if is_open(self.address):
+            host = urlsplit(self.address).hostname
+            yield (*path, "queueUrl"), f"the records are sent to {host} unencrypted; https:// encrypts them"
 
 
 class SqsSource(RemembersIds, SqsQueue):

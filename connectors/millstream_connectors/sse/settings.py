@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from millstream import codes
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, without_effect
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
 
@@ -34,6 +33,5 @@ class SseSource(WebServer):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects an id for servers that do not support it."""
         yield from super().relation_problems()
-        if self.last_event_id is not None and not self.replay:
-            what = "`lastEventId` has no effect with `replay: false`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("lastEventId",), what, "only one of them")
+        if not self.replay:
+            yield from without_effect({"lastEventId": self.last_event_id}, "with `replay: false`", "only one of them")

@@ -50,14 +50,9 @@ from millstream_connectors.bigquery.sink.positions import (
     restriction,
     schema_faults,
 )
-from millstream_connectors.bigquery.sink.rows import (
-    BigQueryFormat,
-    Fault,
-    RowType,
-    TableRow,
-    column_faults,
-    in_requests,
-)
+from millstream_connectors.bigquery.sink.rows import BigQueryFormat, RowType, TableRow, column_faults, in_requests
+from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced
 from millstream_connectors.shared.refusable import RefusableLane, Refusal, TransactionPart
@@ -273,10 +268,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         """Fence every earlier owner, and find the target's position."""
         owner, settings, link = self._owner, self._settings, self._link
         positions_schema = await link.schema(settings.position_table)
-        faults = faults_of(await link.schema(settings.table), positions_schema, settings)
-        if faults:
-            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-            raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {what}")
+        check_fit(owner.where, faults_of(await link.schema(settings.table), positions_schema, settings))
         positions_type = RowType(positions_schema, list(COLUMNS))
         await self._check(await self._history())
         with step("bigquery_sink.create", owner.lane.vertex):
@@ -285,19 +277,15 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         self._attempts += 1
         claim = StreamClaim(owner.ledger_id, owner.epoch, self._identity, self._attempts, stream.name)
         lane = _Open(claim, link, form, positions_type, link.default_stream(settings.position_table))
-        try:
+        with on_failure(lane.close):
             with step("bigquery_sink.claim", owner.lane.vertex):
                 await self._add_positions(lane, [claim_cells(owner.pipeline, owner.name, claim)])
             history = await self._history()
             await self._check(history)
             counts = {one.stream: await self._finalized(one) for one in history.open_streams(claim)}
             # An earlier owner may have noted a position until its stream was finalized.
-            kept = await self._found(await self._history(), claim, counts)
-        except BaseException:
-            lane.close()
-            raise
+            position, frame, refused = await self._found(await self._history(), claim, counts)
         self._open_lane = lane
-        position, frame, refused = kept
         self._last = (max(position, self._durable), frame)
         await self._note([self._noted(0, *self._last, refused=[(at, *why) for at, why in sorted(refused.items())])])
         self._taken_over(position, refused)

@@ -21,6 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from millstream.exact_json import double_of, text_of
 from millstream.record import Position
 from millstream_connectors.bigquery.settings import BigQuerySink
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.tables.rows import Absent, RowFormat
@@ -54,14 +55,6 @@ class TableRow(NamedTuple):
     def size(self) -> int:
         """Bytes in a request. Each row has a tag of one byte and a length of up to four."""
         return len(self.data) + 5
-
-
-class Fault(NamedTuple):
-    """A mismatch between the tables and the settings."""
-
-    loc: tuple[str | int, ...]
-    what: str
-    expected: str
 
 
 class RowType:

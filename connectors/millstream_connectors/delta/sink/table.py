@@ -46,8 +46,9 @@ from millstream_connectors.delta.client import (
 )
 from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
-from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable, TableField, column_faults
+from millstream_connectors.lake.lane_table import ConflictError, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import is_url
 from millstream_writer.connector import SinkOwner
@@ -139,7 +140,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                 if self._must_exist:
                     raise self._lost() from None
                 table = self._created()
-            self._check_fit(list(faults_of(table, self._schema, self._settings)))
+            self._check_fit(faults_of(table, self._schema, self._settings))
             self._table = table
         return self._table
 

@@ -22,11 +22,8 @@ from millstream.errors import UserError
 from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.text_file import FileMark, TextFile, TextFormat, open_text_file
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
-
-KIND = "follow"
 
 FOLLOWED_FILES_MAX = 500
 """Files that a lane follows at a time. Each is an open file and takes about 100 bytes of every position."""
@@ -56,10 +53,12 @@ class _Followed:
 class FollowLane(PositionedLane):
     """One lane of files that grow. See `SourceLane`."""
 
+    kind, noun = "follow", "a file source"
+
     def __init__(self, patterns: FilePatterns, text: TextFormat, owner: SourceOwner, worker: Worker) -> None:
+        super().__init__(owner)
         self._patterns = patterns
         self._text = text
-        self._owner = owner
         self._clock = owner.clock
         self._worker = worker
         self._files: deque[_Followed] = deque()
@@ -67,13 +66,10 @@ class FollowLane(PositionedLane):
         self._scanned_s: float | None = None
 
     async def open(self) -> None:
-        owner = self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is not None:
-            try:
+            with self._restoring():
                 entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
-            except (KeyError, TypeError, ValueError) as error:
-                raise unreadable_position(f"lane {owner.lane}", owner.position, "a file source") from error
             await self._worker.run(self._go_on, entries)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
@@ -103,7 +99,7 @@ class FollowLane(PositionedLane):
     def _position(self) -> bytes:
         # Sorted, so that the position does not depend on the order of turns.
         files = sorted([entry.name, entry.inode, *entry.file.mark] for entry in self._files)
-        return pack_position(KIND, self._owner.partitions, {"files": files})
+        return self._packed({"files": files})
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:
         for entry in list(self._files):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
@@ -19,19 +18,12 @@ from millstream.plurals import counted
 from millstream_connectors.file.source.disk import FilePatterns, Worker
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
-KIND = "file"
-
 _log = logging.getLogger(__name__)
-
-
-def owner_of(name: str, partitions: int) -> int:
-    """The partition that reads a file."""
-    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
 
 
 def bytes_read(file: SourceFile | None) -> int:
@@ -41,24 +33,23 @@ def bytes_read(file: SourceFile | None) -> int:
 
 def begun(file: SourceFile, damaged: Callable[[str], DamageError]) -> SourceFile:
     """Blocks. The file, at its mark. `damaged`: the error if it is not the file that the mark belongs to."""
-    try:
+    with on_failure(file.close):
         fault = file.fault()
         if fault is not None:
             raise damaged(fault)
         file.begin()
-    except BaseException:
-        file.close()
-        raise
     return file
 
 
 class FileSourceLane(PositionedLane):
     """One lane of the files that exist when it is opened. See `SourceLane`."""
 
+    kind, noun = "file", "a file source"
+
     def __init__(self, patterns: FilePatterns, text: TextFormat, owner: SourceOwner, worker: Worker) -> None:
+        super().__init__(owner)
         self._patterns = patterns
         self._text = text
-        self._owner = owner
         self._worker = worker
         self._names: list[str] = []
         self._sizes: list[int] = []
@@ -75,28 +66,26 @@ class FileSourceLane(PositionedLane):
     async def open(self) -> None:
         """See `WorkerLane`. Errors: `UserError` if there are no files, `DamageError` if the file that was being read
         has changed."""
-        owner, patterns = self._owner, self._patterns
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        patterns = self._patterns
+        body = self._unpacked(self._owner.position)
         found = await self._worker.run(patterns.find)
         if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
             raise UserError(
                 codes.SOURCE_FILES_MISSING,
-                f"lane {owner.lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
+                f"{self._where}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
             )
         if not found and body is None:
             raise UserError(
                 codes.SOURCE_FILES_MISSING,
-                f"lane {owner.lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
+                f"{self._where}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
             )
-        self._names = [name for name in found if owner_of(name, owner.partitions) == owner.lane.partition]
+        self._names = list(filter(self._owns, found))
         self._sizes = await self._worker.run(lambda: list(map(patterns.size, self._names)))
         self._waiting_bytes = sum(self._sizes)
         if body is not None:
-            try:
+            with self._restoring():
                 mark, read = FileMark(*body["mark"]), body.get("read")
                 await self._go_on(body["file"], mark, body["finished"], body["done"], read)
-            except (KeyError, TypeError) as error:
-                raise unreadable_position(f"lane {owner.lane}", owner.position, "a file source") from error
 
     async def _go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
         """Go to a position of an earlier run."""
@@ -167,7 +156,7 @@ class FileSourceLane(PositionedLane):
     def _position(self) -> bytes:
         name, mark, finished = self._last
         body = {"file": name, "mark": list(mark), "finished": finished, "done": self._done, "read": self._read}
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(body)
 
     def _open(self, name: str, mark: FileMark) -> SourceFile:
         """Blocks."""

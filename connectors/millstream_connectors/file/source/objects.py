@@ -24,12 +24,11 @@ from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream_connectors.file.source.buckets import Buckets, ChangedObjectError
 from millstream_connectors.file.source.disk import Worker
-from millstream_connectors.file.source.lane import begun, bytes_read, owner_of
+from millstream_connectors.file.source.lane import begun, bytes_read
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_connectors.shared.reaching import Reaching
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -43,6 +42,8 @@ _log = logging.getLogger(__name__)
 class ObjectSourceLane(PositionedLane):
     """One lane of objects. See `SourceLane`."""
 
+    kind, noun = KIND, "a file source that reads objects"
+
     def __init__(
         self,
         buckets: Buckets,
@@ -52,9 +53,9 @@ class ObjectSourceLane(PositionedLane):
         worker: Worker,
     ) -> None:
         """`poll_every_s`: None to end when all objects are read."""
+        super().__init__(owner)
         self._buckets = buckets
         self._text = text
-        self._owner = owner
         self._poll_every_s = poll_every_s
         self._worker = worker
         self._directory = TemporaryDirectory(prefix="millstream-objects-")
@@ -74,18 +75,14 @@ class ObjectSourceLane(PositionedLane):
 
     async def open(self) -> None:
         """See `WorkerLane`. If the store is away, `read` waits for it."""
-        owner = self._owner
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(self._owner.position)
         if body is not None:
-            try:
+            with self._restoring():
                 self._ledger.past = Past(*body["past"])
                 if body["object"] is not None:
                     self._item = ListedObject(*body["object"])
                     self._mark = FileMark(*body["mark"])
                 self._began = bool(body["began"])
-            except (LookupError, TypeError, ValueError) as error:
-                described = "a file source that reads objects"
-                raise unreadable_position(f"lane {owner.lane}", owner.position, described) from error
         try:
             await self._start()
         except RetryLaterError as error:
@@ -189,8 +186,7 @@ class ObjectSourceLane(PositionedLane):
         return await self._worker.run(self._buckets.list)
 
     def _mine(self, listing: list[ListedObject]) -> list[ListedObject]:
-        owner = self._owner
-        return [item for item in listing if owner_of(item.name, owner.partitions) == owner.lane.partition]
+        return [item for item in listing if self._owns(item.name)]
 
     def _open(self, item: ListedObject, mark: FileMark) -> SourceFile:
         """Blocks."""
@@ -220,7 +216,7 @@ class ObjectSourceLane(PositionedLane):
             "mark": list(self._mark),
             "past": self._ledger.past.pack(),
         }
-        return pack_position(KIND, self._owner.partitions, body)
+        return self._packed(body)
 
     def _replaced(self, error: ReplacedError) -> DamageError:
         names = ", ".join(error.names[:3]) + (f" and {len(error.names) - 3} more" if len(error.names) > 3 else "")

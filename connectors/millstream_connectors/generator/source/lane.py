@@ -27,13 +27,10 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.values import Values
 from millstream_connectors.generator.settings import GeneratorSource
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_udf import columns
 from millstream_udf.fields import field
-
-KIND = "generator"
 
 _TICK_S = 0.009
 """How often a generator with a rate checks for due records: a read costs the same for any number of records."""
@@ -57,19 +54,19 @@ _RECORD_OVERHEAD = 12
 @asynccontextmanager
 async def open_generator(settings: GeneratorSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """A generator lane, whose schedule starts now at `owner.position`."""
-    body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
-    if body is None:
-        body = {"made": 0, "origin_us": owner.clock.now_us()}
-    made, origin_us = body.get("made"), body.get("origin_us")
-    if not isinstance(made, int) or not isinstance(origin_us, int):
-        raise unreadable_position(owner.where, owner.position, "a generator")
-    yield GeneratorLane(settings, owner, made, origin_us)
+    yield GeneratorLane(settings, owner)
 
 
 class GeneratorLane(PositionedLane):
     """One lane of a generator. See `SourceLane`."""
 
-    def __init__(self, settings: GeneratorSource, owner: SourceOwner, made: int, origin_us: int) -> None:
+    kind, noun = "generator", "a generator"
+
+    def __init__(self, settings: GeneratorSource, owner: SourceOwner) -> None:
+        super().__init__(owner)
+        body = self._unpacked(owner.position) or {"made": 0, "origin_us": owner.clock.now_us()}
+        with self._restoring():
+            made, origin_us = int(body["made"]), int(body["origin_us"])
         first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
         self._first = first
@@ -129,7 +126,7 @@ class GeneratorLane(PositionedLane):
         return max(self._schedule.wait_s(self._made), self._read_s + self._tick_s - self._clock.monotonic_s())
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
-        position = pack_position(KIND, self._partitions, {"made": self._made, "origin_us": self._origin_us})
+        position = self._packed({"made": self._made, "origin_us": self._origin_us})
         return SourceBatch(frame, position, self._ended)
 
     def _make(self, count: int) -> Frame:

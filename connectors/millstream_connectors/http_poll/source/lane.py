@@ -34,14 +34,13 @@ from millstream.spec.references import resolve
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.http_poll.source.answers import Answer, read_answer
 from millstream_connectors.shared.messages import size_of, too_large
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 
-KIND = "httpPoll"
 _OK, _NO_CONTENT, _UNCHANGED, _GONE = 200, 204, 304, 410
 
 _log = logging.getLogger(__name__)
@@ -75,13 +74,15 @@ class _Given:
         return self._hash.hexdigest() if self.records else ""
 
 
-class HttpPollLane:
+class HttpPollLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
+    kind, noun = "httpPoll", "an httpPoll source"
+
     def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink, tasks: asyncio.TaskGroup) -> None:
+        super().__init__(owner)
         self.replayable = settings.cursor is not None
         self._settings = settings
-        self._owner = owner
         self._link = link
         self._idle = owner.lane.partition != 0
         """Whether another lane polls instead."""
@@ -100,7 +101,6 @@ class HttpPollLane:
         """The rest of the answer."""
         self._following: str | None = None
         self._ended = False
-        self._draining = False
         self._reaching = Reaching(owner.clock, _log)
         self._asking: asyncio.Task[_Got | MillstreamError] | None = None
         self._tasks = tasks
@@ -123,9 +123,6 @@ class HttpPollLane:
             await self._poll(timeout_s)
         return self._take(records_max, bytes_max)
 
-    async def committed(self, position: bytes) -> None:
-        """The server keeps no state for this reader."""
-
     def pending(self) -> int | None:
         return len(self._rest)
 
@@ -140,17 +137,15 @@ class HttpPollLane:
 
     def _restore(self) -> None:
         owner, cursor = self._owner, self._settings.cursor
-        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        body = self._unpacked(owner.position)
         if body is None:
             if cursor is not None and cursor.start is not None:
                 self._cursor = resolve(cursor.start, owner.base_dir, f"{owner.where}: cursor.start")
             return
-        try:
+        with self._restoring():
             by, place, records, digest = str(body["by"]), str(body["cursor"]), int(body["given"]), str(body["digest"])
             validators = {str(name): str(text) for name, text in body["validators"].items()}
             self._polls = int(body["polls"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unreadable_position(owner.where, owner.position, "an httpPoll source") from error
         if by != self._by:
             raise UserError(
                 codes.SOURCE_CHANGED,
@@ -167,9 +162,7 @@ class HttpPollLane:
 
     def _position(self) -> bytes:
         given = _Given() if self._settings.cursor is None else self._given
-        return pack_position(
-            KIND,
-            self._owner.partitions,
+        return self._packed(
             {
                 "by": self._by,
                 "cursor": self._cursor if self._settings.cursor is not None else "",

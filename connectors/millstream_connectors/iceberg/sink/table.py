@@ -52,8 +52,9 @@ from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.iceberg.client import ABSENT, CONFLICT, EXISTS, FAILURES, error_of, open_catalog
 from millstream_connectors.iceberg.settings import IcebergSink
-from millstream_connectors.lake.lane_table import ConflictError, Fault, LaneTable, TableField, column_faults
+from millstream_connectors.lake.lane_table import ConflictError, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
+from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_writer.connector import SinkOwner
 
@@ -124,7 +125,7 @@ class IcebergLaneTable(LaneTable[Table]):
                 if self._must_exist:
                     raise self._lost() from None
                 table = self._created(self._catalog)
-            self._check_fit(list(faults_of(table, self._schema, self._settings)))
+            self._check_fit(faults_of(table, self._schema, self._settings))
             if not {field.name for field in table.schema().fields}.issuperset(self._schema.names):
                 self._add_columns(table)
             self._table = table

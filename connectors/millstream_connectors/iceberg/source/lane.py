@@ -24,7 +24,7 @@ from millstream_reader.connector import SourceOwner
 class IcebergSourceLane(TableSourceLane[AddedFile]):
     """One lane of a table. See `SourceLane`."""
 
-    kind = "iceberg"
+    kind, noun = "iceberg", "an iceberg source"
 
     def __init__(self, settings: IcebergSource, owner: SourceOwner, worker: Worker) -> None:
         self._snapshots = Snapshots(settings, owner.base_dir, f"lane {owner.lane}")

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, UserError
+from millstream.errors import DamageError
 from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, NATS_UNANSWERED_MAX
 from millstream.nats.connection import ApiError, BrokerConnection, answered
 from millstream.nats.versions import VERSION_MIN, is_too_old
@@ -34,7 +34,7 @@ from millstream_connectors.jetstream.settings import JetStreamSink
 from millstream_connectors.nats.client import NO_MESSAGE, PASSING, linked, looking, translated
 from millstream_connectors.nats.messages import Put, convert
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.faults import Fault
+from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import first_try
 from millstream_connectors.shared.kept import (
     ConvertedRecords,
@@ -96,8 +96,9 @@ class _Target:
             if self._found is None:
                 found = await find_target(connection, settings)
                 if isinstance(found, Fault):
-                    raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {found.what} (expected: {found.expected})")
-                self._found = found
+                    check_fit(owner.where, [found])
+                else:
+                    self._found = found
             yield connection
 
 
@@ -164,13 +165,11 @@ class JetStreamKeptLane(KeptLane[Put]):
         body = {"run": owner.ledger_id, "epoch": owner.epoch, "owner": self._token, "at": end, "frame": frame}
         headers = {GUARD: str(self._last), **(ROLLUP if self._target.found.rolls_up else {})}
         batch, count = uuid4().hex, len(messages) + 1
-        reply, answer = connection.expect_answer()
-        with on_failure(answer.cancel):
-            for number, (subject, data, own) in enumerate(messages, 1):
-                await connection.publish(subject, data, {**own, BATCH_ID: batch, BATCH_SEQUENCE: str(number)})
-            if messages:
-                headers |= {BATCH_ID: batch, BATCH_SEQUENCE: str(count), BATCH_COMMIT: "1"}
-            await connection.publish(self._subject, json.dumps(body).encode(), headers, reply)
+        for number, (subject, data, own) in enumerate(messages, 1):
+            await connection.publish(subject, data, {**own, BATCH_ID: batch, BATCH_SEQUENCE: str(number)})
+        if messages:
+            headers |= {BATCH_ID: batch, BATCH_SEQUENCE: str(count), BATCH_COMMIT: "1"}
+        answer = await connection.send_request(self._subject, json.dumps(body).encode(), headers)
         return _sequence((await connection.answer_of(answer, self._target.settings.timeout_s)).data)
 
     async def _kept(self, connection: BrokerConnection) -> tuple[TargetPosition | None, int]:
@@ -264,9 +263,8 @@ class JetStreamIdLane(UnkeptLane):
             answers = []
             try:
                 for put in converted.made[part]:
-                    reply, answer = connection.expect_answer()
+                    answer = await connection.send_request(settings.subject, put.data, put.headers)
                     answers.append(answer)
-                    await connection.publish(settings.subject, put.data, put.headers, reply)
                 for row, answer in zip(converted.rows[part], answers, strict=True):
                     message = await connection.answer_of(answer, settings.timeout_s)
                     try:

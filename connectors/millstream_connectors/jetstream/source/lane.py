@@ -34,7 +34,7 @@ from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, looking, translated
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.messages import event_time
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
@@ -72,7 +72,7 @@ def _digest(subject: str, data: bytes) -> str:
     return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
 
 
-class JetStreamSourceLane(OwnedLane):
+class JetStreamSourceLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     kind = "jetstream"

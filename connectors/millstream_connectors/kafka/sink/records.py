@@ -7,9 +7,9 @@ from itertools import repeat
 
 from millstream.frame import Frame
 from millstream.keys import key_of_text
+from millstream_connectors.shared.converting import RefusedRecordError, convert_each
 from millstream_connectors.shared.encoding_lane import key_of
 from millstream_connectors.shared.kept import ConvertedRecords
-from millstream_writer.sink import SinkFailure
 
 MESSAGE_OVERHEAD_BYTES = 128
 """Maximum overhead of a message in its own batch, besides key, value and headers."""
@@ -51,17 +51,14 @@ def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> ConvertedRecords[
     messages = list(messages_of(frame, set_key=set_key))
     if frame.size + MESSAGE_OVERHEAD_BYTES <= bytes_max:
         return ConvertedRecords(range(frame.records), messages, ())
-    rows: list[int] = []
-    made: list[Message] = []
-    failures: list[SinkFailure] = []
-    for row, message in enumerate(messages):
+
+    def fitting(message: Message) -> Message:
         value, key, _, headers = message
         size = len(value) + len(key or b"") + MESSAGE_OVERHEAD_BYTES
         size += sum(len(name.encode()) + len(text or b"") + _HEADER_OVERHEAD_BYTES for name, text in headers or ())
         if size > bytes_max:
             detail = f"{size} bytes, but its max.message.bytes is {bytes_max}: raise that, or see `retryStrategy`"
-            failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
-        else:
-            rows.append(row)
-            made.append(message)
-    return ConvertedRecords(rows, made, failures)
+            raise RefusedRecordError(TOO_LARGE, detail)
+        return message
+
+    return convert_each(zip(messages, strict=True), fitting)

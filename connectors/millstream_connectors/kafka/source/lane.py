@@ -46,7 +46,7 @@ from millstream_connectors.kafka.client import (
 from millstream_connectors.kafka.settings import KafkaSource
 from millstream_connectors.kafka.source.runs import Run, RunBatch, Split, runs_of
 from millstream_connectors.shared.messages import SHOWN_BYTES
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
@@ -85,7 +85,7 @@ class TopicIds:
         return found
 
 
-class KafkaSourceLane(OwnedLane):
+class KafkaSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     kind = "kafka"

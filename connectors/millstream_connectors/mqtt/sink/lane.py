@@ -24,12 +24,13 @@ from millstream.record import Position
 from millstream_connectors.mqtt.client import PASSING, MqttLink, open_link
 from millstream_connectors.mqtt.settings import MqttSink
 from millstream_connectors.shared.carried import (
-    UnfitRecordError,
     converted,
     given_headers,
     message_id,
     own_headers,
 )
+from millstream_connectors.shared.converting import RefusedRecordError
+from millstream_connectors.shared.failing import on_failure_await
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -71,12 +72,9 @@ class MqttSinkLane(UnkeptLane):
             await link.close()
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        try:
+        # After a failure, it does not wait for messages in flight.
+        async with on_failure_await(self.close):
             failures = [await self._publish(item) for item in frames]
-        except BaseException:
-            # Does not wait for messages in flight.
-            await self.close()
-            raise
         return WriteResult(failures if any(failures) else ())
 
     async def _reached(self) -> MqttLink:
@@ -125,7 +123,7 @@ class MqttSinkLane(UnkeptLane):
                 raise RetryLaterError(codes.TARGET_AWAY, f"{place} does not accept a message now: {answer}")
         return answers
 
-    def _converted(self, item: SinkFrame, bytes_max: int) -> tuple[list[_Put], list[SinkFailure]]:
+    def _converted(self, item: SinkFrame, bytes_max: int) -> tuple[Sequence[_Put], list[SinkFailure]]:
         run, topic_bytes = self._owner.ledger_id, len(self._settings.topic.encode())
 
         def made(
@@ -135,7 +133,9 @@ class MqttSinkLane(UnkeptLane):
             size = len(value) + len(properties.pack()) + topic_bytes + _OVERHEAD_BYTES
             if size > bytes_max:
                 # The broker would close the connection.
-                raise UnfitRecordError(f"it has {size} bytes with its properties; the limit is {bytes_max}", TOO_LARGE)
+                raise RefusedRecordError(
+                    TOO_LARGE, f"it has {size} bytes with its properties; the limit is {bytes_max}"
+                )
             return _Put(row, value, properties)
 
         return converted(item, made)

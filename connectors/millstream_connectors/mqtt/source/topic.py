@@ -22,6 +22,7 @@ from millstream.errors import RetryLaterError, UserError
 from millstream_connectors.mqtt.client import MqttLink, MqttSession, linked, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
 from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
+from millstream_connectors.shared.failing import on_failure_await
 from millstream_reader.connector import SourceOwner
 
 KIND = "mqtt"
@@ -48,11 +49,8 @@ class MqttSubscription(PushedSubscription):
         spec, owner = self._spec, self._owner
         session = MqttSession(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
         link = await open_link(spec, owner.base_dir, owner.where, session)
-        try:
+        async with on_failure_await(link.close):
             await link.subscribe(spec.topic)
-        except BaseException:
-            await link.close()
-            raise
         if self._known and not link.resumed:
             _log.warning(
                 "lane %s: the broker no longer has the session %s, from which earlier runs read: messages that arrived "

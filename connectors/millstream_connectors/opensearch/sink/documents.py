@@ -15,12 +15,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millstream.exact_json import parse
 from millstream.json_text import all_json
 from millstream.limits import FRAME_INDEX_BITS
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.shared.carried import keys_text, message_id
-from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON, one_line
+from millstream_connectors.shared.json_rows import json_objects, one_line
 from millstream_connectors.shared.tables.rows import deletes_of, members_of
 from millstream_writer.sink import SinkFailure, SinkFrame
 
@@ -126,7 +125,8 @@ def _upserts(item: SinkFrame, settings: OpenSearchSink, owned: OwnerVersions) ->
     rows: Sequence[int]
     objects: list[Any] = []
     if settings.id is not None or (when is not None and when.field is not None):
-        rows, objects, failures = _parsed(values)
+        found, failures = json_objects(values)
+        rows, objects = list(found), list(found.values())
     else:
         rows, failures = _objects(values)
     if settings.id is not None:
@@ -155,26 +155,6 @@ def _upserts(item: SinkFrame, settings: OpenSearchSink, owned: OwnerVersions) ->
     return puts, sorted(failures, key=lambda failure: failure.index)
 
 
-def _parsed(values: Sequence[bytes]) -> tuple[list[int], list[Any], list[SinkFailure]]:
-    """Which of the values are JSON objects, these objects, and failures for the others. JSON may be nested too deep for
-    that, or have a number that is too large."""
-    rows: list[int] = []
-    objects: list[Any] = []
-    failures: list[SinkFailure] = []
-    for row, value in enumerate(values):
-        try:
-            found = parse(value)
-        except ValueError as error:
-            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-            continue
-        if isinstance(found, dict):
-            rows.append(row)
-            objects.append(found)
-        else:
-            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
-    return rows, objects, failures
-
-
 def _head(operation: str, meta: Mapping[str, Any]) -> bytes:
     return json.dumps({operation: meta}, separators=(",", ":")).encode() + b"\n"
 
@@ -189,8 +169,8 @@ def _objects(values: Sequence[bytes]) -> tuple[Sequence[int], list[SinkFailure]]
     """Which of the values are JSON objects, and failures for the others."""
     if all_json(values) and all(value.lstrip(_BLANK).startswith(b"{") for value in values):
         return range(len(values)), []
-    rows, _, failures = _parsed(values)
-    return rows, failures
+    found, failures = json_objects(values)
+    return list(found), failures
 
 
 def _detail(error: Mapping[str, Any]) -> str:

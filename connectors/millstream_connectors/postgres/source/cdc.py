@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, closing
 from typing import NamedTuple
 
 from millstream import codes
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_FEEDBACK_EVERY_S, POSTGRES_IDLE_BYTES, POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
@@ -51,7 +51,7 @@ from millstream_connectors.postgres.source.snapshot import Key, Snapshot, Snapsh
 from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
 from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.faults import check_fit
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_reader.connector import SourceOwner
@@ -78,7 +78,7 @@ class _Returned(NamedTuple):
     at_s: float
 
 
-class PostgresCdcLane(OwnedLane):
+class PostgresCdcLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     kind = "postgresCdc"
@@ -540,9 +540,5 @@ async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -
     """The lane at `owner.position`."""
     with closing(PostgresCdcLane(spec, cdc, owner)) as lane:
         await lane.open()
-        async with open_tasks() as tasks:
-            ticking = tasks.create_task(lane.tick(), name=f"slot {owner.lane}")
-            try:
-                yield lane
-            finally:
-                ticking.cancel()
+        async with beside(lane.tick(), f"slot {owner.lane}"):
+            yield lane

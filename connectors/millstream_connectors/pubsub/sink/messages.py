@@ -40,7 +40,7 @@ class Put(NamedTuple):
     size: int
 
 
-def convert(item: SinkFrame, run: str, *, ordered: bool) -> tuple[list[Put], list[SinkFailure]]:
+def convert(item: SinkFrame, run: str, *, ordered: bool) -> tuple[Sequence[Put], list[SinkFailure]]:
     """The messages for a frame's records, and failures for those that cannot become messages."""
 
     def made(

@@ -36,7 +36,7 @@ from millstream_connectors.pulsar.settings import PulsarSource
 from millstream_connectors.pulsar.source.losses import Losses
 from millstream_connectors.pulsar.source.messages import BEGINNING, IncomingMessage, MessagePlace, arrived, place_of
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
@@ -81,7 +81,7 @@ class _Split:
         return self.passed or not self.end.is_message or self.end <= (self.at or BEGINNING)
 
 
-class PulsarSourceLane(OwnedLane):
+class PulsarSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     kind = "pulsar"

@@ -30,6 +30,7 @@ from millstream.record import Position
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.carried import RECORD_ID, converted, given_headers, message_id, own_headers
+from millstream_connectors.shared.failing import on_failure_await
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -79,16 +80,12 @@ class RabbitSinkLane(UnkeptLane):
             await self.open()
         link = self._link
         assert link is not None, "it is open"
-        try:
-            failures = [await self._publish(link.channel, item) for item in frames]
-        except FAILURES as error:
-            found = await link.error_of_publishing(error)
-            await self.close()
-            raise found from error
-        except BaseException:
-            # Publications in progress are abandoned, so this channel's confirmations cannot be used any more.
-            await self.close()
-            raise
+        # A failure abandons publications in progress, so this channel's confirmations cannot be used any more.
+        async with on_failure_await(self.close):
+            try:
+                failures = [await self._publish(link.channel, item) for item in frames]
+            except FAILURES as error:
+                raise await link.error_of_publishing(error) from error
         return WriteResult(failures if any(failures) else ())
 
     async def _publish(self, channel: Channel, item: SinkFrame) -> list[SinkFailure]:

@@ -50,7 +50,7 @@ from millstream_connectors.redis_streams.source.entries import (
 )
 from millstream_connectors.shared.failing import on_failure_await
 from millstream_connectors.shared.faults import Fault, check_fit
-from millstream_connectors.shared.owned_lane import OwnedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_connectors.shared.reaching import Reaching
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
@@ -148,7 +148,7 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane(OwnedLane):
+class RedisSourceLane(PositionedLane):
     """One lane. See `SourceLane`."""
 
     kind = "redisStreams"

@@ -11,8 +11,8 @@ from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
-from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
+from millstream.spec.tls import ServerTls, is_open
+from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, without_effect
 
 
 class Oauth2(SpecModel):
@@ -54,7 +54,7 @@ class Oauth2(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects `tls` for an unencrypted connection."""
         if self.tls is not None and not self.encrypted:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
+            yield from without_effect({"tls": self.tls}, "with http://", "https://")
 
     @property
     def address(self) -> str:
@@ -76,7 +76,6 @@ class Oauth2(SpecModel):
 
 def oauth2_notes(settings: Oauth2, path: Path) -> Iterator[tuple[Path, str]]:
     """What `validate` notes about a client whose secret is sent over the network unencrypted."""
-    host = urlsplit(settings.address).hostname or ""
-    if not settings.encrypted and not stays_on_this_machine(host.lower()):
+    if is_open(settings.address):
         what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
         yield (*path, settings.address_field), what

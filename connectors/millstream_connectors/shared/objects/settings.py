@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, NamedTuple
-from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
-from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.tls import is_open
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.shared.aws.settings import access_key_problems
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
@@ -122,10 +121,8 @@ def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iter
     """What is wrong with a `path`, and with a `store` for it. `url`: an example of one in a store."""
     yield from url_problem(path, ("path",))
     yield from unused_problems(settings, (path,))
-    if settings is not None and not is_url(path):
-        yield ShapeProblem(
-            codes.FIELDS_CONFLICT, ("store",), "`store` has no effect when `path` is a directory", f"`path: {url}`"
-        )
+    if not is_url(path):
+        yield from without_effect({"store": settings}, "when `path` is a directory", f"`path: {url}`")
 
 
 def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Iterator[ShapeProblem]:
@@ -135,14 +132,11 @@ def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Itera
     if settings is None or not schemes <= SCHEMES.keys():
         return
     used = {name for scheme in schemes for name in _FIELDS[scheme]}
-    others = {"region": settings.region, "account": settings.account}
-    given = [name for name, value in others.items() if value is not None] + [name for name, _ in settings.secrets]
+    given = {"region": settings.region, "account": settings.account, **dict(settings.secrets)}
+    unused = {name: value for name, value in given.items() if name not in used}
     stores = " and ".join(sorted(SCHEMES[scheme] for scheme in schemes))
-    for name in given:
-        if name not in used:
-            what = f"`{name}` has no effect on {stores}"
-            expected = ", ".join(f"`{field_name}`" for field_name in sorted(used))
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
+    expected = ", ".join(f"`{name}`" for name in sorted(used))
+    yield from without_effect(unused, f"on {stores}", expected, within=("store",))
 
 
 def store_findings(settings: ObjectStore | None, path: Path, base_dir: FilePath) -> Iterator[Finding]:
@@ -160,7 +154,5 @@ def store_notes(settings: ObjectStore | None, path: Path) -> Iterator[tuple[Path
     for name, value in settings.secrets:
         if isinstance(value, str) and name != "accessKey":
             yield (*path, name), secret_in_file(name)
-    if settings.endpoint is not None:
-        address = urlsplit(settings.endpoint)
-        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-            yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"
+    if settings.endpoint is not None and is_open(settings.endpoint):
+        yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"

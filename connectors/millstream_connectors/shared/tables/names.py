@@ -7,7 +7,7 @@ from typing import Annotated
 
 from millstream import codes
 from millstream.spec.rules import After
-from millstream.spec.values import Text, problem
+from millstream.spec.values import Text, problem, text_check
 
 NAME_BYTES_MAX = 63
 """Maximum length of names. PostgreSQL truncates longer names, so two could become the same; MySQL refuses them."""
@@ -32,13 +32,6 @@ def _checked_table(written: str) -> str:
     return written
 
 
-def _checked_type(written: str) -> str:
-    if _TYPE.fullmatch(written) is None:
-        what = f"{written!r} is not the type of a column"
-        raise problem(codes.VALUE_MALFORMED, what, "such as `bigint`, `numeric(12, 2)` or `text`")
-    return written
-
-
 def _checked_query(written: str) -> str:
     text = written.strip().removesuffix(";").rstrip()
     if not text:
@@ -50,7 +43,9 @@ ColumnName = Annotated[Text, After(_checked_name)]
 """A name in the database; it is case-sensitive if the database is."""
 TableName = Annotated[Text, After(_checked_table)]
 """`table` or `schema.table`, as in the database."""
-ColumnTypeName = Annotated[Text, After(_checked_type)]
+ColumnTypeName = Annotated[
+    Text, text_check(_TYPE.fullmatch, "is not the type of a column", "such as `bigint`, `numeric(12, 2)` or `text`")
+]
 """A type, as the database names it."""
 Query = Annotated[Text, After(_checked_query)]
 """A SELECT, without a semicolon at its end."""

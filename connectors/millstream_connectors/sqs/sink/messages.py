@@ -8,13 +8,13 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from millstream_connectors.shared.carried import (
-    UnfitRecordError,
     converted,
     given_headers,
     keys_text,
     message_id,
     own_headers,
 )
+from millstream_connectors.shared.converting import RefusedRecordError
 from millstream_writer.sink import SinkFailure, SinkFrame
 
 BYTES_MAX = 256 * 1024
@@ -36,7 +36,7 @@ class Put(NamedTuple):
     size: int
 
 
-def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[Put], list[SinkFailure]]:
+def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[Sequence[Put], list[SinkFailure]]:
     """Converts a frame's records, and returns failures for those that SQS does not accept. `lane`: the message group of
     records without keys."""
 
@@ -45,7 +45,7 @@ def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[P
     ) -> Put:
         body = _text(value)
         if body is None:
-            raise UnfitRecordError("it is empty, not UTF-8, or has control characters", NOT_TEXT)
+            raise RefusedRecordError(NOT_TEXT, "it is empty, not UTF-8, or has control characters")
         name = message_id(run, record_id, _ID_CHARACTERS_MAX)
         attributes = _attributes(headers, own_headers(keys, time_us, name))
         size = len(value) + sum(
@@ -53,7 +53,7 @@ def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[P
             for key, part in attributes.items()
         )
         if size > BYTES_MAX:
-            raise UnfitRecordError(f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}", TOO_LARGE)
+            raise RefusedRecordError(TOO_LARGE, f"it has {size} bytes with its attributes; the limit is {BYTES_MAX}")
         entry: dict[str, Any] = {"Id": str(row), "MessageBody": body, "MessageAttributes": attributes}
         if fifo:
             entry["MessageDeduplicationId"] = _as_id(name)
