@@ -29,7 +29,7 @@ import uvloop
 from millstream import arrow_memory, codes
 from millstream.background import open_tasks
 from millstream.die_with_parent import forbid_core_files
-from millstream.errors import InfrastructureError, MillstreamError
+from millstream.errors import InfrastructureError, MillstreamError, leaves
 from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.jvm import SparkEndedError
@@ -123,7 +123,7 @@ def _imported(*, with_pandas: bool) -> ModuleType:
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:
     """Log what ended the process, and return the exit code. The loss of Spark explains everything else."""
-    errors = [error for error in _leaves(group) if not isinstance(error, asyncio.CancelledError)]
+    errors = [error for error in leaves(group) if not isinstance(error, asyncio.CancelledError)]
     ours = [error for error in errors if isinstance(error, MillstreamError)]
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:
@@ -139,14 +139,6 @@ def _exit_code_of(error: MillstreamError) -> int:
         # The JVM was killed from outside, and the parent has to treat this process in the same way.
         return -error.killed_by
     return error.exit_code
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf
-        for error in group.exceptions
-        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    ]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
-from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
+from millstream.errors import InfrastructureError, RetryLaterError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
@@ -51,7 +51,8 @@ async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access:
                 for task in hearing:
                     task.cancel()
         except BaseExceptionGroup as group:
-            raise _one_of(group) from None
+            # One failure stands for all: they have one cause, the broker.
+            raise first_cause(group) or group from None
 
 
 async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
@@ -68,11 +69,3 @@ def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
     if runtime is None or not runtime.broker_url:
         return None
     return runner.data.access(runtime, technology_of(plan.pipeline))
-
-
-def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One failure that stands for all: they have one cause, the broker."""
-    one = group.exceptions[0]
-    while isinstance(one, BaseExceptionGroup):
-        one = one.exceptions[0]
-    return one if isinstance(one, MillstreamError) else group

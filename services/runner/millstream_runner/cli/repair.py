@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.buffers.registry import technology_of
-from millstream.errors import DamageError, UserError
+from millstream.errors import DamageError, UserError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.diff import diff
 from millstream.plan.plan import Plan
@@ -17,7 +17,6 @@ from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
 from millstream.spec.loading import load
 from millstream_runner.local import audit
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, read_json
 from millstream_runner.local.repair.finding import bare
 from millstream_runner.local.repair.repair import Repair

@@ -127,9 +127,8 @@ def _failure_text(failure: Failure, *, debug: bool) -> str:
     detail = f"{failure.detail}\n" if debug and failure.detail else ""
     if failure.shown:
         return detail
-    code = f"error[{failure.code}]: " if failure.code is not None else ""
     message = indented(failure.message) or "it logged no error"
-    return f"{detail}millstream run: {code}{failure.process} {failure.reason}: {message}\n"
+    return f"{detail}millstream run: {failure.heading}: {message}\n"
 
 
 def _is_all_there(result: RunResult) -> bool:

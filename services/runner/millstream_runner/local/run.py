@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
-from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
 from millstream.plan.lanes import owned_lanes
@@ -35,7 +35,6 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change
 from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, held, read_json
