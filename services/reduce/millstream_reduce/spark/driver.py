@@ -52,10 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arrow_memory.use_the_heap()
     try:
         return uvloop.run(_serve(_settings(options), options.address, begun_s))
-    except MillstreamError as error:
-        return _exit_code_of(error)
-    except BaseExceptionGroup as group:
-        return _report(group)
+    except (MillstreamError, BaseExceptionGroup) as error:
+        return _report(error)
 
 
 def _settings(options: argparse.Namespace) -> SparkSettings:
@@ -121,9 +119,9 @@ def _imported(*, with_pandas: bool) -> ModuleType:
     return serving
 
 
-def _report(group: BaseExceptionGroup[BaseException]) -> int:
+def _report(error: BaseException) -> int:
     """Log what ended the process, and return the exit code. The loss of Spark explains everything else."""
-    errors = [error for error in leaves(group) if not isinstance(error, asyncio.CancelledError)]
+    errors = [error for error in leaves(error) if not isinstance(error, asyncio.CancelledError)]
     ours = [error for error in errors if isinstance(error, MillstreamError)]
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:

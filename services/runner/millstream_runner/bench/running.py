@@ -31,7 +31,7 @@ from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.store import OtStore, OtStores, OtUpdate
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
-from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.directory import DataDirectory, Runtime, read_json
 from millstream_runner.local.logfiles import process_label
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.run import RunOptions, RunResult, run
@@ -212,7 +212,7 @@ async def measure(
         )
         result = await _run(loaded, options)
         watching.cancel()
-    status = data.read_status() or {}
+    status = read_json(data.status) or {}
     measured.durability = str(status.get("durability", durability.value))
     _check(result, load)
     return measured

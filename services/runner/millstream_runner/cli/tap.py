@@ -26,7 +26,7 @@ from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pi
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
@@ -227,7 +227,7 @@ async def _missed(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> i
             async with asyncio.timeout(_MISSED_PATIENCE_S):
                 return await tap.missed()
     # The broker is gone; the last figures of the runner have the number of records that passed.
-    status = directory.read_status() if directory is not None else None
+    status = read_json(directory.status) if directory is not None else None
     passed = (status or {}).get("edges", {}).get(tap.edge)
     if not isinstance(passed, int) or not tap.is_whole:
         return None

@@ -37,7 +37,7 @@ from millstream_runner.local import audit
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change
-from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, held, read_json
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, held, read_json, root_of
 from millstream_runner.local.display import Display, ShownEntries
 from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
@@ -147,7 +147,7 @@ async def run(
 
     Raises the errors that occur before the start: the directory is in use, or contains another pipeline's data.
     """
-    with held((options.data_dir or HOME / loaded.pipeline.name).absolute()) as directory:
+    with held(root_of(loaded.pipeline.name, options.data_dir).absolute()) as directory:
         # Everything is checked before anything is ended, moved or removed.
         previous = directory.read_runtime()
         if previous is not None:
