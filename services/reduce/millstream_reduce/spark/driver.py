@@ -27,7 +27,7 @@ from typing import NoReturn
 import uvloop
 
 from millstream import arrow_memory, codes
-from millstream.background import open_tasks
+from millstream.background import beside, open_tasks
 from millstream.die_with_parent import forbid_core_files
 from millstream.errors import InfrastructureError, MillstreamError, leaves
 from millstream.health import start_heartbeat
@@ -97,13 +97,14 @@ async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
 async def _open_and_serve(
     settings: SparkSettings, address: str, token: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
 ) -> None:
-    async with open_tasks() as tasks:
-        # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
-        started = asyncio.Event()
-        importing = tasks.create_task(_import_serving(settings, started), name="imports")
-        async with open_session(settings, on_started=started.set) as session:
-            serving = await importing
-            await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
+    # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
+    started = asyncio.Event()
+    async with (
+        beside(_import_serving(settings, started), "imports") as importing,
+        open_session(settings, on_started=started.set) as session,
+    ):
+        serving = await importing
+        await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
 
 
 async def _import_serving(settings: SparkSettings, after: asyncio.Event) -> ModuleType:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from millstream import codes
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
@@ -206,12 +207,8 @@ async def measure(
     data = DataDirectory(directory / "data")
     options = RunOptions(data_dir=data.root, durability=durability, metrics_port_base=base, workers=workers)
     measured = Measurement()
-    async with asyncio.TaskGroup() as group:
-        watching = group.create_task(
-            _watch(data, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
-        )
+    async with beside(_watch(data, pipeline, technology_of(loaded.pipeline), load, measured), "watch"):
         result = await _run(loaded, options)
-        watching.cancel()
     status = read_json(data.status) or {}
     measured.durability = str(status.get("durability", durability.value))
     _check(result, load)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from millstream import codes
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.errors import RetryLaterError, UserError
 from millstream.plan import resolved
@@ -190,16 +191,13 @@ async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIt
                 return
             await asyncio.sleep(_ALIVE_POLL_S)
 
-    async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(watch(), name="watch the runner")
+    async with beside(watch(), "watch the runner"):
         try:
             yield
         except asyncio.CancelledError:
             if not shown.is_over:
                 raise
             inside.uncancel()
-        finally:
-            watching.cancel()
 
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream import codes
+from millstream.background import beside
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
@@ -325,11 +326,11 @@ class _Run:
         self._state = State.RUNNING
         # Modules and the pipeline: a garbage collection of them would find nothing.
         gc.freeze()
-        async with asyncio.TaskGroup() as tasks:
-            watching = [
-                tasks.create_task(self._look(view, ledgers), name="look"),
-                tasks.create_task(watch_files(self._loaded, self._screen.message), name="changed files"),
-            ]
+        async with (
+            beside(self._look(view, ledgers), "look"),
+            beside(watch_files(self._loaded, self._screen.message), "changed files"),
+            asyncio.TaskGroup() as tasks,
+        ):
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
                 tasks.create_task(
@@ -343,8 +344,6 @@ class _Run:
                 self._changed.clear()
                 await self._changed.wait()
             draining.cancel()
-            for task in watching:
-                task.cancel()
         summary = await self._summarize(view, ledgers)
         self._state = State.DONE if summary.ended else State.STOPPED
         if members.failure is not None:
