@@ -28,7 +28,7 @@ from millstream.errors import MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan import resolved
 from millstream.watermark.store import OtStore
-from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.directory import DataDirectory, Runtime, read_json
 from millstream_runner.local.processes import is_alive
 
 MIB = 1024 * 1024
@@ -172,7 +172,7 @@ class ObservedRun:
             code = await self._process.wait()
         if self._following is not None:
             self._following.cancel()
-        status = self._data.read_status() or {"vertices": []}
+        status = read_json(self._data.status) or {"vertices": []}
         records = {vertex["vertex"]: vertex["records"] for vertex in status["vertices"]}
         return Ended(code, self._output(), records)
 
@@ -186,7 +186,7 @@ class ObservedRun:
 
     async def _follow(self) -> None:
         runtime = await self._started()
-        status = self._data.read_status()
+        status = read_json(self._data.status)
         assert status is not None, "a run that has started has a status"
         used = technology_of(resolved.load(self._data.read_pipeline()).pipeline)
         async with (
@@ -215,7 +215,7 @@ class ObservedRun:
             nonlocal found
             found = self._data.read_runtime()
             ready = found is not None and found.processes and found.broker_port and is_alive(found.runner)
-            return bool(ready) and self._data.read_status() is not None
+            return bool(ready) and read_json(self._data.status) is not None
 
         await self.until(is_started, "started")
         assert found is not None

@@ -42,7 +42,7 @@ from millstream_reduce.lane.jobs import WindowResults
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Queue, QueuedFrame, open_queue
-from millstream_reduce.spark.executor import _Request
+from millstream_reduce.spark.executor import windows_of
 from millstream_reduce.spark.manifest import JobWindows, manifest_of
 from millstream_reduce.spark.reducing import GroupReducer
 from millstream_reduce.spark.wire import decoded_rows, encoded_rows
@@ -118,7 +118,7 @@ def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> WindowRe
             program=program, directory=directory, windows=WindowTable.of_hand_over(hand_over).message(), vertex="planes"
         )
         message = engine_pb2.RunRequest.FromString(request.SerializeToString())
-        manifest = manifest_of(JobWindows.of([_Request(message, None).windows()]), 1, whole_windows=True)  # type: ignore[arg-type]
+        manifest = manifest_of(JobWindows.of([windows_of(message)]), 1, whole_windows=True)
         manifest = pickle.loads(pickle.dumps(manifest))
     with legs.leg("function"):
         batches = list(GroupReducer(manifest, program.SerializeToString(deterministic=True))([_TASKS]))

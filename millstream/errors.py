@@ -6,6 +6,7 @@ A message says what happened, where (pipeline, vertex, lane, position) and what 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from millstream import codes
@@ -79,6 +80,21 @@ class BufferFullError(RetryLaterError):
 
 class StorageFullError(RetryLaterError):
     """The server refused a commit because its storage is full; no part of the commit was stored."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, at any depth; an error that is not a group is the only one."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def first_cause(error: BaseException) -> MillstreamError | None:
+    """What to report of an error, or of several tasks that failed together: the first of our errors; None if there is
+    none."""
+    return next((one for one in leaves(error) if isinstance(one, MillstreamError)), None)
 
 
 def kind_of(error: MillstreamError) -> str:

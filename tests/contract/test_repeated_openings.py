@@ -16,7 +16,7 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_connectors.file.sink.directory import HIDDEN, LaneDirectory
 from millstream_reduce.log.log import open_log
-from millstream_runner.local.directory import held
+from millstream_runner.local.directory import held, write_text
 from millstream_writer.connector import SinkOwner
 from tests.contract.sinks.file_target import file_spec, finished_files, numbers_of, sink_owner
 from tests.contract.sinks.sink_targets import (
@@ -175,7 +175,7 @@ def test_a_data_directory_is_opened_after_two_failures(tmp_path: Path, failing: 
     def use(root: Path) -> None:
         with held(root) as directory:
             directory.make()
-            directory.write_pipeline("text")
+            write_text(directory.pipeline, "text")
 
     use(tmp_path / "first" / "data")
     for number, point in enumerate(failing.heard()):

@@ -16,10 +16,9 @@ import pytest
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.durable import listen
-from millstream.errors import DamageError
+from millstream.errors import DamageError, first_cause
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair

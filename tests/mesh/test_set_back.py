@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.errors import DamageError
-from millstream_runner.local.causes import first_cause
+from millstream.errors import DamageError, first_cause
 from tests.mesh.reducing import running, taken_in
 from tests.support.children import started
 from tests.support.pipelines import open_pipeline

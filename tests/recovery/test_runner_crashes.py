@@ -25,11 +25,11 @@ LIMIT_S = 120.0
 KEEP = """\
 import sys
 from pathlib import Path
-from millstream_runner.local.directory import held
+from millstream_runner.local.directory import held, write_text
 
 with held(Path(sys.argv[1])) as directory:
     for text in sys.argv[2:]:
-        directory.write_pipeline(text * 10_000)
+        write_text(directory.pipeline, text * 10_000)
     if len(sys.argv) == 2:
         directory.clear()
 """

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.registry import technology_of
 from millstream.frame import build_frame
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan import resolved
 from millstream.record import BufferId, LaneId
 from millstream.values import Values
 from millstream_runner.local.directory import DataDirectory
-from millstream_runner.local.stored import open_stored
+from millstream_runner.local.stored import open_stored_buffer
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.mesh.conftest import PipelineFiles
@@ -43,10 +43,7 @@ def files(tmp_path: Path) -> PipelineFiles:
 async def publish(directory: DataDirectory, frame: bytes, records: int) -> None:
     """As the lane of the source would, and with all of its rights: a commit that counts, with a mark that fits."""
     plan = resolved.load(directory.read_pipeline()).plan
-    async with (
-        open_stored(directory, plan) as stored,
-        technology_of(plan.pipeline).open(stored.access, "p", name="intruder") as buffer,
-    ):
+    async with open_stored_buffer(directory, plan, "intruder", require=DurabilityLevel.FSYNC) as buffer:
         ledger = await buffer.broker.existing_ledger("in")
         assert ledger is not None
         owner = LaneOwner(ledger, SOURCE, await ledger.take_over(SOURCE, "intruder"))

@@ -29,6 +29,7 @@ from millstream.ledger.subjects import stream_name
 from millstream.record import BufferId, LaneId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
+from millstream_runner.chaos.plan import NetworkFault
 
 PIPELINE = "p"
 # A connection carries one command at a time: what comes back is its answer.
@@ -85,6 +86,11 @@ class SettableClock:
 
     def monotonic_s(self) -> float:
         return self.time_s
+
+
+def lost_answer(*, landed: bool) -> NetworkFault:
+    """The loss of the answer to a commit: of the answer alone (`landed`), or of the commit itself."""
+    return NetworkFault.LOSE_ANSWER if landed else NetworkFault.LOSE_COMMIT
 
 
 class Harness(Protocol):
@@ -146,7 +152,7 @@ class JetStreamHarness:
         self._processes = processes
 
     def lose_answer(self, *, landed: bool) -> None:
-        self.path.lose_answer(landed=landed)
+        self.path.plan(lost_answer(landed=landed))
 
     def slow_down(self) -> None:
         self.path.slow_down(_SLOW_S)
@@ -187,7 +193,7 @@ class RedisHarness:
         self._saved: dict[str, dict[bytes, bytes]] = {}
 
     def lose_answer(self, *, landed: bool) -> None:
-        self.path.lose_answer(landed=landed)
+        self.path.plan(lost_answer(landed=landed))
 
     def slow_down(self) -> None:
         self.path.slow_down(_SLOW_S)

@@ -6,10 +6,17 @@ Above it: the process and the worker. Below it: the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
+from millstream.errors import (
+    DamageError,
+    FencedError,
+    InfrastructureError,
+    MillstreamError,
+    UdfError,
+    UserError,
+    leaves,
+)
 from millstream.missing_packages import missing_package
 from millstream.telemetry.logging import NOTICE
 
@@ -22,7 +29,7 @@ _NO_MEMORY = (
 
 def is_of_function(error: BaseException) -> bool:
     """Whether a function of the user's, and nothing else, ended a replica."""
-    return isinstance(min(_leaves(error), key=_telling), UdfError)
+    return isinstance(min(leaves(error), key=_telling), UdfError)
 
 
 def report(error: BaseException, *, note: str = "") -> int:
@@ -31,7 +38,7 @@ def report(error: BaseException, *, note: str = "") -> int:
     When one task fails, the others are cancelled, and some of them fail in turn; one report is enough. `note`: what
     happens next, if the process does not end with it.
     """
-    first = min(_leaves(error), key=_telling)
+    first = min(leaves(error), key=_telling)
     if isinstance(first, MillstreamError):
         # With a role, the line is not the reason why the process ends, if it ends later.
         extra = ({"exception": first.detail} if first.detail else {}) | ({"role": "udf", NOTICE: True} if note else {})
@@ -45,14 +52,6 @@ def report(error: BaseException, *, note: str = "") -> int:
         return missing.exit_code
     _log.error("defect: %r", first, exc_info=first, extra={"code": codes.DEFECT.id})
     return MillstreamError.exit_code
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _telling(error: BaseException) -> int:

@@ -28,6 +28,7 @@ from millstream.nats import pulling
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import ApiError, BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
+from millstream_runner.chaos.plan import NetworkFault
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
 from tests.support.errors import raises
@@ -69,7 +70,7 @@ async def test_a_commit_that_arrives_after_it_was_sent_again_is_refused(
     harness: JetStreamHarness, frames: list[tuple[BufferId, bytes]]
 ) -> None:
     owner = await owner_of(harness)
-    harness.path.delay_commit()
+    harness.path.plan(NetworkFault.LATE_COMMIT)
     async with asyncio.timeout(WAIT_S):
         await owner.commit(*frames)
         answer = await harness.path.deliver_late()
@@ -85,7 +86,7 @@ async def test_a_commit_that_arrives_just_before_it_is_sent_again_counts(
     harness: JetStreamHarness, frames: list[tuple[BufferId, bytes]]
 ) -> None:
     owner = await owner_of(harness)
-    harness.path.delay_commit()
+    harness.path.plan(NetworkFault.LATE_COMMIT)
     answers: list[bytes] = []
 
     async def deliver_first() -> None:
@@ -112,7 +113,7 @@ async def test_a_late_commit_of_a_fenced_owner_changes_nothing(
     owner = await owner_of(harness)
     elsewhere = await (await harness.other_process()).existing_ledger("v")
     assert elsewhere is not None
-    harness.path.delay_commit()
+    harness.path.plan(NetworkFault.LATE_COMMIT)
     async with asyncio.timeout(WAIT_S):
         committing = asyncio.ensure_future(owner.commit(*frames))
         await harness.path.delayed()

@@ -20,6 +20,7 @@ from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
+from millstream_runner.chaos.plan import NetworkFault
 from tests.support.errors import raises
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 
@@ -163,7 +164,7 @@ async def test_the_next_owner_removes_what_was_not_committed(harness: JetStreamH
     await owner.commit((A, large("a1")), (B, large("b1")))
     elsewhere = await (await harness.other_process()).existing_ledger("v")
     assert elsewhere is not None
-    harness.path.delay_commit()
+    harness.path.plan(NetworkFault.LATE_COMMIT)
     async with looking(harness) as other:
         committing = asyncio.ensure_future(owner.commit((A, large("a2")), (B, large("b2"))))
         await harness.path.delayed()
@@ -188,7 +189,7 @@ async def test_a_commit_that_is_stored_after_it_was_refused_has_its_frames(harne
             config = {**info["config"], "max_bytes": info["state"]["bytes"] + free}
             await other.api("STREAM.UPDATE.p-v", config)
 
-        harness.path.delay_commit()
+        harness.path.plan(NetworkFault.LATE_COMMIT)
         committing = asyncio.ensure_future(owner.commit((A, large("a1")), (B, large("b1"))))
         await harness.path.delayed()
         harness.path.before_next_commit(lambda: limit_to(1))
@@ -255,7 +256,7 @@ async def test_a_commit_removes_the_frames_of_its_lost_attempts(harness: JetStre
 @pytest.mark.guarantee("I1", "I8")
 async def test_an_attempt_that_is_stored_late_leaves_no_frames_of_the_next_one(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
-    harness.path.delay_commit()
+    harness.path.plan(NetworkFault.LATE_COMMIT)
     async with looking(harness) as other:
         committing = asyncio.ensure_future(owner.commit((A, large("a1")), (B, large("b1"))))
         await harness.path.delayed()

@@ -18,6 +18,7 @@ from millstream.limits import MIB
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream_runner.chaos.lossy_path import Wire, open_lossy_path
+from millstream_runner.chaos.plan import NetworkFault
 from millstream_vertex.trimming import Trimmer
 from tests.support.children import together
 from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
@@ -128,7 +129,7 @@ async def test_a_purge_is_decided_again_when_the_connection_was_lost(tmp_path: P
         broker = await stack.enter_async_context(open_jetstream_broker(access, PIPELINE))
         ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=100))
         (buffer,), _ = await written(ledger, 1)
-        path.lose_answer(landed=False)
+        path.plan(NetworkFault.LOSE_COMMIT)
         async with counted(JetStreamHarness(broker, server, path, stack)) as requests:
             await ledger.trim({buffer: await ledger.last_sequence(buffer) - 1})
         assert path.planned == 0

@@ -21,6 +21,7 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
+from millstream_runner.chaos.plan import NetworkFault
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
@@ -206,7 +207,7 @@ async def path(nats: OutsideNats) -> AsyncIterator[LossyPath]:
 async def test_a_batch_that_comes_late_has_no_effect(nats: OutsideNats, path: LossyPath) -> None:
     """The connection was given up, and the same owner has come back on another one."""
     async with opened(await jetstream_spec(nats, url=path.url, **KEPT)) as lane:
-        path.delay_commit()
+        path.plan(NetworkFault.LATE_COMMIT)
         with raises(codes.TARGET_AWAY):
             await lane.write([numbers(1)], Position(1))
         await again(lambda: lane.write([numbers(1)], Position(1)))

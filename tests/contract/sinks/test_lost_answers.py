@@ -30,6 +30,7 @@ from tests.contract.sinks.sink_targets import (
 )
 from tests.contract.sinks.table_lanes import again, numbers, opened
 from tests.contract.sinks.wires import JETSTREAM, MARIADB, POSTGRES, REDIS
+from tests.support.ledgers import lost_answer
 from tests.support.mariadb_server import MariaServer
 from tests.support.nats_outside import open_outside_nats
 from tests.support.postgres_server import PostgresServer
@@ -106,7 +107,7 @@ async def test_a_lost_answer_is_settled_by_looking(target: Target, *, landed: bo
     async with opened(target.spec) as lane:
         for sequence in range(1, 6):
             if sequence % 2:
-                target.path.lose_answer(landed=landed)
+                target.path.plan(lost_answer(landed=landed))
             await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
             assert lane.durable == Position(sequence)
     assert target.path.planned == 0
@@ -118,7 +119,7 @@ async def test_the_answer_to_taking_over_may_be_lost(target: Target) -> None:
     async with opened(target.spec) as lane:
         await lane.write([numbers(1)], Position(1))
         target.path.cut()
-        target.path.lose_answer(landed=True)
+        target.path.plan(lost_answer(landed=True))
         await again(lambda: lane.write([numbers(2)], Position(2)))
     assert target.path.planned == 0
     assert await target.stored() == [*range(10, 30)]
@@ -134,7 +135,7 @@ async def test_owners_one_after_another_over_a_path_that_breaks(target: Target) 
             async with opened(target.spec, sink_owner(epoch, start=Position(mark))) as lane:
                 for sequence in range(mark + 1, mark + rng.randint(2, 9)):
                     if rng.random() < 0.3:
-                        target.path.lose_answer(landed=rng.random() < 0.5)
+                        target.path.plan(lost_answer(landed=rng.random() < 0.5))
                     if rng.random() < 0.1:
                         target.path.cut()
                     await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]

@@ -19,6 +19,7 @@ from millstream_runner.local.directory import (
     held,
     read_json,
     write_json,
+    write_text,
 )
 from millstream_runner.local.processes import end_stale, identify, is_alive
 from tests.small_disk import open_small_disk
@@ -76,7 +77,7 @@ def test_what_a_run_keeps_is_its_owners_alone_from_the_start(tmp_path: Path, mon
     monkeypatch.setattr(os, "open", watched)
     with held(root) as directory, held(tmp_path / "b" / "other"):
         directory.make()
-        directory.write_pipeline("secret")
+        write_text(directory.pipeline, "secret")
         write_json(directory.runtime, asdict(RUNTIME))
     assert ("pipeline.json.tmp", 0) in opened
     assert [name for name, others in opened if others] == []
@@ -100,7 +101,7 @@ def test_a_durable_file_has_a_durable_name(tmp_path: Path, monkeypatch: pytest.M
         assert [name for name, _ in synced] == [tmp_path.parent.name, tmp_path.name, "a"]
         assert synced[1:] == [(tmp_path.name, ["a"]), ("a", ["data"])]
         synced.clear()
-        directory.write_pipeline("text")
+        write_text(directory.pipeline, "text")
         assert synced == [("pipeline.json.tmp", []), ("data", ["lock", "pipeline.json"])]
 
 

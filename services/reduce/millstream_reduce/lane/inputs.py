@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+from millstream.background import beside
 from millstream.ledger.protocol import Ledger
 from millstream.record import BufferId
 from millstream_reader.buffer import BufferReader
@@ -189,17 +190,8 @@ class ReduceInputs:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Read in the background."""
-        async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(task, name=f"{what} {item.buffer}")
-                for item in self.inputs
-                for what, task in (
-                    ("take", self._read(item)),
-                    ("follow", self._follow(item)),
-                )
-            ]
-            try:
-                yield
-            finally:
-                for task in background:
-                    task.cancel()
+        async with AsyncExitStack() as stack:
+            for item in self.inputs:
+                await stack.enter_async_context(beside(self._read(item), f"take {item.buffer}"))
+                await stack.enter_async_context(beside(self._follow(item), f"follow {item.buffer}"))
+            yield

@@ -27,9 +27,9 @@ from typing import NoReturn
 import uvloop
 
 from millstream import arrow_memory, codes
-from millstream.background import open_tasks
+from millstream.background import beside, open_tasks
 from millstream.die_with_parent import forbid_core_files
-from millstream.errors import InfrastructureError, MillstreamError
+from millstream.errors import InfrastructureError, MillstreamError, leaves
 from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.jvm import SparkEndedError
@@ -52,10 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arrow_memory.use_the_heap()
     try:
         return uvloop.run(_serve(_settings(options), options.address, begun_s))
-    except MillstreamError as error:
-        return _exit_code_of(error)
-    except BaseExceptionGroup as group:
-        return _report(group)
+    except (MillstreamError, BaseExceptionGroup) as error:
+        return _report(error)
 
 
 def _settings(options: argparse.Namespace) -> SparkSettings:
@@ -99,13 +97,14 @@ async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
 async def _open_and_serve(
     settings: SparkSettings, address: str, token: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
 ) -> None:
-    async with open_tasks() as tasks:
-        # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
-        started = asyncio.Event()
-        importing = tasks.create_task(_import_serving(settings, started), name="imports")
-        async with open_session(settings, on_started=started.set) as session:
-            serving = await importing
-            await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
+    # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
+    started = asyncio.Event()
+    async with (
+        beside(_import_serving(settings, started), "imports") as importing,
+        open_session(settings, on_started=started.set) as session,
+    ):
+        serving = await importing
+        await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
 
 
 async def _import_serving(settings: SparkSettings, after: asyncio.Event) -> ModuleType:
@@ -121,9 +120,9 @@ def _imported(*, with_pandas: bool) -> ModuleType:
     return serving
 
 
-def _report(group: BaseExceptionGroup[BaseException]) -> int:
+def _report(error: BaseException) -> int:
     """Log what ended the process, and return the exit code. The loss of Spark explains everything else."""
-    errors = [error for error in _leaves(group) if not isinstance(error, asyncio.CancelledError)]
+    errors = [error for error in leaves(error) if not isinstance(error, asyncio.CancelledError)]
     ours = [error for error in errors if isinstance(error, MillstreamError)]
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:
@@ -139,14 +138,6 @@ def _exit_code_of(error: MillstreamError) -> int:
         # The JVM was killed from outside, and the parent has to treat this process in the same way.
         return -error.killed_by
     return error.exit_code
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf
-        for error in group.exceptions
-        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    ]
 
 
 def _parser() -> argparse.ArgumentParser:

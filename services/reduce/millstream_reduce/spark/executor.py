@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,7 +34,7 @@ from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows, WindowsOrigin
-from millstream_reduce.spark.session import JOBS_MAX
+from millstream_reduce.spark.session import JOBS_MAX, Session
 from millstream_reduce.values import WindowTable
 
 _log = logging.getLogger(__name__)
@@ -45,19 +45,6 @@ STOP_AFTER_S = 5.0
 thread that is writing results then never releases their memory: some hundred large ones would end the JVM."""
 
 
-class Runs(Protocol):
-    """What the executor needs of a session."""
-
-    async def run(self, function: Callable[..., Any], *arguments: Any, tag: str = "") -> Any:
-        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its jobs, and waits.
-
-        `tag`: theirs in Spark; by default a new one.
-        """
-
-    async def check_alive(self) -> None:
-        """Raise `SessionLostError` unless Spark still does what it is asked."""
-
-
 RunJob = Callable[[SparkSession, engine_pb2.Program, JobWindows], JobResult]
 
 
@@ -65,41 +52,56 @@ Outcome = tuple[pa.Table, engine_pb2.RunSummary]
 """The answer to a request, as `WindowEngine.run` gives it."""
 
 
+JOB_WINDOWS_MAX = 10_000
+JOB_BYTES_MAX = 256 * MIB
+"""Bytes of the log that a job may read. A larger request has its own job."""
+LARGE_BYTES = 32 * MIB
+"""A request with more bytes is large: it takes 100 ms or more."""
+
+
+class JobLane(NamedTuple):
+    """Jobs of one lane run one after another."""
+
+    program: bytes
+    large: bool
+
+
 @dataclass(eq=False, slots=True)
-class _Request:
+class Request:
     """A request that has not been answered yet."""
 
     message: engine_pb2.RunRequest
+    program: bytes
+    """That of the message, encoded."""
+    size: int
+    """Bytes of the log that contain its windows."""
     outcome: asyncio.Future[Outcome]
 
-    def windows(self) -> tuple[str, WindowTable, WindowsOrigin]:
-        """With where their log lies, and who asks."""
-        message = self.message
-        origin = WindowsOrigin(
-            message.lane, message.replica, message.attempt, message.watermark_us, message.traceparent
-        )
-        return message.directory, WindowTable.from_message(message.windows), origin
+    @property
+    def lane(self) -> JobLane:
+        return JobLane(self.program, self.size > LARGE_BYTES)
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
-    """A job that runs."""
+class Job:
+    """A job that runs, or is about to."""
 
-    requests: Sequence[_Request]
+    lane: JobLane
+    requests: Sequence[Request]
     task: asyncio.Task[None] | None = None
-    abandoned: list[_Request] = field(default_factory=list)
+    abandoned: list[Request] = field(default_factory=list)
     """Requests whose client has disconnected."""
 
 
 class Executor:
     """Jobs of one session. `serve` is its only task; the others only wait."""
 
-    def __init__(self, session: Runs, run_job: RunJob, *, stop_after_s: float = STOP_AFTER_S) -> None:
+    def __init__(self, session: Session, run_job: RunJob, *, stop_after_s: float = STOP_AFTER_S) -> None:
         self._session = session
         self._stop_after_s = stop_after_s
         self._run_job = run_job
-        self._waiting: RequestQueue[_Request] = RequestQueue()
-        self._running: dict[JobLane, _Job] = {}
+        self._waiting = RequestQueue()
+        self._running: dict[JobLane, Job] = {}
         self._changed = asyncio.Event()
         self._tags = itertools.count(1)
         self.jobs = 0
@@ -118,9 +120,9 @@ class Executor:
     async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
         """Wait for the result of a request. Cancelling takes it back; a job without a waiting request stops in a
         while."""
-        request = _Request(message, asyncio.get_running_loop().create_future())
         program = message.program.SerializeToString(deterministic=True)
-        self._waiting.add(Waiter(request, program, message.windows.count, bytes_of(message)))
+        request = Request(message, program, bytes_of(message), asyncio.get_running_loop().create_future())
+        self._waiting.add(request)
         self._changed.set()
         try:
             return await request.outcome
@@ -133,13 +135,12 @@ class Executor:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._changed.clear()
-                while (batch := self._waiting.take(self._running.keys())) is not None:
-                    job = _Job(batch.items)
-                    self._running[batch.lane] = job
-                    job.task = tasks.create_task(self._run(batch, job), name="job")
+                while (job := self._waiting.take(self._running.keys())) is not None:
+                    self._running[job.lane] = job
+                    job.task = tasks.create_task(self._run(job), name="job")
                 await self._changed.wait()
 
-    def _abandon(self, request: _Request) -> None:
+    def _abandon(self, request: Request) -> None:
         if self._waiting.remove(request):
             return
         for job in self._running.values():
@@ -148,16 +149,16 @@ class Executor:
                 if len(job.abandoned) == len(job.requests) and job.task is not None:
                     asyncio.get_running_loop().call_later(self._stop_after_s, job.task.cancel)
 
-    async def _run(self, batch: JobBatch[_Request], job: _Job) -> None:
+    async def _run(self, job: Job) -> None:
         try:
             await self._compute(job.requests)
         finally:
-            del self._running[batch.lane]
+            del self._running[job.lane]
             self._changed.set()
 
-    async def _compute(self, requests: Sequence[_Request]) -> None:
+    async def _compute(self, requests: Sequence[Request]) -> None:
         """Run one job for some requests, and give each its outcome."""
-        windows = JobWindows.of(request.windows() for request in requests)
+        windows = JobWindows.of(windows_of(request.message) for request in requests)
         begun_s = time.monotonic()
         tag = f"millstream-{os.getpid()}-hand-over-{next(self._tags)}"
         try:
@@ -192,15 +193,15 @@ class Executor:
                     request.outcome.set_result((rows, summary))
 
 
-def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
+def _fail(requests: Sequence[Request], error: MillstreamError) -> None:
     for request in requests:
         if not request.outcome.done():
             request.outcome.set_exception(error)
 
 
 def _shares(
-    requests: Sequence[_Request], result: JobResult
-) -> list[tuple[_Request, pa.Table, list[engine_pb2.WindowFailure]]]:
+    requests: Sequence[Request], result: JobResult
+) -> list[tuple[Request, pa.Table, list[engine_pb2.WindowFailure]]]:
     """Rows and failures of each request, with the indexes of its own windows."""
     shares = []
     first = 0
@@ -227,91 +228,59 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
 
 
-JOB_WINDOWS_MAX = 10_000
-JOB_BYTES_MAX = 256 * MIB
-"""Bytes of the log that a job may read. A larger request has its own job."""
-LARGE_BYTES = 32 * MIB
-"""A request with more bytes is large: it takes 100 ms or more."""
-
-Item = TypeVar("Item")
-
-
-class JobLane(NamedTuple):
-    """Jobs of one lane run one after another."""
-
-    program: bytes
-    large: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter(Generic[Item]):
-    """One waiting request."""
-
-    item: Item
-    program: bytes
-    windows: int
-    size: int
-    """Bytes."""
-
-    @property
-    def lane(self) -> JobLane:
-        return JobLane(self.program, self.size > LARGE_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class JobBatch(Generic[Item]):
-    """The requests of one job."""
-
-    lane: JobLane
-    items: Sequence[Item]
-
-
-class RequestQueue(Generic[Item]):
-    """The requests, oldest first."""
+class RequestQueue:
+    """The requests that wait, oldest first."""
 
     def __init__(self) -> None:
-        self._waiters: list[Waiter[Item]] = []
+        self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._requests)
 
-    def add(self, waiter: Waiter[Item]) -> None:
-        self._waiters.append(waiter)
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
 
-    def remove(self, item: Item) -> bool:
+    def remove(self, request: Request) -> bool:
         """Take one back; False if it is not (or no longer) waiting."""
-        before = len(self._waiters)
-        self._waiters = [waiter for waiter in self._waiters if waiter.item is not item]
-        return len(self._waiters) < before
+        is_waiting = request in self._requests
+        if is_waiting:
+            self._requests.remove(request)
+        return is_waiting
 
-    def take(self, running: Set[JobLane]) -> JobBatch[Item] | None:
+    def take(self, running: Set[JobLane]) -> Job | None:
         """The next job, while those of `running` run; None if no job may start."""
         if len(running) >= JOBS_MAX:
             return None
         large_runs = any(lane.large for lane in running)
-        for waiter in self._waiters:
-            lane = waiter.lane
+        for request in self._requests:
+            lane = request.lane
             if lane not in running and not (lane.large and large_runs):
-                return JobBatch(lane, self._take_lane(lane))
+                return Job(lane, self._take_lane(lane))
         return None
 
-    def _take_lane(self, lane: JobLane) -> list[Item]:
-        taken: list[Item] = []
-        kept: list[Waiter[Item]] = []
+    def _take_lane(self, lane: JobLane) -> list[Request]:
+        taken: list[Request] = []
+        kept: list[Request] = []
         windows = size = 0
         full = False
-        for waiter in self._waiters:
-            windows_with, size_with = windows + waiter.windows, size + waiter.size
+        for request in self._requests:
+            windows_with, size_with = windows + request.message.windows.count, size + request.size
             fits = not taken or (windows_with <= JOB_WINDOWS_MAX and size_with <= JOB_BYTES_MAX)
-            if waiter.lane != lane or full or not fits:
+            if request.lane != lane or full or not fits:
                 # Those after one that does not fit wait, too: first come, first served.
-                full = full or waiter.lane == lane
-                kept.append(waiter)
+                full = full or request.lane == lane
+                kept.append(request)
                 continue
-            taken.append(waiter.item)
+            taken.append(request)
             windows, size = windows_with, size_with
-        self._waiters = kept
+        self._requests = kept
         return taken
+
+
+def windows_of(request: engine_pb2.RunRequest) -> tuple[str, WindowTable, WindowsOrigin]:
+    """The windows of a request, with where their log lies, and who asks."""
+    origin = WindowsOrigin(request.lane, request.replica, request.attempt, request.watermark_us, request.traceparent)
+    return request.directory, WindowTable.from_message(request.windows), origin
 
 
 def bytes_of(request: engine_pb2.RunRequest) -> int:

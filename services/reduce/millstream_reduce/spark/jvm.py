@@ -34,7 +34,7 @@ from pathlib import Path
 import psutil
 
 from millstream import codes
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.codes.code import Code
 from millstream.errors import InfrastructureError, UserError
 from millstream.files import write_private
@@ -177,13 +177,9 @@ async def open_jvm(
     ) as process:
         on_started()
         jvm = Jvm(process, command.memory_bytes, last_lines)
-        async with open_tasks() as tasks:
-            watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
-            try:
-                yield jvm, await _gateway(process, jvm, connection, last_lines)
-            finally:
-                # A JVM that is ending answers nothing, and has its own time limit.
-                watching.cancel()
+        # Until the block ends: a JVM that is ending answers nothing, and has its own time limit.
+        async with beside(jvm.end_when_hung(), "watch over the JVM"):
+            yield jvm, await _gateway(process, jvm, connection, last_lines)
 
 
 async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
@@ -195,20 +191,16 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
     errors = LastLines(_LAUNCHER_LINES_KEPT)
     # Its answer is not text: arguments, each followed by a NUL.
     with tempfile.TemporaryFile(dir=command.directory) as answer:
-        async with (
-            open_process(
-                asking,
-                name="Spark's launcher",
-                stdout=answer,
-                stderr=lambda lines: errors.add(*map(text_of, lines)),
-                environment=environment,
-            ) as process,
-            open_tasks() as tasks,
-        ):
+        async with open_process(
+            asking,
+            name="Spark's launcher",
+            stdout=answer,
+            stderr=lambda lines: errors.add(*map(text_of, lines)),
+            environment=environment,
+        ) as process:
             jvm = Jvm(process, 0, errors)
-            watching = tasks.create_task(jvm.end_when_hung(), name="watch over the launcher")
-            code = await process.wait()
-            watching.cancel()
+            async with beside(jvm.end_when_hung(), "watch over the launcher"):
+                code = await process.wait()
         answer.seek(0)
         _, begun, launched = answer.read().partition(b"\0\n")
     if code < 0:

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from millstream import codes
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
@@ -59,28 +59,25 @@ async def serve(
     `token`: if given, requests without it are refused. `begun_s`: when the process was started, for the description.
     """
     windows = preparing.write_windows(directory / "warm-up")
-    async with open_tasks() as tasks:
+    async with (
+        beside(_end_with(session), "end of Spark"),
         # Starting a Python worker takes as long as the first task, and the machine may have a processor for each.
-        background = [
-            tasks.create_task(_end_with(session), name="end of Spark"),
-            tasks.create_task(_start_worker(session), name="first Python worker"),
-        ]
+        beside(_start_worker(session), "first Python worker"),
+    ):
         await _first_task(session)
         executor = Executor(session, jobs.run)
         description = _described(session, time.monotonic() - begun_s)
         server = await _open_server(SparkDriverService(session, executor, description), address, token)
-        try:
-            background.append(tasks.create_task(_run_jobs(session, executor, windows), name="jobs"))
-            # Imported modules stay: searching them for garbage repeatedly would find nothing.
-            gc.freeze()
-            ready.set()
-            _say_ready(session, description)
-            await stopped.wait()
-        finally:
-            # Even if Spark is gone: then there is nothing to wait for.
-            await server.stop(STOP_GRACE_S if stopped.is_set() else None)
-        for task in background:
-            task.cancel()
+        async with beside(_run_jobs(session, executor, windows), "jobs"):
+            try:
+                # Imported modules stay: searching them for garbage repeatedly would find nothing.
+                gc.freeze()
+                ready.set()
+                _say_ready(session, description)
+                await stopped.wait()
+            finally:
+                # Even if Spark is gone: then there is nothing to wait for.
+                await server.stop(STOP_GRACE_S if stopped.is_set() else None)
 
 
 async def _open_server(service: SparkDriverService, address: str, token: str) -> grpc.aio.Server:
@@ -97,12 +94,8 @@ async def _open_server(service: SparkDriverService, address: str, token: str) ->
 
 async def _first_task(session: Session) -> None:
     """Without it Spark is not ready: a cluster may have accepted the application without resources to run it."""
-    async with open_tasks() as tasks:
-        waiting = tasks.create_task(_say_when_long(session), name="say when long")
-        try:
-            await session.run(probe)
-        finally:
-            waiting.cancel()
+    async with beside(_say_when_long(session), "say when long"):
+        await session.run(probe)
 
 
 async def _start_worker(session: Session) -> None:

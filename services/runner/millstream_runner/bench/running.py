@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from millstream import codes
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
@@ -31,7 +32,7 @@ from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.store import OtStore, OtStores, OtUpdate
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
-from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.directory import DataDirectory, Runtime, read_json
 from millstream_runner.local.logfiles import process_label
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.run import RunOptions, RunResult, run
@@ -206,13 +207,9 @@ async def measure(
     data = DataDirectory(directory / "data")
     options = RunOptions(data_dir=data.root, durability=durability, metrics_port_base=base, workers=workers)
     measured = Measurement()
-    async with asyncio.TaskGroup() as group:
-        watching = group.create_task(
-            _watch(data, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
-        )
+    async with beside(_watch(data, pipeline, technology_of(loaded.pipeline), load, measured), "watch"):
         result = await _run(loaded, options)
-        watching.cancel()
-    status = data.read_status() or {}
+    status = read_json(data.status) or {}
     measured.durability = str(status.get("durability", durability.value))
     _check(result, load)
     return measured

@@ -57,9 +57,9 @@ class Injector:
         if strike.kind is FaultKind.PAUSE:
             assert victim is not None, "a pause is of a process"
             return await self._pause(strike, victim)
-        if strike.kind is FaultKind.NETWORK:
+        if strike.network is not None:
             assert self._path is not None, "the vertices reach their broker over it"
-            return await _break(self._path, strike)
+            return await _break(self._path, strike.network, strike.lasts_s)
         assert self._small_disk is not None, "there is a disk to fill"
         await _fill(self._small_disk / _BALLAST, strike.lasts_s)
         return True
@@ -99,30 +99,22 @@ class Injector:
                 self.fenced += not victim.process.is_running()
 
 
-async def _break(path: LossyPath, strike: Strike) -> bool:
+async def _break(path: LossyPath, fault: NetworkFault, seconds: float) -> bool:
     """Inject one fault of the network. Returns False if no commit came that it could affect."""
-    match strike.network:
-        case NetworkFault.CUT:
-            path.cut()
-            return True
-        case NetworkFault.STALL:
-            path.stall()
-            try:
-                await asyncio.sleep(strike.lasts_s)
-            finally:
-                path.flow()
-            return True
-        case NetworkFault.LOSE_COMMIT:
-            path.lose_answer(landed=False)
-        case NetworkFault.LOSE_ANSWER:
-            path.lose_answer(landed=True)
-        case NetworkFault.REPEAT_ANSWER:
-            path.repeat_answer()
-        case _:
-            path.delay_commit()
+    if fault is NetworkFault.CUT:
+        path.cut()
+        return True
+    if fault is NetworkFault.STALL:
+        path.stall()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            path.flow()
+        return True
+    path.plan(fault)
     if not await _met(path):
         return False
-    if strike.network is NetworkFault.LATE_COMMIT:
+    if fault is NetworkFault.LATE_COMMIT:
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(_COMMIT_TIMEOUT_S):
                 await path.delayed()

@@ -14,8 +14,9 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from enum import Enum
 from typing import NamedTuple
+
+from millstream_runner.chaos.plan import NetworkFault
 
 
 class Wire(NamedTuple):
@@ -36,13 +37,6 @@ _REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
 _CHUNK_BYTES = 1 << 20
 
 
-class _Plan(Enum):
-    LOSE_COMMIT = "the commit never reaches the server; the connection breaks"
-    LOSE_ANSWER = "the commit reaches the server, its answer never the client; the connection breaks"
-    DELAY_COMMIT = "the connection breaks, and the commit reaches the server later"
-    REPEAT_ANSWER = "the commit's answer comes twice"
-
-
 class LossyPath:
     """Listens on its own port; created by `open_lossy_path`. Faults occur in the order in which they were planned."""
 
@@ -52,7 +46,7 @@ class LossyPath:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._answers_late_s = 0.0
-        self._plans: deque[_Plan] = deque()
+        self._plans: deque[NetworkFault] = deque()
         self._late: deque[_Late] = deque()
         self._late_changed = asyncio.Event()
         self._before_next: Callable[[], Awaitable[object]] | None = None
@@ -74,17 +68,10 @@ class LossyPath:
         """Cancel the planned faults that have not affected a commit yet."""
         self._plans.clear()
 
-    def lose_answer(self, *, landed: bool) -> None:
-        """The next commit gets no answer, after (`landed`) or before it reached the server."""
-        self._plans.append(_Plan.LOSE_ANSWER if landed else _Plan.LOSE_COMMIT)
-
-    def delay_commit(self) -> None:
-        """The next commit is kept until `deliver_late`; its sender loses its connection."""
-        self._plans.append(_Plan.DELAY_COMMIT)
-
-    def repeat_answer(self) -> None:
-        """The answer to the next commit comes twice."""
-        self._plans.append(_Plan.REPEAT_ANSWER)
+    def plan(self, fault: NetworkFault) -> None:
+        """The next commit meets this fault, which is one of commits or answers. If one is lost, or the commit is late,
+        the connection breaks; a late commit is kept until `deliver_late`."""
+        self._plans.append(fault)
 
     def stall(self) -> None:
         """Let nothing through any more, in either direction; connections stay open."""
@@ -153,7 +140,7 @@ class LossyPath:
         finally:
             writer.transport.abort()
 
-    async def on_commit(self) -> _Plan | None:
+    async def on_commit(self) -> NetworkFault | None:
         """What to do with the commit that has just arrived."""
         action, self._before_next = self._before_next, None
         if action is not None:
@@ -238,18 +225,16 @@ class _Pair:
             while data := await self._client_reader.read(_CHUNK_BYTES):
                 if self._path.wire.commit in data:
                     match await self._path.on_commit():
-                        case _Plan.LOSE_COMMIT:
+                        case NetworkFault.LOSE_COMMIT:
                             return
-                        case _Plan.DELAY_COMMIT:
+                        case NetworkFault.LATE_COMMIT:
                             self._kept = data
                             self._path.keep(_Late(self._server_reader, self._server_writer, data))
                             return
-                        case _Plan.LOSE_ANSWER:
+                        case NetworkFault.LOSE_ANSWER:
                             self._lose_answer = True
-                        case _Plan.REPEAT_ANSWER:
+                        case NetworkFault.REPEAT_ANSWER:
                             self._repeat_answer = True
-                        case None:
-                            pass
                 await self._path.flowing()
                 self._server_writer.write(data)
                 await self._server_writer.drain()

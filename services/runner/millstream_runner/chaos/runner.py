@@ -16,14 +16,13 @@ from typing import Any
 import uvloop
 
 from millstream.buffers.registry import over
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, first_cause
 from millstream.plan.plan import plan_of
 from millstream.printable import printable_output
 from millstream.spec.graph import Graph
 from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.models import Pipeline
 from millstream_connectors.file.settings import FileSink
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.run import RunOptions, run
 from millstream_runner.local.screen import choose_screen
 from millstream_runner.local.summary import summary_lines
@@ -44,14 +43,13 @@ def _run(options: argparse.Namespace) -> int:
         settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path, workers=options.workers)
         result = uvloop.run(run(loaded, settings, screen))
     except (MillstreamError, BaseExceptionGroup) as error:
-        cause = error if isinstance(error, MillstreamError) else first_cause(error)
+        cause = first_cause(error)
         if cause is None:
             raise
         screen.message(cause.shown)
         return cause.exit_code
     if result.failure is not None:
-        code = f"error[{result.failure.code}]: " if result.failure.code is not None else ""
-        screen.message(f"{code}{result.failure.process} {result.failure.reason}: {result.failure.message}")
+        screen.message(f"{result.failure.heading}: {result.failure.message}")
     for line in summary_lines(result.summary) if result.summary is not None else ():
         screen.message(line)
     return result.exit_code

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from millstream.background import beside
 from millstream.files import append_private
 from millstream.processes import Process, Stop, open_process
 from millstream_runner.chaos.plan import Role
@@ -92,14 +93,10 @@ class RunnerProcess:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """It runs during the block, unless it ends by itself earlier."""
-        await self._start()
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._watch(), name="end of the runner")
-            try:
+        async with self._life:
+            await self._start()
+            async with beside(self._watch(), "end of the runner"):
                 yield
-            finally:
-                watching.cancel()
-                await self._life.aclose()
 
     async def _start(self) -> None:
         with append_private(self.log_file) as log:

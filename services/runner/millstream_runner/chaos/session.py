@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from millstream.background import beside
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.plan.lanes import all_lanes, lanes_of, owned_lanes
 from millstream.plan.plan import Plan
@@ -133,16 +134,12 @@ class ExperimentSession:
 
     async def run(self) -> ExperimentOutcome:
         """Run the pipeline, and inject the planned faults."""
-        async with asyncio.TaskGroup() as tasks, self._runner.running():
-            watching = tasks.create_task(watch(self._plan, self._runner, self._board), name="watch")
-            try:
-                await self._first_progress()
-                if self._assignment.seconds is not None:
-                    self._until_s = time.monotonic() + self._assignment.seconds
-                await self._strike_all()
-                await self._end()
-            finally:
-                watching.cancel()
+        async with self._runner.running(), beside(watch(self._plan, self._runner, self._board), "watch"):
+            await self._first_progress()
+            if self._assignment.seconds is not None:
+                self._until_s = time.monotonic() + self._assignment.seconds
+            await self._strike_all()
+            await self._end()
         self._outcome.seconds = time.monotonic() - self._begun_s
         self._outcome.succeeded, self._outcome.fenced = self._injector.succeeded, self._injector.fenced
         self._outcome.leftovers = leftovers(self._runner.data.root)

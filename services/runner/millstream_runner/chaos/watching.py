@@ -6,11 +6,12 @@ Above it: the session. Below it: the OT stores. It changes nothing.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
-from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
+from millstream.errors import InfrastructureError, RetryLaterError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
@@ -41,17 +42,14 @@ async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access:
     async with opening as buffer:
         opened = {vertex: await buffer.stores.store(vertex) for vertex in plan.order}
         try:
-            async with asyncio.TaskGroup() as tasks:
-                hearing = [
-                    tasks.create_task(_hear(plan, board, vertex, store), name=f"hear {vertex}")
-                    for vertex, store in opened.items()
-                ]
+            async with AsyncExitStack() as hearing:
+                for vertex, store in opened.items():
+                    await hearing.enter_async_context(beside(_hear(plan, board, vertex, store), f"hear {vertex}"))
                 while _access(plan, runner) in (None, access):  # noqa: ASYNC110  # a file tells
                     await asyncio.sleep(_POLL_S)
-                for task in hearing:
-                    task.cancel()
         except BaseExceptionGroup as group:
-            raise _one_of(group) from None
+            # One failure stands for all: they have one cause, the broker.
+            raise first_cause(group) or group from None
 
 
 async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
@@ -68,11 +66,3 @@ def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
     if runtime is None or not runtime.broker_url:
         return None
     return runner.data.access(runtime, technology_of(plan.pipeline))
-
-
-def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One failure that stands for all: they have one cause, the broker."""
-    one = group.exceptions[0]
-    while isinstance(one, BaseExceptionGroup):
-        one = one.exceptions[0]
-    return one if isinstance(one, MillstreamError) else group

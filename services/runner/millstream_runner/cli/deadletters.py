@@ -17,13 +17,13 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.buffers.placed import placed
-from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.files import append_private
 from millstream.frame import partition_of
 from millstream.json_parser import parse_json
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.nearest import did_you_mean
 from millstream.plan import resolved
 from millstream.plan.plan import Plan
@@ -40,7 +40,7 @@ from millstream_runner.cli.records import check_buffered
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.stored import open_run, open_stored
+from millstream_runner.local.stored import open_run, open_stored_buffer
 from millstream_vertex.replay import Replay, ReplayRecord, ReplayResult
 
 _REASON_CHARACTERS_MAX = 100
@@ -176,10 +176,7 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, plan: Plan,
 
 
 async def _put_back(directory: DataDirectory, plan: Plan, returned: Sequence[ReplayRecord]) -> ReplayResult:
-    async with (
-        open_stored(directory, plan) as server,
-        technology_of(plan.pipeline).open(server.access, plan.pipeline.name, name="replay") as buffer,
-    ):
+    async with open_stored_buffer(directory, plan, "replay", require=DurabilityLevel.FSYNC) as buffer:
         return await Replay(plan, placed(buffer, plan).broker, buffer.stores, SystemClock()).put_back(returned)
 
 

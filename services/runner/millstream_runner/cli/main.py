@@ -18,14 +18,13 @@ from contextlib import suppress
 from millstream import codes
 from millstream.descriptors import PIPE_CLOSED, OutputDescriptor, cause_text, reopen_closed
 from millstream.die_with_parent import forbid_core_files
-from millstream.errors import InfrastructureError, MillstreamError
+from millstream.errors import InfrastructureError, MillstreamError, first_cause
 from millstream.missing_packages import missing_package
 from millstream.printable import printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.parsing import UsageError
 from millstream_runner.colours import show, show_message
-from millstream_runner.local.causes import first_cause
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
@@ -85,8 +84,8 @@ def _run(options: argparse.Namespace, printed: OutputDescriptor, on_ready: Calla
 
 
 def _report_exception(options: argparse.Namespace, error: Exception) -> int:
-    if isinstance(error, MillstreamError):
-        return _report(options, error, error)
+    if (cause := first_cause(error)) is not None:
+        return _report(options, error, cause)
     if isinstance(error, ModuleNotFoundError):
         missing = missing_package(error, f"`millstream {options.command}`", windows=True)
         return _report(options, error, missing or _defect(error))
@@ -97,8 +96,7 @@ def _report_exception(options: argparse.Namespace, error: Exception) -> int:
         else:
             meant = InfrastructureError(codes.CANNOT_WRITE, f"cannot write a file: {error.strerror}")
         return _report(options, error, meant)
-    cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
-    return _report(options, error, cause or _defect(error))
+    return _report(options, error, _defect(error))
 
 
 def _report_unprinted(words: Sequence[str], error: OSError) -> int:

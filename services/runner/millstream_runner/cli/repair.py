@@ -7,42 +7,23 @@ import asyncio
 import json
 from typing import Any
 
-from millstream import codes
-from millstream.buffers.registry import technology_of
-from millstream.errors import DamageError, UserError
-from millstream.ledger.protocol import DurabilityLevel
-from millstream.plan.diff import diff
+from millstream.errors import DamageError, first_cause
 from millstream.plan.plan import Plan
-from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
-from millstream.spec.loading import load
 from millstream_runner.local import audit
-from millstream_runner.local.causes import first_cause
-from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, read_json
+from millstream_runner.local.directory import DataDirectory, KnownLedgers
 from millstream_runner.local.repair.finding import bare
 from millstream_runner.local.repair.repair import Repair
-from millstream_runner.local.stored import open_stored
+from millstream_runner.local.stored import load_stored, open_stored_buffer
 
 _PASSES_MAX = 5
 """Attempts at a repair if the stored data changes during it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    loaded = load(arguments.file)
-    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
-    before = read_json(directory.shape)
-    if before is None:
-        raise UserError(
-            codes.NO_SUCH_RUN, f"{directory.root} is not the data directory of a pipeline (it has no shape.json)"
-        )
-    loaded, _ = as_stored(loaded, before)
-    found = diff(before, shape_of(loaded.plan))
-    if found.any:
-        differs = "; ".join(one.what for one in found.differences)
-        what = f"the data directory {directory.root} holds data of a different pipeline: {differs}"
-        raise UserError(codes.DATA_OF_ANOTHER_PIPELINE, what)
+    plan, directory = load_stored(arguments.file, arguments.data_dir)
     audit.note(directory, "repair", accept_loss=arguments.accept_loss)
-    repaired = asyncio.run(_repair(loaded.plan, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
+    repaired = asyncio.run(_repair(plan, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
     if arguments.json:
         print(json.dumps({"accepted": arguments.accept_loss, "damages": repaired}))
     elif not repaired:
@@ -77,16 +58,7 @@ async def _repair(plan: Plan, directory: DataDirectory, *, accept_loss: bool, qu
 async def _look(
     plan: Plan, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
 ) -> None:
-    async with (
-        open_stored(directory, plan) as stored,
-        technology_of(plan.pipeline).open(
-            stored.access,
-            plan.pipeline.name,
-            name="repair",
-            require=DurabilityLevel.MEMORY,
-            tolerate_lost=True,
-        ) as buffer,
-    ):
+    async with open_stored_buffer(directory, plan, "repair", tolerate_lost=True) as buffer:
         repair = Repair(plan, buffer, KnownLedgers(directory.ledgers), directory.windows)
         async for finding in repair.findings():
             found.append(finding.as_json())

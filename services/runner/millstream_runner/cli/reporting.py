@@ -19,14 +19,13 @@ from pathlib import Path
 import psutil
 
 from millstream import codes
-from millstream.errors import InfrastructureError, MillstreamError, UserError
+from millstream.errors import InfrastructureError, UserError, first_cause
 from millstream.resources import processors
 from millstream.spec.loading import LoadedPipeline
 from millstream_runner.cli.deadletters import stored_files
 from millstream_runner.cli.envelopes import read_files
 from millstream_runner.cli.version import versions
 from millstream_runner.colours import show_message
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.directory import write_text
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.run import RunOptions, RunResult
@@ -76,8 +75,8 @@ def reporting(path: Path | None, loaded: LoadedPipeline, options: RunOptions) ->
 
 
 def _text_of(error: Exception) -> str:
-    cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
-    return cause.shown if isinstance(cause, MillstreamError) else repr(error)
+    cause = first_cause(error)
+    return cause.shown if cause is not None else repr(error)
 
 
 def _write(path: Path, report: Report) -> bool:
@@ -101,8 +100,7 @@ def _report(loaded: LoadedPipeline, options: RunOptions, report: Reporting, bega
     result = report.result
     failure = result.failure if result is not None else None
     if failure is not None:
-        code = f"[{failure.code.id}]" if failure.code is not None else ""
-        error = f"error{code}: {failure.process} {failure.reason}\n{failure.message}"
+        error = f"{failure.heading}\n{failure.message}"
     letters, remark = _dead_letters(loaded)
     elapsed_s = (datetime.now(UTC) - began).total_seconds()
     return Report(

@@ -36,7 +36,7 @@ from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.reporting import check_place, reporting
 from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
-from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.directory import DataDirectory, read_json, root_of
 from millstream_runner.local.formatting import duration_text, folded
 from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
@@ -127,9 +127,8 @@ def _failure_text(failure: Failure, *, debug: bool) -> str:
     detail = f"{failure.detail}\n" if debug and failure.detail else ""
     if failure.shown:
         return detail
-    code = f"error[{failure.code}]: " if failure.code is not None else ""
     message = indented(failure.message) or "it logged no error"
-    return f"{detail}millstream run: {code}{failure.process} {failure.reason}: {message}\n"
+    return f"{detail}millstream run: {failure.heading}: {message}\n"
 
 
 def _is_all_there(result: RunResult) -> bool:
@@ -181,7 +180,7 @@ def result_lines(result: RunResult, width: int | None = None) -> list[str]:
 
 def dry_run(loaded: LoadedPipeline, arguments: argparse.Namespace) -> int:
     """Prints the differences. Returns the exit code of `run` if it would refuse one of them, and 0 otherwise."""
-    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
+    directory = DataDirectory(root_of(loaded.pipeline.name, arguments.data_dir))
     differences = None if arguments.fresh else _differences(directory, loaded, arguments.forget)
     refused = any(one.effect is Effect.REFUSED for one in differences or ())
     if arguments.json:

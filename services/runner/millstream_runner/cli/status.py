@@ -21,7 +21,7 @@ from millstream.printable import indented
 from millstream_runner.cli.answer import answer
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
-from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.directory import DataDirectory, Runtime, read_json
 from millstream_runner.local.formatting import aligned, duration_text, watermark_text
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.progress import PipelineProgress, PublishedProgress, VertexProgress
@@ -74,7 +74,7 @@ def _see(directory: DataDirectory) -> _Seen | None:
     runtime = directory.read_runtime()
     # Checked before the figures are read: if the runner has exited, these are its last ones.
     live = runtime is not None and is_alive(runtime.runner)
-    shown = directory.read_status()
+    shown = read_json(directory.status)
     if runtime is None or shown is None:
         return None
     try:

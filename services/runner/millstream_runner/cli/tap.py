@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from millstream import codes
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.errors import RetryLaterError, UserError
 from millstream.plan import resolved
@@ -26,7 +27,7 @@ from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pi
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
@@ -190,16 +191,13 @@ async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIt
                 return
             await asyncio.sleep(_ALIVE_POLL_S)
 
-    async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(watch(), name="watch the runner")
+    async with beside(watch(), "watch the runner"):
         try:
             yield
         except asyncio.CancelledError:
             if not shown.is_over:
                 raise
             inside.uncancel()
-        finally:
-            watching.cancel()
 
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:
@@ -227,7 +225,7 @@ async def _missed(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> i
             async with asyncio.timeout(_MISSED_PATIENCE_S):
                 return await tap.missed()
     # The broker is gone; the last figures of the runner have the number of records that passed.
-    status = directory.read_status() if directory is not None else None
+    status = read_json(directory.status) if directory is not None else None
     passed = (status or {}).get("edges", {}).get(tap.edge)
     if not isinstance(passed, int) or not tap.is_whole:
         return None

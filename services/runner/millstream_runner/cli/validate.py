@@ -23,7 +23,7 @@ from millstream.spec.loading import FileError, LoadedPipeline, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
-from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.directory import DataDirectory, read_json, root_of
 from millstream_runner.local.prerequisites import reservation_text, reserved_bytes
 
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _notes_of_stored(loaded: LoadedPipeline) -> list[Note]:
     """What follows from the data that earlier runs have stored in the default data directory."""
     try:
-        shape = read_json(DataDirectory(HOME / loaded.pipeline.name).shape)
+        shape = read_json(DataDirectory(root_of(loaded.pipeline.name, None)).shape)
         if shape is None:
             return []
         stored, _ = as_stored(loaded, shape)

@@ -9,38 +9,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream import codes
-from millstream.buffers.registry import technology_of
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
-from millstream.ledger.protocol import DurabilityLevel
-from millstream.plan.diff import diff
 from millstream.plan.plan import Plan
-from millstream.plan.shape import as_stored, shape_of
 from millstream.plurals import counted
-from millstream.spec.loading import load
 from millstream_runner.cli.answer import answer
 from millstream_runner.local import audit
-from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.setting_back import LaneTime, SetBackPoint, Watermarks
-from millstream_runner.local.stored import StoredPipeline, open_stored
+from millstream_runner.local.stored import StoredPipeline, load_stored, open_stored_buffer
 
 
 def run(arguments: argparse.Namespace) -> int:
-    loaded = load(arguments.file)
-    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
-    before = read_json(directory.shape)
-    if before is not None:
-        loaded, _ = as_stored(loaded, before)
-    if before is None or diff(before, shape_of(loaded.plan)).any:
-        raise UserError(
-            codes.DATA_OF_ANOTHER_PIPELINE,
-            f"{directory.root} is not the data directory of this pipeline, or the pipeline has changed since",
-        )
+    plan, directory = load_stored(arguments.file, arguments.data_dir)
     time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
     if time_us is None and arguments.accept_loss:
         raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss needs --set-back TIME")
-    lines, facts = asyncio.run(_run(loaded.plan, directory, time_us, accept_loss=arguments.accept_loss))
+    lines, facts = asyncio.run(_run(plan, directory, time_us, accept_loss=arguments.accept_loss))
     answer(arguments, facts, lines)
     return 0
 
@@ -49,12 +35,7 @@ async def _run(
     plan: Plan, directory: DataDirectory, time_us: int | None, *, accept_loss: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """What was found and done, for people and for programs."""
-    async with (
-        open_stored(directory, plan) as stored,
-        technology_of(plan.pipeline).open(
-            stored.access, plan.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
-        ) as buffer,
-    ):
+    async with open_stored_buffer(directory, plan, "watermark") as buffer:
         watermarks = Watermarks(StoredPipeline(plan, buffer), directory.windows)
         lanes = await watermarks.lanes()
         lines = list(_lines(lanes))

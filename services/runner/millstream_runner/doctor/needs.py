@@ -10,7 +10,7 @@ from millstream.spec.loading import LoadedPipeline
 from millstream.spec.models import Program
 from millstream.spec.needs import needed_by
 from millstream_runner.doctor.checks import Needs
-from millstream_runner.local.directory import HOME
+from millstream_runner.local.directory import root_of
 from millstream_runner.local.prerequisites import listeners, reserved_bytes
 
 
@@ -21,7 +21,7 @@ def needs_of(loaded: LoadedPipeline, data_dir: Path | None) -> Needs:
     programs = [item.program for vertex in graph.vertices for item in vertex.programs]
     return Needs(
         pipeline=True,
-        directory=data_dir or HOME / loaded.pipeline.name,
+        directory=root_of(loaded.pipeline.name, data_dir),
         technology=loaded.pipeline.spec.buffer_technology,
         storage_bytes=sum(reserved_bytes(loaded.plan).values()),
         ports=tuple((vertex, host, port) for vertex, _, host, port in listeners(graph) if port),

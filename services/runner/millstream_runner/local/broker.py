@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from millstream import codes, limits
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, WriteFailure
 from millstream.errors import InfrastructureError
@@ -126,8 +126,7 @@ class EmbeddedBroker:
             ) as child:
                 self.identity = identity_of(child.pid)
                 health = Health(child.pid, Patience(), report=partial(_log.warning, "the broker %s"), rest_s=REST_S)
-                async with open_tasks() as tasks:
-                    watching = tasks.create_task(child.kill_when_hung(health, self._ask), name="health of the broker")
+                async with beside(child.kill_when_hung(health, self._ask), "health of the broker"):
                     if await self._until_ready(child):
                         failures = 0
                         if not self._failed_writes:
@@ -136,7 +135,6 @@ class EmbeddedBroker:
                         self.ready.set()
                         self._on_started()
                         await self._until_over(child)
-                    watching.cancel()
                 self.ready.clear()
                 ending = ProcessEnding(await child.wait() if not child.running else 0, health.hung)
             self._server.ended(child.pid)
@@ -200,14 +198,11 @@ class EmbeddedBroker:
 
     async def _until_over(self, child: Process) -> None:
         """Returns when the child has exited, by itself or because of `stop`."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._end_when_asked(child), name="end of the broker"),
-                group.create_task(self._watch_disk(child), name="disk of the broker"),
-            ]
+        async with (
+            beside(self._end_when_asked(child), "end of the broker"),
+            beside(self._watch_disk(child), "disk of the broker"),
+        ):
             await child.wait()
-            for task in tasks:
-                task.cancel()
 
     async def _end_when_asked(self, child: Process) -> None:
         await self._stop.wait()

@@ -36,7 +36,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
-from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json, write_text
 from millstream_runner.local.moving import separate, take_in
 from millstream_runner.local.view import PipelineView, open_view
 
@@ -98,7 +98,7 @@ class PipelineChange:
                 write_json(self.directory.shape, {**unfinished, _DIVIDED: sorted(vertices)})
 
             note(divided)
-            self.directory.write_pipeline(resolved.dump(plan, self.loaded.base_dir))
+            write_text(self.directory.pipeline, resolved.dump(plan, self.loaded.base_dir))
             KnownLedgers(self.directory.ledgers).forget(leaving)
             await separate(plan, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(plan, buffer.broker, removed, OWNER)
@@ -175,7 +175,7 @@ def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
     now = shape_of(loaded.plan)
     # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
     # there.
-    directory.write_pipeline(resolved.dump(loaded.plan, loaded.base_dir))
+    write_text(directory.pipeline, resolved.dump(loaded.plan, loaded.base_dir))
     write_json(directory.shape, now if before is None else successor(before, now))
 
 

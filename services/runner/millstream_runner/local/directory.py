@@ -155,10 +155,6 @@ class DataDirectory:
         """How to connect to the broker of that run, which uses this technology."""
         return used.load_access(self.broker_access, runtime.broker_url)
 
-    def read_status(self) -> dict[str, Any] | None:
-        """The figures last shown; None if there were none."""
-        return read_json(self.status)
-
     def read_pipeline(self) -> str:
         """The pipeline of the last run, resolved. Raises `DamageError` if it is not text."""
         try:
@@ -169,9 +165,6 @@ class DataDirectory:
             raise DamageError(
                 codes.RUN_FILE_UNREADABLE, f"{self.pipeline} is not text ({error}); the next run writes it again"
             ) from error
-
-    def write_pipeline(self, text: str) -> None:
-        write_text(self.pipeline, text)
 
     def make(self) -> None:
         """Create the directories of a run, even if the root is a directory that other users may read."""
@@ -264,6 +257,11 @@ def held(root: Path) -> Iterator[DataDirectory]:
         os.close(handle)
 
 
+def root_of(pipeline: str, data_dir: Path | None) -> Path:
+    """Where a pipeline's data is: in the directory that the user has named, or else in its own below `HOME`."""
+    return data_dir or HOME / pipeline
+
+
 def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory:
     """The directory that a command refers to: the named one, that of a pipeline, or the only one there is."""
     if data_dir is not None:
@@ -275,7 +273,7 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
     known = sorted(path.parent for path in HOME.glob("*/runtime.json"))
     names = ", ".join(path.name for path in known)
     if pipeline is not None:
-        root = HOME / pipeline
+        root = root_of(pipeline, None)
         if root not in known:
             there = f"there are: {names}" if names else "there is none"
             there += did_you_mean(pipeline, (path.name for path in known))

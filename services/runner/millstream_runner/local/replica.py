@@ -95,6 +95,12 @@ class Failure:
     shown: bool = False
     """Whether the message has been on the screen."""
 
+    @property
+    def heading(self) -> str:
+        """What has happened to which process, with the code if there is one; the message belongs below."""
+        code = f"error[{self.code}]: " if self.code is not None else ""
+        return f"{code}{self.process} {self.reason}"
+
     def as_json(self) -> dict[str, Any]:
         """The failure for `millstream status`."""
         return {

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream import codes
+from millstream.background import beside
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
-from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
 from millstream.plan.lanes import owned_lanes
@@ -35,10 +36,9 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
-from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import PipelineChange, claim, plan_change
-from millstream_runner.local.directory import HOME, DataDirectory, KnownLedgers, held, read_json
+from millstream_runner.local.directory import DataDirectory, KnownLedgers, held, read_json, root_of
 from millstream_runner.local.display import Display, ShownEntries
 from millstream_runner.local.logfiles import LogFile, runner_log
 from millstream_runner.local.members import Members
@@ -148,7 +148,7 @@ async def run(
 
     Raises the errors that occur before the start: the directory is in use, or contains another pipeline's data.
     """
-    with held((options.data_dir or HOME / loaded.pipeline.name).absolute()) as directory:
+    with held(root_of(loaded.pipeline.name, options.data_dir).absolute()) as directory:
         # Everything is checked before anything is ended, moved or removed.
         previous = directory.read_runtime()
         if previous is not None:
@@ -326,11 +326,11 @@ class _Run:
         self._state = State.RUNNING
         # Modules and the pipeline: a garbage collection of them would find nothing.
         gc.freeze()
-        async with asyncio.TaskGroup() as tasks:
-            watching = [
-                tasks.create_task(self._look(view, ledgers), name="look"),
-                tasks.create_task(watch_files(self._loaded, self._screen.message), name="changed files"),
-            ]
+        async with (
+            beside(self._look(view, ledgers), "look"),
+            beside(watch_files(self._loaded, self._screen.message), "changed files"),
+            asyncio.TaskGroup() as tasks,
+        ):
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
                 tasks.create_task(
@@ -344,8 +344,6 @@ class _Run:
                 self._changed.clear()
                 await self._changed.wait()
             draining.cancel()
-            for task in watching:
-                task.cancel()
         summary = await self._summarize(view, ledgers)
         self._state = State.DONE if summary.ended else State.STOPPED
         if members.failure is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from millstream.background import beside
 from millstream.files import own_directory
 from millstream.plurals import counted
 from millstream.spec.models import Pipeline
@@ -81,10 +82,8 @@ class LocalSpark(Supervisor):
 
     async def serve(self) -> None:
         """Keep it running until it is asked to end or fails permanently."""
-        async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._look(), name="observe Spark")
+        async with beside(self._look(), "observe Spark"):
             await self.keep_running(lambda: self._command)
-            looking.cancel()
 
     async def _look(self) -> None:
         async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:

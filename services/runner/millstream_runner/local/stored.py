@@ -8,20 +8,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import InterStepBuffer
+from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel, Ledger, StoredMark
 from millstream.naming import Naming
+from millstream.plan.diff import diff
 from millstream.plan.plan import Plan
+from millstream.plan.shape import as_stored, shape_of
 from millstream.record import LaneId
+from millstream.spec.loading import load
 from millstream.watermark.store import OtUpdate, forget
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
-from millstream_runner.local.directory import DataDirectory, held
+from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
 from millstream_runner.local.processes import end_stale, is_alive
 from millstream_runner.local.view import PipelineView, open_view
+
+
+def load_stored(file: Path, data_dir: Path | None) -> tuple[Plan, DataDirectory]:
+    """The pipeline of a file, as it is stored, and the directory of its data.
+
+    Raises `UserError` if that directory has no data, or data of a different pipeline.
+    """
+    loaded = load(file)
+    directory = DataDirectory(root_of(loaded.pipeline.name, data_dir))
+    before = read_json(directory.shape)
+    if before is None:
+        raise UserError(
+            codes.NO_SUCH_RUN, f"{directory.root} is not the data directory of a pipeline (it has no shape.json)"
+        )
+    loaded, _ = as_stored(loaded, before)
+    found = diff(before, shape_of(loaded.plan))
+    if found.any:
+        differs = "; ".join(one.what for one in found.differences)
+        what = f"the data directory {directory.root} holds data of a different pipeline: {differs}"
+        raise UserError(codes.DATA_OF_ANOTHER_PIPELINE, what)
+    return loaded.plan, directory
 
 
 @asynccontextmanager
@@ -47,6 +74,25 @@ async def open_stored(directory: DataDirectory, plan: Plan) -> AsyncIterator[Emb
             await broker.ready.wait()
             yield broker
             broker.stop()
+
+
+@asynccontextmanager
+async def open_stored_buffer(
+    directory: DataDirectory,
+    plan: Plan,
+    name: str,
+    *,
+    require: DurabilityLevel = DurabilityLevel.MEMORY,
+    tolerate_lost: bool = False,
+) -> AsyncIterator[InterStepBuffer]:
+    """As `open_stored`, with the buffers of the pipeline in that broker. `name` is that of the connection."""
+    async with (
+        open_stored(directory, plan) as broker,
+        technology_of(plan.pipeline).open(
+            broker.access, plan.pipeline.name, name=name, require=require, tolerate_lost=tolerate_lost
+        ) as buffer,
+    ):
+        yield buffer
 
 
 @asynccontextmanager

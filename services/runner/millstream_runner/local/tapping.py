@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from millstream.background import open_tasks
+from millstream.background import beside
 from millstream.errors import MillstreamError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
@@ -210,13 +210,9 @@ async def open_tap(
             for lane in upstream_lanes(plan, one.buffer):
                 before = written.get(lane.key, mark_pb2.Written())
                 one.writers[lane.key] = _Writer(before.records, before.frames)
-        tasks = await stack.enter_async_context(open_tasks())
-        watching = [tasks.create_task(tap._watch(one, frames), name=f"watch {one.buffer}") for one, frames in watched]
-        try:
-            yield tap
-        finally:
-            for task in watching:
-                task.cancel()
+        for one, frames in watched:
+            await stack.enter_async_context(beside(tap._watch(one, frames), f"watch {one.buffer}"))
+        yield tap
 
 
 def _written(marks: Mapping[LaneId, mark_pb2.Mark], buffer: BufferId) -> dict[str, mark_pb2.Written]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindows
-from millstream_reduce.spark.session import SessionLostError
+from millstream_reduce.spark.session import Session, SessionLostError
 from millstream_reduce.values import Piece, Window, WindowContents, WindowTable
 from tests.support.errors import raises
 
@@ -104,7 +104,7 @@ def rows_of(table: pa.Table) -> list[tuple[int, bytes]]:
 
 @asynccontextmanager
 async def serving(session: Threads, jobs: Jobs, *, stop_after_s: float = 0.0) -> AsyncIterator[Executor]:
-    executor = Executor(session, jobs, stop_after_s=stop_after_s)
+    executor = Executor(cast("Session", session), jobs, stop_after_s=stop_after_s)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         serve = tasks.create_task(executor.serve())
         yield executor
@@ -241,7 +241,7 @@ async def test_a_defect_is_an_answer_too() -> None:
 async def test_when_spark_is_lost_everything_ends() -> None:
     session, jobs = Threads(lost=True), Jobs()
     jobs.fails = lambda windows: RetryLaterError(codes.SPARK_LOST, "Spark went away")
-    executor = Executor(session, jobs)
+    executor = Executor(cast("Session", session), jobs)
 
     async def both() -> None:
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
