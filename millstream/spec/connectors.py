@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAli
 from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX
 from millstream.spec.problems import Finding, Path
-from millstream.spec.registry import Registry
+from millstream.spec.registry import Registry, models_in
 from millstream.spec.rules import Strict
 from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, field
 
@@ -167,8 +167,9 @@ class Connector(Generic[S]):
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on valid settings, each with its place; `path` is that of the settings. By default those that the
-        settings have themselves (`SpecModel.notes`)."""
-        yield from settings.notes(path)
+        settings and the models within them have themselves (`SpecModel.notes`)."""
+        for model, place in models_in(settings, path):
+            yield from model.notes(place)
 
 
 IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.delta.settings import DeltaSink, DeltaSource, azurite_note
+from millstream_connectors.delta.settings import DeltaSink, DeltaSource
 from millstream_connectors.lake.connector import TableConnector
 from millstream_connectors.shared.looking import no_findings, unfit
-from millstream_connectors.shared.objects.settings import (
-    is_url,
-    store_findings,
-    store_notes,
-)
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkOwner
 
@@ -37,26 +30,16 @@ class _Source(SourceConnector[DeltaSource]):
     def bounded(self, settings: DeltaSource) -> bool | None:
         return not settings.follow
 
-    def local_findings(self, settings: DeltaSource, place: Place) -> Iterator[Finding]:
-        if is_url(settings.path):
-            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
-
     def online_findings(self, settings: DeltaSource, place: Place) -> OnlineFindings:
         from millstream_connectors.delta.source.log import TableLog
 
         return no_findings(asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open))
-
-    def notes(self, settings: DeltaSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from store_notes(settings.store, (*path, "store"))
 
     def open(self, settings: DeltaSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.delta.source.lane import DeltaSourceLane
         from millstream_connectors.file.source.disk import open_lane
 
         return open_lane(partial(DeltaSourceLane, settings), owner)
-
-
-SOURCE = _Source()
 
 
 class _Sink(TableConnector[DeltaSink]):
@@ -69,20 +52,10 @@ class _Sink(TableConnector[DeltaSink]):
         "after them and the owner's epoch",
     )
 
-    def local_findings(self, settings: DeltaSink, place: Place) -> Iterator[Finding]:
-        if is_url(settings.path):
-            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
-
     def online_findings(self, settings: DeltaSink, place: Place) -> OnlineFindings:
         from millstream_connectors.delta.sink.table import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
-
-    def notes(self, settings: DeltaSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from store_notes(settings.store, (*path, "store"))
-        note = azurite_note(settings.path, settings.store)
-        if note is not None:
-            yield (*path, "store", "endpoint"), note
 
     def place(self, settings: DeltaSink) -> str:
         return settings.path
@@ -93,4 +66,5 @@ class _Sink(TableConnector[DeltaSink]):
         return DeltaLaneTable(settings, rows, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

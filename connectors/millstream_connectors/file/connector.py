@@ -13,20 +13,14 @@ from pathlib import Path as FilePath
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place, SinkUse
-from millstream.spec.problems import Finding, Path
-from millstream.spec.values import (
-    ShapeProblem,
-)
+from millstream.spec.problems import Finding
+from millstream.spec.values import ShapeProblem
 from millstream_connectors.file.settings import CsvOptions, FileSink, FileSource
 from millstream_connectors.shared.columns import envelope_problems
 from millstream_connectors.shared.looking import no_findings
-from millstream_connectors.shared.objects.settings import (
-    ObjectStore,
-    store_findings,
-    store_notes,
-)
+from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner, as_fallback
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner
 
 
 class _Source(SourceConnector[FileSource]):
@@ -53,7 +47,6 @@ class _Source(SourceConnector[FileSource]):
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
         if settings.objects:
-            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         for index, pattern in enumerate(settings.paths):
             here = (*place.path, "paths", index)
@@ -88,9 +81,6 @@ class _Source(SourceConnector[FileSource]):
 
         return look()
 
-    def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from store_notes(settings.store, (*path, "store"))
-
     def open(self, settings: FileSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.file.source.csv_parsing import CsvFormat
         from millstream_connectors.file.source.disk import FilePatterns, open_lane
@@ -116,11 +106,9 @@ class _Source(SourceConnector[FileSource]):
         return open_lane(partial(FollowLane if settings.follow else FileSourceLane, patterns, text), owner)
 
 
-SOURCE = _Source()
-
-
 class _Sink(SinkConnector[FileSink]):
     whole = True
+    keeps_position_in = "files"
     model = FileSink
     meaning = "To files, or to objects of a store."
     promise = Guarantee(
@@ -130,15 +118,13 @@ class _Sink(SinkConnector[FileSink]):
     )
 
     def guarantee(self, settings: FileSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("files")
-        if settings.objects:
-            what = (
-                "exactly once: an object is put once, under a name that carries its position, after a claim that says "
-                "which records it has"
-            )
-            return Guarantee(GuaranteeId.TRANSACTIONAL, what)
-        return self.promise
+        if fallback or not settings.objects:
+            return super().guarantee(settings, fallback=fallback)
+        return Guarantee(
+            GuaranteeId.TRANSACTIONAL,
+            "exactly once: an object is put once, under a name that carries its position, after a claim that says "
+            "which records it has",
+        )
 
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
         """Rejects a file that could never fill up, because the buffer would stay full forever, and columns that an
@@ -155,7 +141,6 @@ class _Sink(SinkConnector[FileSink]):
             if not place.takes(settings.path.rstrip("/"), here):
                 what = f"another sink writes into {settings.path}"
                 yield Finding(codes.PLACE_TAKEN, here, what, "a separate prefix for each file sink")
-            yield from store_findings(settings.store, (*place.path, "store"), place.base_dir)
             return
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
@@ -179,9 +164,6 @@ class _Sink(SinkConnector[FileSink]):
         from millstream_connectors.file.sink.bucket import try_prefix
 
         return no_findings(asyncio.to_thread(try_prefix, settings, place.base_dir))
-
-    def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from store_notes(settings.store, (*path, "store"))
 
     def place(self, settings: FileSink) -> str | None:
         return None if settings.objects else os.path.normpath(settings.path)
@@ -210,4 +192,5 @@ class _Sink(SinkConnector[FileSink]):
         )
 
 
+SOURCE = _Source()
 SINK = _Sink()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding, Path
-from millstream_connectors.iceberg.settings import IcebergSink, IcebergSource, table_findings, table_notes
+from millstream.spec.problems import Finding
+from millstream_connectors.iceberg.settings import IcebergSink, IcebergSource
 from millstream_connectors.lake.connector import TableConnector
 from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
@@ -37,9 +37,6 @@ class _Source(SourceConnector[IcebergSource]):
     def bounded(self, settings: IcebergSource) -> bool | None:
         return not settings.follow
 
-    def local_findings(self, settings: IcebergSource, place: Place) -> Iterator[Finding]:
-        yield from table_findings(settings, settings.store, place.path, place.base_dir)
-
     def online_findings(self, settings: IcebergSource, place: Place) -> OnlineFindings:
         from millstream_connectors.iceberg.source.snapshots import Snapshots
 
@@ -50,17 +47,11 @@ class _Source(SourceConnector[IcebergSource]):
 
         return look()
 
-    def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from table_notes(settings, settings.store, path)
-
     def open(self, settings: IcebergSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.file.source.disk import open_lane
         from millstream_connectors.iceberg.source.lane import IcebergSourceLane
 
         return open_lane(partial(IcebergSourceLane, settings), owner)
-
-
-SOURCE = _Source()
 
 
 class _Sink(TableConnector[IcebergSink]):
@@ -78,16 +69,10 @@ class _Sink(TableConnector[IcebergSink]):
         "them and the owner's epoch",
     )
 
-    def local_findings(self, settings: IcebergSink, place: Place) -> Iterator[Finding]:
-        yield from table_findings(settings, settings.store, place.path, place.base_dir)
-
     def online_findings(self, settings: IcebergSink, place: Place) -> OnlineFindings:
         from millstream_connectors.iceberg.sink.table import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
-
-    def notes(self, settings: IcebergSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from table_notes(settings, settings.store, path)
 
     def place(self, settings: IcebergSink) -> str:
         catalog = settings.catalog
@@ -99,4 +84,5 @@ class _Sink(TableConnector[IcebergSink]):
         return IcebergLaneTable(settings, rows, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

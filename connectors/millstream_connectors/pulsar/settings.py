@@ -14,7 +14,7 @@ from millstream.spec.references import Secret
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
-from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.oauth2.settings import Oauth2
 from millstream_connectors.shared.servers import BasicAuth
 from millstream_connectors.shared.starts import EARLIEST, Start
 
@@ -126,9 +126,6 @@ class PulsarCluster(SpecModel):
         if self.auth is not None and not self.encrypted and is_remote:
             what = "the credentials and the records are sent to the cluster unencrypted"
             yield (*path, "serverAddr"), f"{what}; pulsar+ssl:// encrypts them"
-        oauth2 = None if self.auth is None else self.auth.oauth2
-        if oauth2 is not None:
-            yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))
 
 
 def _checked_topics(written: str) -> str:

@@ -73,10 +73,9 @@ class Oauth2(SpecModel):
         """Whether connections to the issuer use TLS."""
         return urlsplit(self.address).scheme == "https"
 
-
-def oauth2_notes(settings: Oauth2, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about a client whose secret is sent over the network unencrypted."""
-    host = urlsplit(settings.address).hostname or ""
-    if not settings.encrypted and not stays_on_this_machine(host.lower()):
-        what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
-        yield (*path, settings.address_field), what
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """A note on a secret that is sent over the network unencrypted."""
+        host = urlsplit(self.address).hostname or ""
+        if not self.encrypted and not stays_on_this_machine(host.lower()):
+            what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
+            yield (*path, self.address_field), what
