@@ -7,10 +7,11 @@ from typing import ClassVar
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.bigquery.settings import BigQuerySink
 from millstream_connectors.shared.looking import unfit
-from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
 class _Sink(SinkConnector[BigQuerySink]):
+    keeps_position_in = "table"
     model = BigQuerySink
     meaning = "To a table of BigQuery."
     packages: ClassVar = {
@@ -21,11 +22,6 @@ class _Sink(SinkConnector[BigQuerySink]):
         GuaranteeId.TRANSACTIONAL,
         "exactly once: the number of rows in a stream, which BigQuery counts, says which of the noted positions counts",
     )
-
-    def guarantee(self, settings: BigQuerySink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("table")
-        return self.promise
 
     def online_findings(self, settings: BigQuerySink, place: Place) -> OnlineFindings:
         from millstream_connectors.bigquery.sink.lane import look

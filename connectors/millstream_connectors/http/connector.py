@@ -50,9 +50,6 @@ class _Source(SourceConnector[HttpSource]):
         return open_http(http_plan(settings, owner), owner)
 
 
-SOURCE = _Source()
-
-
 class _Sink(SinkConnector[HttpSink]):
     model = HttpSink
     meaning = "By HTTP."
@@ -80,4 +77,5 @@ class _Sink(SinkConnector[HttpSink]):
         return open_http_sink(settings, owner.base_dir, owner.where, envelope=owner.envelope)
 
 
+SOURCE = _Source()
 SINK = _Sink()

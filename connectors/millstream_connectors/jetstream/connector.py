@@ -31,9 +31,6 @@ class _Source(SourceConnector[JetStreamSource]):
         return open_jetstream_source(settings, owner)
 
 
-SOURCE = _Source()
-
-
 _WITH_IDS = (
     "at least once; each message has an id, by which the stream drops duplicates within its duplicate window. "
     "`positions` makes it exactly once"
@@ -69,4 +66,5 @@ class _Sink(SinkConnector[JetStreamSink]):
         return open_jetstream_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

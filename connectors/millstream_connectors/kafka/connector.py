@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.kafka.settings import KafkaSink, KafkaSource
 from millstream_connectors.shared.looking import no_findings
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
-from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
+from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[KafkaSource]):
+class _Kafka(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"confluent_kafka": "millstream[kafka]"}
+    encoded = keys_encoded = True
+
+
+class _Source(_Kafka, SourceConnector[KafkaSource]):
     model = KafkaSource
     meaning = "Records of topics of Kafka."
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues at the offsets in its last commit")
     ends = "never, without `stopAtEnd`"
-    packages: ClassVar = {"confluent_kafka": "millstream[kafka]"}
     untrusted = True
     keys_are_bytes = True
-    encoded = keys_encoded = True
 
     def bounded(self, settings: KafkaSource) -> bool | None:
         return settings.stop_at_end
@@ -35,12 +40,9 @@ class _Source(SourceConnector[KafkaSource]):
         return open_kafka(settings, owner)
 
 
-SOURCE = _Source()
-
-
-class _Sink(SinkConnector[KafkaSink]):
+class _Sink(_Kafka, SinkConnector[KafkaSink]):
     whole = True
-    encoded = keys_encoded = True
+    keeps_position_in = "topic"
     model = KafkaSink
     meaning = "To a Kafka topic."
     promise = Guarantee(
@@ -48,18 +50,15 @@ class _Sink(SinkConnector[KafkaSink]):
         "exactly once for readers with `isolation.level=read_committed`: a transaction contains records and the "
         "position after them",
     )
-    packages: ClassVar = {"confluent_kafka": "millstream[kafka]"}
 
     def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("topic")
-        if not settings.transactions:
-            return Guarantee(
-                GuaranteeId.AT_LEAST_ONCE,
-                "at least once: after a crash or a lost connection, records since the last mark are sent again; "
-                "`transactions: true` makes it exactly once",
-            )
-        return self.promise
+        if fallback or settings.transactions:
+            return super().guarantee(settings, fallback=fallback)
+        return Guarantee(
+            GuaranteeId.AT_LEAST_ONCE,
+            "at least once: after a crash or a lost connection, records since the last mark are sent again; "
+            "`transactions: true` makes it exactly once",
+        )
 
     def subject(self, settings: KafkaSink) -> str | None:
         return f"{settings.topic}-value"
@@ -81,4 +80,5 @@ class _Sink(SinkConnector[KafkaSink]):
         return open_kafka_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

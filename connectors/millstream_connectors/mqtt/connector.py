@@ -47,9 +47,6 @@ class _Source(SourceConnector[MqttSource]):
         )
 
 
-SOURCE = _Source()
-
-
 class _Sink(SinkConnector[MqttSink]):
     model = MqttSink
     meaning = "To a topic of an MQTT broker."
@@ -73,4 +70,5 @@ class _Sink(SinkConnector[MqttSink]):
         return open_mqtt_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

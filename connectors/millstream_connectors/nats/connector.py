@@ -34,9 +34,6 @@ class _Source(SourceConnector[NatsSource]):
         return open_nats_source(settings, owner)
 
 
-SOURCE = _Source()
-
-
 class _Sink(SinkConnector[NatsSink]):
     model = NatsSink
     meaning = "To a NATS subject, without JetStream."
@@ -58,4 +55,5 @@ class _Sink(SinkConnector[NatsSink]):
         return open_nats_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

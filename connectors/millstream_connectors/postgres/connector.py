@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream import codes
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
-from millstream_connectors.postgres.settings import PostgresSink, PostgresSource, server_findings
+from millstream_connectors.postgres.settings import PostgresServer, PostgresSink, PostgresSource
 from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[PostgresSource]):
+class _Postgres(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"asyncpg": "millstream[postgres]"}
+
+    def local_findings(self, settings: PostgresServer, place: Place) -> Iterator[Finding]:
+        """Files that the connection needs and this machine does not have."""
+        if isinstance(settings.ssl_root_cert, str) and not (place.base_dir / settings.ssl_root_cert).is_file():
+            what = f"there is no file {place.base_dir / settings.ssl_root_cert}"
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "sslRootCert"), what, "a file with certificates, as PEM")
+
+
+class _Source(_Postgres, SourceConnector[PostgresSource]):
     model = PostgresSource
     meaning = "Rows of a PostgreSQL query, or changes to its tables."
-    packages: ClassVar = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit, and waits for transactions that may still "
@@ -28,9 +40,6 @@ class _Source(SourceConnector[PostgresSource]):
 
     def bounded(self, settings: PostgresSource) -> bool | None:
         return settings.stop_at_end
-
-    def local_findings(self, settings: PostgresSource, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path, place.base_dir)
 
     def online_findings(self, settings: PostgresSource, place: Place) -> OnlineFindings:
         from millstream_connectors.postgres.source import catalog, query
@@ -49,22 +58,15 @@ class _Source(SourceConnector[PostgresSource]):
         return open_query(settings, owner)
 
 
-SOURCE = _Source()
-
-
-class _Sink(SinkConnector[PostgresSink]):
+class _Sink(_Postgres, SinkConnector[PostgresSink]):
     whole = True
     keeps_position_in = "table"
     model = PostgresSink
     meaning = "To a PostgreSQL table."
-    packages: ClassVar = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
-
-    def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path, place.base_dir)
 
     def online_findings(self, settings: PostgresSink, place: Place) -> OnlineFindings:
         from millstream_connectors.postgres.sink.target import look
@@ -80,4 +82,5 @@ class _Sink(SinkConnector[PostgresSink]):
         return open_postgres_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

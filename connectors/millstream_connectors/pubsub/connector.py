@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.pubsub.settings import PubsubSink, PubsubSource
 from millstream_connectors.shared.looking import absent
@@ -12,11 +12,16 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[PubsubSource]):
+class _Pubsub(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     encoded = True
+
+
+class _Source(_Pubsub, SourceConnector[PubsubSource]):
     model = PubsubSource
     meaning = "Messages of a subscription of Google Cloud Pub/Sub."
-    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
 
@@ -48,14 +53,9 @@ class _Source(SourceConnector[PubsubSource]):
         )
 
 
-SOURCE = _Source()
-
-
-class _Sink(SinkConnector[PubsubSink]):
-    encoded = True
+class _Sink(_Pubsub, SinkConnector[PubsubSink]):
     model = PubsubSink
     meaning = "To a topic of Google Cloud Pub/Sub."
-    packages: ClassVar = {"google.pubsub_v1": "millstream[pubsub]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
@@ -75,4 +75,5 @@ class _Sink(SinkConnector[PubsubSink]):
         return open_pubsub_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

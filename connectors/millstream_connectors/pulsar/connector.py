@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.pulsar.settings import PulsarSink, PulsarSource
 from millstream_connectors.shared.faults import Fault
@@ -14,11 +14,16 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
 
 
-class _Source(SourceConnector[PulsarSource]):
+class _Pulsar(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"pulsar": "millstream[pulsar]"}
     encoded = True
+
+
+class _Source(_Pulsar, SourceConnector[PulsarSource]):
     model = PulsarSource
     meaning = "Messages of topics of Pulsar."
-    packages: ClassVar = {"pulsar": "millstream[pulsar]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
     ends = "never, without `stopAtEnd`"
     untrusted = True
@@ -37,20 +42,15 @@ class _Source(SourceConnector[PulsarSource]):
         return open_pulsar_source(settings, owner)
 
 
-SOURCE = _Source()
-
-
 _EXACT = (
     "exactly once: the brokers deduplicate by producer name and sequence id, which are the same on every attempt; a "
     "lane that no partition remembers stops"
 )
 
 
-class _Sink(SinkConnector[PulsarSink]):
-    encoded = True
+class _Sink(_Pulsar, SinkConnector[PulsarSink]):
     model = PulsarSink
     meaning = "To a topic of Pulsar."
-    packages: ClassVar = {"pulsar": "millstream[pulsar]"}
     promise = Guarantee(
         GuaranteeId.IDEMPOTENT,
         f"{_EXACT}. At least once with `deduplication: false`",
@@ -86,4 +86,5 @@ class _Sink(SinkConnector[PulsarSink]):
         return open_pulsar_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

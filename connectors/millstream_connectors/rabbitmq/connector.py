@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSink, RabbitSource
 from millstream_connectors.shared.looking import absent
@@ -12,11 +12,16 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[RabbitSource]):
+class _Rabbit(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     encoded = True
+
+
+class _Source(_Rabbit, SourceConnector[RabbitSource]):
     model = RabbitSource
     meaning = "Messages of a RabbitMQ queue."
-    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of a stream, and for messages with a unique `message_id`, as long as `idTtl` "
@@ -55,14 +60,9 @@ class _Source(SourceConnector[RabbitSource]):
         )
 
 
-SOURCE = _Source()
-
-
-class _Sink(SinkConnector[RabbitSink]):
-    encoded = True
+class _Sink(_Rabbit, SinkConnector[RabbitSink]):
     model = RabbitSink
     meaning = "To an exchange or a queue of RabbitMQ."
-    packages: ClassVar = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (`message_id`) that is the same on every attempt, by which a reader "
@@ -87,4 +87,5 @@ class _Sink(SinkConnector[RabbitSink]):
         return open_rabbit_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

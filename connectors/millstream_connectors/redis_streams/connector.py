@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.redis_streams.settings import RedisSink, RedisSource
 from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[RedisSource]):
+class _Redis(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"redis": "millstream[redis]"}
     encoded = True
+
+
+class _Source(_Redis, SourceConnector[RedisSource]):
     model = RedisSource
     meaning = "Entries of Redis streams."
-    packages: ClassVar = {"redis": "millstream[redis]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
     untrusted = True
@@ -38,16 +43,11 @@ class _Source(SourceConnector[RedisSource]):
         return open_redis_source(settings, owner)
 
 
-SOURCE = _Source()
-
-
-class _Sink(SinkConnector[RedisSink]):
+class _Sink(_Redis, SinkConnector[RedisSink]):
     whole = True
     keeps_position_in = "target"
-    encoded = True
     model = RedisSink
     meaning = "To a Redis stream, hashes or keys."
-    packages: ClassVar = {"redis": "millstream[redis]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: one script writes the records and the position after them, under the owner's epoch",
@@ -69,4 +69,5 @@ class _Sink(SinkConnector[RedisSink]):
         return open_redis_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

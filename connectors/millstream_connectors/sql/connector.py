@@ -49,9 +49,6 @@ class _Source(SourceConnector[SqlSource]):
         return open_sql_source(settings, owner)
 
 
-SOURCE = _Source()
-
-
 class _Sink(SinkConnector[SqlSink]):
     whole = True
     keeps_position_in = "table"
@@ -96,4 +93,5 @@ class _Sink(SinkConnector[SqlSink]):
         return open_sql_sink(settings, owner)
 
 
+SOURCE = _Source()
 SINK = _Sink()

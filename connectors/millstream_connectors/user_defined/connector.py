@@ -31,9 +31,6 @@ class _Source(SourceConnector[UserSource]):
         return open_user_defined(owner.client, owner.stream_name, owner)
 
 
-SOURCE = _Source()
-
-
 _SAME_IDS = (
     "at least once: after a crash the function gets records again, with the same ids, by which it can recognize them"
 )
@@ -74,4 +71,5 @@ class _Sink(SinkConnector[UserSink]):
         return open_udf_sink(owner.client, owner.stream_name)
 
 
+SOURCE = _Source()
 SINK = _Sink()
