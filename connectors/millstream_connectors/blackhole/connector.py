@@ -17,7 +17,7 @@ class _Sink(SinkConnector[BlackholeSink]):
         return EnvelopeForm.NONE
 
     def open(self, settings: BlackholeSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
+        from millstream_connectors.blackhole.sink import open_blackhole_sink
 
         return open_blackhole_sink()
 

@@ -53,7 +53,7 @@ class _Sink(TableConnector[DeltaSink]):
     )
 
     def online_findings(self, settings: DeltaSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.delta.sink.table import look
+        from millstream_connectors.delta.sink import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
 
@@ -61,7 +61,7 @@ class _Sink(TableConnector[DeltaSink]):
         return settings.path
 
     def lane_table(self, settings: DeltaSink, rows: TableRows, owner: SinkOwner) -> LaneTable[Any]:
-        from millstream_connectors.delta.sink.table import DeltaLaneTable
+        from millstream_connectors.delta.sink import DeltaLaneTable
 
         return DeltaLaneTable(settings, rows, owner)
 

@@ -18,7 +18,7 @@ class _Source(SourceConnector[GeneratorSource]):
         return settings.records is not None
 
     def open(self, settings: GeneratorSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.generator.source.lane import open_generator
+        from millstream_connectors.generator.source import open_generator
 
         return open_generator(settings, owner)
 

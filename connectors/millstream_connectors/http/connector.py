@@ -67,12 +67,12 @@ class _Sink(SinkConnector[HttpSink]):
         )
 
     def online_findings(self, settings: HttpSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.http.sink.lane import look
+        from millstream_connectors.http.sink import look
 
         return look(settings, place)
 
     def open(self, settings: HttpSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.http.sink.lane import open_http_sink
+        from millstream_connectors.http.sink import open_http_sink
 
         return open_http_sink(settings, owner.base_dir, owner.where, envelope=owner.envelope)
 

@@ -70,7 +70,7 @@ class _Sink(TableConnector[IcebergSink]):
     )
 
     def online_findings(self, settings: IcebergSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.iceberg.sink.table import look
+        from millstream_connectors.iceberg.sink import look
 
         return unfit(place, asyncio.to_thread(look, settings, place.base_dir))
 
@@ -79,7 +79,7 @@ class _Sink(TableConnector[IcebergSink]):
         return f"{catalog.sqlite or catalog.rest} {catalog.name} {catalog.warehouse or ''} {settings.table}"
 
     def lane_table(self, settings: IcebergSink, rows: TableRows, owner: SinkOwner) -> LaneTable[Any]:
-        from millstream_connectors.iceberg.sink.table import IcebergLaneTable
+        from millstream_connectors.iceberg.sink import IcebergLaneTable
 
         return IcebergLaneTable(settings, rows, owner)
 

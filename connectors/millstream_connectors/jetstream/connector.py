@@ -21,12 +21,12 @@ class _Source(SourceConnector[JetStreamSource]):
         return settings.stop_at_end
 
     def online_findings(self, settings: JetStreamSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.jetstream.source.lane import look
+        from millstream_connectors.jetstream.source import look
 
         return unfit(place, look(settings, place.base_dir))
 
     def open(self, settings: JetStreamSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.jetstream.source.lane import open_jetstream_source
+        from millstream_connectors.jetstream.source import open_jetstream_source
 
         return open_jetstream_source(settings, owner)
 
@@ -56,12 +56,12 @@ class _Sink(SinkConnector[JetStreamSink]):
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     def online_findings(self, settings: JetStreamSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.jetstream.sink.lane import look
+        from millstream_connectors.jetstream.sink import look
 
         return unfit(place, look(settings, place.base_dir))
 
     def open(self, settings: JetStreamSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.jetstream.sink.lane import open_jetstream_sink
+        from millstream_connectors.jetstream.sink import open_jetstream_sink
 
         return open_jetstream_sink(settings, owner)
 

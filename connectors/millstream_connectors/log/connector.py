@@ -18,7 +18,7 @@ class _Sink(SinkConnector[LogSink]):
         return EnvelopeForm.NONE
 
     def open(self, settings: LogSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.log.sink.lane import open_log_sink
+        from millstream_connectors.log.sink import open_log_sink
 
         return open_log_sink()
 

@@ -34,12 +34,12 @@ class _Source(SourceConnector[MqttSource]):
         )
 
     def online_findings(self, settings: MqttSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.mqtt.source.topic import look
+        from millstream_connectors.mqtt.source import look
 
         return unfit_setting(place, "topic", look(settings, place.base_dir))
 
     def open(self, settings: MqttSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.mqtt.source.topic import KIND, MqttSubscription
+        from millstream_connectors.mqtt.source import KIND, MqttSubscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
         return open_acknowledged(
@@ -65,7 +65,7 @@ class _Sink(SinkConnector[MqttSink]):
         return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: MqttSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.mqtt.sink.lane import open_mqtt_sink
+        from millstream_connectors.mqtt.sink import open_mqtt_sink
 
         return open_mqtt_sink(settings, owner)
 

@@ -24,12 +24,12 @@ class _Source(SourceConnector[NatsSource]):
         return False
 
     def online_findings(self, settings: NatsSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.nats.source.stream import look
+        from millstream_connectors.nats.source import look
 
         return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: NatsSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.nats.source.stream import open_nats_source
+        from millstream_connectors.nats.source import open_nats_source
 
         return open_nats_source(settings, owner)
 
@@ -45,12 +45,12 @@ class _Sink(SinkConnector[NatsSink]):
     whole = True
 
     def online_findings(self, settings: NatsSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.nats.sink.lane import look
+        from millstream_connectors.nats.sink import look
 
         return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: NatsSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.nats.sink.lane import open_nats_sink
+        from millstream_connectors.nats.sink import open_nats_sink
 
         return open_nats_sink(settings, owner)
 

@@ -35,13 +35,13 @@ class _Source(_Pubsub, SourceConnector[PubsubSource]):
         )
 
     def online_findings(self, settings: PubsubSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.pubsub.source.subscription import look
+        from millstream_connectors.pubsub.source import look
 
         looking, what = look(settings, place.base_dir), f"there is no subscription {settings.path}"
         return absent(place, "subscription", looking, what, "an existing pull subscription")
 
     def open(self, settings: PubsubSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.pubsub.source.subscription import KIND, subscription
+        from millstream_connectors.pubsub.source import KIND, subscription
         from millstream_connectors.shared.acknowledged import open_acknowledged
 
         return open_acknowledged(

@@ -71,7 +71,7 @@ class _Sink(_Rabbit, SinkConnector[RabbitSink]):
     whole = True
 
     def online_findings(self, settings: RabbitSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.rabbitmq.sink.lane import look
+        from millstream_connectors.rabbitmq.sink import look
 
         kind, setting, name = (
             ("exchange", "exchange", settings.exchange)
@@ -82,7 +82,7 @@ class _Sink(_Rabbit, SinkConnector[RabbitSink]):
         return absent(place, setting, look(settings, place.base_dir), what, "an existing one", sign="NOT_FOUND")
 
     def open(self, settings: RabbitSink, owner: SinkOwner) -> SinkOpening:
-        from millstream_connectors.rabbitmq.sink.lane import open_rabbit_sink
+        from millstream_connectors.rabbitmq.sink import open_rabbit_sink
 
         return open_rabbit_sink(settings, owner)
 

@@ -41,7 +41,7 @@ class _Source(_Sqs, SourceConnector[SqsSource]):
 
     def open(self, settings: SqsSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.shared.acknowledged import open_acknowledged
-        from millstream_connectors.sqs.source.queue import KIND, subscription
+        from millstream_connectors.sqs.source import KIND, subscription
 
         return open_acknowledged(
             KIND,

@@ -22,7 +22,7 @@ class _Source(SourceConnector[UserSource]):
     untrusted = True
 
     def open(self, settings: UserSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.user_defined.source.lane import open_user_defined
+        from millstream_connectors.user_defined.source import open_user_defined
 
         if owner.client is None or owner.stream_name is None:
             raise MillstreamError(

@@ -22,12 +22,12 @@ class _Source(SourceConnector[WebSocketSource]):
         return False
 
     def online_findings(self, settings: WebSocketSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.websocket.source.stream import look
+        from millstream_connectors.websocket.source import look
 
         return no_findings(look(settings, place.base_dir))
 
     def open(self, settings: WebSocketSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.websocket.source.stream import open_websocket_source
+        from millstream_connectors.websocket.source import open_websocket_source
 
         return open_websocket_source(settings, owner)
 

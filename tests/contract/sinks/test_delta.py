@@ -20,9 +20,9 @@ from millstream.codes.code import Code
 from millstream.errors import FencedError, MillstreamError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.delta import sink as delta_table
 from millstream_connectors.delta.client import options_of
 from millstream_connectors.delta.connector import SINK
-from millstream_connectors.delta.sink import table as delta_table
 from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_writer.sink import FinishingLane
 from tests.contract.sinks.file_target import sink_owner, value_of

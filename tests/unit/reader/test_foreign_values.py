@@ -26,15 +26,15 @@ from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
 from millstream.nats.client import Client, header_bytes
 from millstream.nats.deliveries import origin_of
-from millstream_connectors.jetstream.source.lane import JetStreamSourceLane
+from millstream_connectors.jetstream.source import JetStreamSourceLane
 from millstream_connectors.kafka.source.runs import RunBatch, runs_of
 from millstream_connectors.postgres.source.pgoutput import Begin, NotPgoutputError, parse
-from millstream_connectors.pubsub.source.subscription import message_of as pubsub_message
+from millstream_connectors.pubsub.source import message_of as pubsub_message
 from millstream_connectors.pulsar.source.messages import arrived
 from millstream_connectors.rabbitmq.decoding import accept_any_content
 from millstream_connectors.rabbitmq.source.queue import message_of as rabbit_message
 from millstream_connectors.redis_streams.source.entries import Entry, EntryId, NotReadableError, read_entry
-from millstream_connectors.sqs.source.queue import message_of as sqs_message
+from millstream_connectors.sqs.source import message_of as sqs_message
 
 NOW_S = 1_700_000_000
 TIMES = [

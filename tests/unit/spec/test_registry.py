@@ -48,6 +48,7 @@ def test_a_pipeline_imports_the_objects_it_names_and_nothing_of_their_lanes() ->
     assert "millstream_worker.kinds.source" in modules
     lanes = ("millstream_vertex", "millstream_reduce", "millstream_udf", "millstream_worker.lanes")
     assert not {name for name in modules if name.endswith(".lane") or ".http" in name or ".file" in name}
+    assert not {"millstream_connectors.generator.source", "millstream_connectors.log.sink"} & modules
     assert not {name for name in modules if name.startswith(lanes)}
 
 
