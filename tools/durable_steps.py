@@ -62,7 +62,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ): "measures how long the disk takes; the file has no name",
     ("services/reduce/millstream_reduce/log/files.py", ""): "the seam itself: its callers are looked at",
     (
-        "connectors/millstream_connectors/delta/sink/table.py",
+        "connectors/millstream_connectors/delta/sink.py",
         "DeltaLaneTable._make_durable",
     ): "of what the step before it has made",
     ("services/runner/millstream_runner/local/directory.py", "_sync_directory"): "its callers are looked at",
@@ -90,7 +90,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
         "connectors/millstream_connectors/iceberg/files.py",
         "",
     ): "its callers are looked at: a file is closed inside a step",
-    ("connectors/millstream_connectors/iceberg/sink/table.py", "IcebergLaneTable._put"): "its callers are looked at",
+    ("connectors/millstream_connectors/iceberg/sink.py", "IcebergLaneTable._put"): "its callers are looked at",
     ("millstream/confine.py", ""): "a file system in memory, gone with its function",
     ("millstream/sandbox.py", "refusal"): "a temporary directory, gone when it was tried",
     ("millstream/audit.py", ""): "an account for people: nothing is decided by it",
@@ -114,20 +114,20 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._read_all"): "a request for what is stored",
     ("connectors/millstream_connectors/file/source/", ""): "a source keeps nothing: its position is in the mark",
     ("connectors/millstream_connectors/http/source/", ""): "a source keeps nothing: its position is in the mark",
-    ("connectors/millstream_connectors/jetstream/source/", ""): "a source keeps nothing: its position is in the mark",
+    ("connectors/millstream_connectors/jetstream/source.py", ""): "a source keeps nothing: its position is in the mark",
     (
         "connectors/millstream_connectors/file/sink/directory.py",
         "LaneDirectory._sync_own",
     ): "its callers are inside steps",
-    ("connectors/millstream_connectors/log/sink/lane.py", ""): "inside the step sink.write",
+    ("connectors/millstream_connectors/log/sink.py", ""): "inside the step sink.write",
     ("millstream/descriptors.py", ""): "standard output: what a log sink prints is inside the step sink.write",
     ("millstream/print_channel.py", ""): "inside the step sink.write",
     (
-        "connectors/millstream_connectors/jetstream/sink/lane.py",
+        "connectors/millstream_connectors/jetstream/sink.py",
         "JetStreamKeptLane._send",
     ): "inside the steps jetstream_sink.commit and jetstream_sink.take_over",
-    ("connectors/millstream_connectors/jetstream/sink/lane.py", "JetStreamIdLane"): "inside the step sink.write",
-    ("connectors/millstream_connectors/nats/sink/lane.py", ""): "inside the step sink.write",
+    ("connectors/millstream_connectors/jetstream/sink.py", "JetStreamIdLane"): "inside the step sink.write",
+    ("connectors/millstream_connectors/nats/sink.py", ""): "inside the step sink.write",
 }
 """Path, or the beginning of one, and function ("" for all, or the beginning of a name), with the reason."""
 

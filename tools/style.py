@@ -65,9 +65,9 @@ MAY_ROUND = {
     "connectors/millstream_connectors/redis_streams/source/entries.py": "texts, as keys",
     "connectors/millstream_connectors/bigquery/sink/lane.py": "schemas",
     "connectors/millstream_connectors/bigquery/sink/positions.py": "our own positions",
-    "connectors/millstream_connectors/delta/sink/table.py": "the log of the table",
+    "connectors/millstream_connectors/delta/sink.py": "the log of the table",
     "connectors/millstream_connectors/file/sink/bucket.py": "our own claims",
-    "connectors/millstream_connectors/iceberg/sink/table.py": "our own positions",
+    "connectors/millstream_connectors/iceberg/sink.py": "our own positions",
     "connectors/millstream_connectors/shared/kept.py": "our own positions",
     "connectors/millstream_connectors/opensearch/sink/lane.py": "answers of the server",
     "connectors/millstream_connectors/user_defined/sink/positions.py": "our own positions",
@@ -86,7 +86,7 @@ MAY_READ_JSON = {
 READS_TIMES = frozenset({"datetime.fromtimestamp", "datetime.utcfromtimestamp"})
 MAY_READ_TIMES = {
     "millstream/telemetry/logging.py": "the time of a log record of this process",
-    "connectors/millstream_connectors/rabbitmq/sink/lane.py": "seconds within its own bounds",
+    "connectors/millstream_connectors/rabbitmq/sink.py": "seconds within its own bounds",
     "services/runner/": "times of this machine's clock and files",
     "services/udf_sdk/": "imports nothing of ours",
 }

@@ -2,10 +2,11 @@
 
     SOURCES, SINKS ─► SourceKind, SinkKind: the model of its settings, checks, notes, what it promises
 
-A connector is one object in the folder of its technology: `millstream_connectors.<name>.source` and `.sink`, or a
-package of a third party (docs/extending.md). `millstream validate` and every vertex of a pipeline that names the
-connector import the module with that object, so the module imports only this one and the modules it names. `open` and
-`online_findings` import the modules that a connector works with. Both are called in a thread (`millstream.importing`).
+A connector is one object in the folder of its technology, SOURCE or SINK of `millstream_connectors.<name>.connector`,
+or in a package of a third party (docs/extending.md). `millstream validate` and every vertex of a pipeline that names
+the connector import the module with that object, so the module imports only this one and the modules it names. `open`
+and `online_findings` import the modules that a connector works with. Both are called in a thread
+(`millstream.importing`).
 """
 
 from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAli
 from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX
 from millstream.spec.problems import Finding, Path
-from millstream.spec.registry import Registry
+from millstream.spec.registry import Registry, models_in
 from millstream.spec.rules import Strict
 from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, field
 
@@ -166,8 +167,9 @@ class Connector(Generic[S]):
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on valid settings, each with its place; `path` is that of the settings. By default those that the
-        settings have themselves (`SpecModel.notes`)."""
-        yield from settings.notes(path)
+        settings and the models within them have themselves (`SpecModel.notes`)."""
+        for model, place in models_in(settings, path):
+            yield from model.notes(place)
 
 
 IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]
@@ -279,26 +281,26 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
     "source",
     SourceKind,
     {
-        "generator": "millstream_connectors.generator.source.connector:GENERATOR",
-        "file": "millstream_connectors.file.source.connector:FILE",
-        "http": "millstream_connectors.http.source.connector:HTTP",
-        "httpPoll": "millstream_connectors.http_poll.source.connector:HTTP_POLL",
-        "sse": "millstream_connectors.sse.source.connector:SSE",
-        "websocket": "millstream_connectors.websocket.source.connector:WEBSOCKET",
-        "kafka": "millstream_connectors.kafka.source.connector:KAFKA",
-        "jetstream": "millstream_connectors.jetstream.source.connector:JETSTREAM",
-        "nats": "millstream_connectors.nats.source.connector:NATS",
-        "postgres": "millstream_connectors.postgres.source.connector:POSTGRES",
-        "delta": "millstream_connectors.delta.source.connector:DELTA",
-        "mqtt": "millstream_connectors.mqtt.source.connector:MQTT",
-        "iceberg": "millstream_connectors.iceberg.source.connector:ICEBERG",
-        "pubsub": "millstream_connectors.pubsub.source.connector:PUBSUB",
-        "pulsar": "millstream_connectors.pulsar.source.connector:PULSAR",
-        "rabbitmq": "millstream_connectors.rabbitmq.source.connector:RABBITMQ",
-        "redisStreams": "millstream_connectors.redis_streams.source.connector:REDIS_STREAMS",
-        "sql": "millstream_connectors.sql.source.connector:SQL",
-        "sqs": "millstream_connectors.sqs.source.connector:SQS",
-        "udsource": "millstream_connectors.user_defined.source.connector:UDSOURCE",
+        "generator": "millstream_connectors.generator.connector:SOURCE",
+        "file": "millstream_connectors.file.connector:SOURCE",
+        "http": "millstream_connectors.http.connector:SOURCE",
+        "httpPoll": "millstream_connectors.http_poll.connector:SOURCE",
+        "sse": "millstream_connectors.sse.connector:SOURCE",
+        "websocket": "millstream_connectors.websocket.connector:SOURCE",
+        "kafka": "millstream_connectors.kafka.connector:SOURCE",
+        "jetstream": "millstream_connectors.jetstream.connector:SOURCE",
+        "nats": "millstream_connectors.nats.connector:SOURCE",
+        "postgres": "millstream_connectors.postgres.connector:SOURCE",
+        "delta": "millstream_connectors.delta.connector:SOURCE",
+        "mqtt": "millstream_connectors.mqtt.connector:SOURCE",
+        "iceberg": "millstream_connectors.iceberg.connector:SOURCE",
+        "pubsub": "millstream_connectors.pubsub.connector:SOURCE",
+        "pulsar": "millstream_connectors.pulsar.connector:SOURCE",
+        "rabbitmq": "millstream_connectors.rabbitmq.connector:SOURCE",
+        "redisStreams": "millstream_connectors.redis_streams.connector:SOURCE",
+        "sql": "millstream_connectors.sql.connector:SOURCE",
+        "sqs": "millstream_connectors.sqs.connector:SOURCE",
+        "udsource": "millstream_connectors.user_defined.connector:SOURCE",
     },
 )
 
@@ -307,26 +309,26 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
     "sink",
     SinkKind,
     {
-        "log": "millstream_connectors.log.sink.connector:LOG",
-        "blackhole": "millstream_connectors.blackhole.sink.connector:BLACKHOLE",
-        "file": "millstream_connectors.file.sink.connector:FILE",
-        "http": "millstream_connectors.http.sink.connector:HTTP",
-        "kafka": "millstream_connectors.kafka.sink.connector:KAFKA",
-        "sql": "millstream_connectors.sql.sink.connector:SQL",
-        "sqs": "millstream_connectors.sqs.sink.connector:SQS",
-        "udsink": "millstream_connectors.user_defined.sink.connector:UDSINK",
-        "postgres": "millstream_connectors.postgres.sink.connector:POSTGRES",
-        "delta": "millstream_connectors.delta.sink.connector:DELTA",
-        "iceberg": "millstream_connectors.iceberg.sink.connector:ICEBERG",
-        "jetstream": "millstream_connectors.jetstream.sink.connector:JETSTREAM",
-        "mqtt": "millstream_connectors.mqtt.sink.connector:MQTT",
-        "bigquery": "millstream_connectors.bigquery.sink.connector:BIGQUERY",
-        "opensearch": "millstream_connectors.opensearch.sink.connector:OPENSEARCH",
-        "nats": "millstream_connectors.nats.sink.connector:NATS",
-        "pubsub": "millstream_connectors.pubsub.sink.connector:PUBSUB",
-        "pulsar": "millstream_connectors.pulsar.sink.connector:PULSAR",
-        "rabbitmq": "millstream_connectors.rabbitmq.sink.connector:RABBITMQ",
-        "redisStreams": "millstream_connectors.redis_streams.sink.connector:REDIS_STREAMS",
+        "log": "millstream_connectors.log.connector:SINK",
+        "blackhole": "millstream_connectors.blackhole.connector:SINK",
+        "file": "millstream_connectors.file.connector:SINK",
+        "http": "millstream_connectors.http.connector:SINK",
+        "kafka": "millstream_connectors.kafka.connector:SINK",
+        "sql": "millstream_connectors.sql.connector:SINK",
+        "sqs": "millstream_connectors.sqs.connector:SINK",
+        "udsink": "millstream_connectors.user_defined.connector:SINK",
+        "postgres": "millstream_connectors.postgres.connector:SINK",
+        "delta": "millstream_connectors.delta.connector:SINK",
+        "iceberg": "millstream_connectors.iceberg.connector:SINK",
+        "jetstream": "millstream_connectors.jetstream.connector:SINK",
+        "mqtt": "millstream_connectors.mqtt.connector:SINK",
+        "bigquery": "millstream_connectors.bigquery.connector:SINK",
+        "opensearch": "millstream_connectors.opensearch.connector:SINK",
+        "nats": "millstream_connectors.nats.connector:SINK",
+        "pubsub": "millstream_connectors.pubsub.connector:SINK",
+        "pulsar": "millstream_connectors.pulsar.connector:SINK",
+        "rabbitmq": "millstream_connectors.rabbitmq.connector:SINK",
+        "redisStreams": "millstream_connectors.redis_streams.connector:SINK",
     },
 )
 

@@ -236,7 +236,8 @@ class PlainModel:
         yield from ()
 
     def notes(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Notes on these valid values, each with its place; `path` is that of the model."""
+        """Notes on these valid values, each with its place; without those of the models within. `path` is that of the
+        model."""
         yield from ()
 
     @classmethod

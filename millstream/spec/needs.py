@@ -5,33 +5,21 @@ Above it: checks, and whatever opens sources and sinks. Below it: the models, ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.missing_packages import naming_missing_packages
-from millstream.spec.model import Needed, PlainModel
-from millstream.spec.registry import Choice
+from millstream.spec.model import Needed
+from millstream.spec.registry import Choice, models_in
 
 
 def needed_by(value: object, loc: tuple[str | int, ...] = ()) -> Iterator[Needed]:
     """The modules that a model and the models within it need, each with its place. `loc`: the place of the model."""
-    if isinstance(value, Choice) and loc:
-        # A source or sink within another, such as a fallback, is opened by itself.
-        return
-    if isinstance(value, PlainModel):
-        yield from (one._replace(loc=(*loc, *one.loc)) for one in value.needs())
-        members: Iterable[tuple[str | int, object]] = value.members()
-    elif isinstance(value, Mapping):
-        members = value.items()
-    elif isinstance(value, tuple):
-        members = enumerate(value)
-    else:
-        return
-    for name, member in members:
-        yield from needed_by(member, (*loc, name))
+    for model, place in models_in(value, loc):
+        yield from (one._replace(loc=(*place, *one.loc)) for one in model.needs())
 
 
 def not_installed(needed: Iterable[Needed]) -> Iterator[Needed]:

@@ -8,7 +8,7 @@ the pipeline file. Below: the packages that are installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.explained import SpecModel
-from millstream.spec.model import NotReadError, ShapeProblem, field
+from millstream.spec.model import NotReadError, PlainModel, ShapeProblem, field
 from millstream.spec.values import exactly_one
 
 if TYPE_CHECKING:
@@ -237,3 +237,20 @@ class Choice(SpecModel):
     def as_written(self, *, given_only: bool = False) -> dict[str, Any]:
         """The settings first."""
         return {self.key: self.settings.as_written(given_only=given_only), **super().as_written(given_only=given_only)}
+
+
+def models_in(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[PlainModel, tuple[str | int, ...]]]:
+    """A model and the models within it, each with its place; `path` is that of the model."""
+    if isinstance(value, PlainModel):
+        yield value, path
+        members: Iterable[tuple[str | int, object]] = value.members()
+    elif isinstance(value, Mapping):
+        members = value.items()
+    elif isinstance(value, tuple):
+        members = enumerate(value)
+    else:
+        return
+    for name, member in members:
+        # A source or sink within another, such as a fallback, is opened by itself.
+        if not isinstance(member, Choice):
+            yield from models_in(member, (*path, name))

@@ -35,7 +35,7 @@ from millstream.record import Position
 from millstream_connectors.delta import opening
 from millstream_connectors.delta.files import table_files
 from millstream_connectors.delta.settings import DeltaSink, DeltaSource
-from millstream_connectors.delta.sink.table import actions_of, look
+from millstream_connectors.delta.sink import actions_of, look
 from millstream_connectors.delta.source.log import TableLog
 from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from millstream.spec.problems import Path
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.objects.settings import ObjectStore, place_problems
@@ -59,18 +60,17 @@ class DeltaSink(TableCommits, _DeltaTable):
         yield from super().relation_problems()
         yield from place_problems(self.store, self.path, url="s3://bucket/table")
 
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """A note on a table that is probably in Azurite, which emulates Azure's blob storage: Azure's own endpoints
+        have TLS.
 
-def azurite_note(path: str, settings: ObjectStore | None) -> str | None:
-    """What `validate` notes about a table to write that is probably in Azurite, which emulates Azure's blob storage:
-    Azure's own endpoints have TLS.
-
-    Azurite lists objects from the first one on, wherever a client asks it to begin (`startFrom` of List Blobs).
-    deltalake commits with such listings, and leaves the first objects out by itself only if its environment says that
-    the store is an emulator. The environment then also says where the emulator is, in place of `endpoint`. Reading
-    needs none of this.
-    """
-    told = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE
-    endpoint = (settings.endpoint if settings is not None else None) or ""
-    if told or not path.startswith("az://") or not endpoint.startswith("http://"):
-        return None
-    return f"the table can be written in Azurite only with {EMULATOR} in the environment of the pipeline"
+        Azurite lists objects from the first one on, wherever a client asks it to begin (`startFrom` of List Blobs).
+        deltalake commits with such listings, and leaves the first objects out by itself only if its environment says
+        that the store is an emulator. The environment then also says where the emulator is, in place of `endpoint`.
+        Reading needs none of this.
+        """
+        told = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE
+        endpoint = (self.store.endpoint if self.store is not None else None) or ""
+        if not told and self.path.startswith("az://") and endpoint.startswith("http://"):
+            what = f"the table can be written in Azurite only with {EMULATOR} in the environment of the pipeline"
+            yield (*path, "store", "endpoint"), what

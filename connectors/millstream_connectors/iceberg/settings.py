@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
 from typing import Annotated
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK
-from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference, missing, secret_in_file
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import is_open
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.lake.settings import EVENT_TIME_PARTS, TableCommits
 from millstream_connectors.shared.aws.settings import AwsService
-from millstream_connectors.shared.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream_connectors.shared.objects.settings import ObjectStore, is_url, url_problem
 
 _TABLE = re.compile(r"[^\s.]+(\.[^\s.]+)+")
 _STORES = ("s3", "gs")
@@ -89,6 +88,15 @@ class IcebergCatalog(SpecModel):
         values = {"token": self.token, "credential": self.credential}
         yield from ((name, value) for name, value in values.items() if value is not None)
 
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on unencrypted ones on the network."""
+        for name, value in self.secrets:
+            if isinstance(value, str):
+                yield (*path, name), secret_in_file(name)
+        if self.rest is not None and is_open(self.rest):
+            what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
+            yield (*path, "rest"), what
+
 
 class IcebergTable(SpecModel):
     """A table of a catalog."""
@@ -116,29 +124,6 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
             unused["anonymous"] = True
         expected = "a store with the protocol of S3, or Google Cloud Storage with the credentials of the machine"
         yield from without_effect(unused, "on an Iceberg table", expected, within=("store",))
-
-
-def table_findings(
-    settings: IcebergTable, store: ObjectStore | None, path: Path, base_dir: FilePath
-) -> Iterator[Finding]:
-    """Credentials that this machine does not have."""
-    for name, value in settings.catalog.secrets:
-        reason = missing(value, base_dir)
-        if reason is not None:
-            yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "an existing variable or file")
-    yield from store_findings(store, (*path, "store"), base_dir)
-
-
-def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the access to a table."""
-    catalog = settings.catalog
-    for name, value in catalog.secrets:
-        if isinstance(value, str):
-            yield (*path, "catalog", name), secret_in_file(name)
-    if catalog.rest is not None and is_open(catalog.rest):
-        what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
-        yield (*path, "catalog", "rest"), what
-    yield from store_notes(store, (*path, "store"))
 
 
 class IcebergSource(IcebergTable):

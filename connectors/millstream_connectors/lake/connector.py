@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, SinkUse
+from millstream.spec.connectors import SinkUse
 from millstream.spec.values import ShapeProblem
 from millstream_connectors.lake.settings import TableCommits
 from millstream_connectors.shared.columns import envelope_problems
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner, as_fallback
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOpening, SinkOwner
 
 if TYPE_CHECKING:
     from millstream_connectors.lake.lane_table import LaneTable
@@ -24,11 +24,7 @@ class TableConnector(SinkConnector[S]):
     """A sink whose commits contain the rows and the position after them."""
 
     whole = True
-
-    def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
-        if fallback:
-            return as_fallback("table")
-        return self.promise
+    keeps_position_in = "table"
 
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
         """Rejects a commit that could never fill up, because the buffer would stay full forever, and columns that an

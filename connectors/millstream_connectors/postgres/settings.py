@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from millstream import codes
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference, secret_in_file
 from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
@@ -81,13 +80,6 @@ class PostgresServer(SpecModel):
         if not self.sslmode.startswith("verify") and not is_local:
             what = f"`sslmode: {self.sslmode}` does not verify that {self.host} is the intended server"
             yield (*path, "sslmode"), f"{what}; `verify-full` does"
-
-
-def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """Files that the connection to a server needs and this machine does not have."""
-    if isinstance(settings.ssl_root_cert, str) and not (base_dir / settings.ssl_root_cert).is_file():
-        what = f"there is no file {base_dir / settings.ssl_root_cert}"
-        yield Finding(codes.NO_SUCH_FILE, (*path, "sslRootCert"), what, "a file with certificates, as PEM")
 
 
 def quoted(name: str) -> str:

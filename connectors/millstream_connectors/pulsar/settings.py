@@ -24,7 +24,7 @@ from millstream.spec.values import (
     problem,
     without_effect,
 )
-from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.oauth2.settings import Oauth2
 from millstream_connectors.shared.servers import BasicAuth
 from millstream_connectors.shared.starts import EARLIEST, Start
 
@@ -135,9 +135,6 @@ class PulsarCluster(SpecModel):
         if self.auth is not None and not self.encrypted and is_remote:
             what = "the credentials and the records are sent to the cluster unencrypted"
             yield (*path, "serverAddr"), f"{what}; pulsar+ssl:// encrypts them"
-        oauth2 = None if self.auth is None else self.auth.oauth2
-        if oauth2 is not None:
-            yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))
 
 
 def _checked_topics(written: str) -> str:

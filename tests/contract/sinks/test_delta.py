@@ -20,9 +20,9 @@ from millstream.codes.code import Code
 from millstream.errors import FencedError, MillstreamError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_connectors.delta import sink as delta_table
 from millstream_connectors.delta.client import options_of
-from millstream_connectors.delta.sink import table as delta_table
-from millstream_connectors.delta.sink.connector import DELTA
+from millstream_connectors.delta.connector import SINK
 from millstream_connectors.shared.objects.settings import ObjectStore
 from millstream_writer.sink import FinishingLane
 from tests.contract.sinks.file_target import sink_owner, value_of
@@ -404,8 +404,8 @@ def test_what_azurite_needs_is_noted(
     monkeypatch.delenv("AZURE_STORAGE_USE_EMULATOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    settings = DELTA.model.model_validate({"path": path, "store": {"endpoint": endpoint}})
-    notes = [(at, note) for at, note in DELTA.notes(settings, ("sink",)) if "AZURITE_BLOB_STORAGE_URL" in note]
+    settings = SINK.model.model_validate({"path": path, "store": {"endpoint": endpoint}})
+    notes = [(at, note) for at, note in SINK.notes(settings, ("sink",)) if "AZURITE_BLOB_STORAGE_URL" in note]
     assert [at for at, _ in notes] == ([("sink", "store", "endpoint")] if noted else [])
 
 

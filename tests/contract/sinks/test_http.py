@@ -18,7 +18,7 @@ from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream_connectors.http.settings import HttpSink
-from millstream_connectors.http.sink.lane import open_http_sink
+from millstream_connectors.http.sink import open_http_sink
 from millstream_connectors.shared.web.client import retry_after_s
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
 from tests.contract.sinks.http_target import HttpTarget, Request, open_http_target

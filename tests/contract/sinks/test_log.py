@@ -13,8 +13,8 @@ from millstream import codes
 from millstream.dead_letter import time_text
 from millstream.frame import build_frame
 from millstream.record import Position
-from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
-from millstream_connectors.log.sink.lane import open_log_sink
+from millstream_connectors.blackhole.sink import open_blackhole_sink
+from millstream_connectors.log.sink import open_log_sink
 from millstream_writer.sink import Guarantee, SinkFrame
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame

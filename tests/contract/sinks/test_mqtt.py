@@ -13,7 +13,7 @@ from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_connectors.mqtt.sink.lane import REFUSED, TOO_LARGE, UNANSWERED
+from millstream_connectors.mqtt.sink import REFUSED, TOO_LARGE, UNANSWERED
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.shared.carried import HEADER
 from tests.contract.sinks.file_target import sink_owner

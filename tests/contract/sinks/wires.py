@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_connectors.jetstream.sink.lane import GUARD
+from millstream_connectors.jetstream.sink import GUARD
 from millstream_connectors.redis_streams.sink.script import COMMIT
 from millstream_runner.chaos.lossy_path import Wire
 

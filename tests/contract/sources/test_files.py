@@ -15,8 +15,8 @@ import pytest
 from millstream import codes
 from millstream.errors import DamageError, InfrastructureError
 from millstream.spec.connectors import Place
+from millstream_connectors.file.connector import SOURCE
 from millstream_connectors.file.settings import FileSource
-from millstream_connectors.file.source.connector import FILE
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of, values
 from tests.support.errors import raises
@@ -184,6 +184,6 @@ async def test_a_directory_with_characters_of_patterns_in_its_name(tmp_path: Pat
     directory.mkdir()
     (directory / "in.txt").write_text("one\n")
     settings = FileSource.model_validate({"paths": ["*.txt"]})
-    assert list(FILE.local_findings(settings, Place((), (), directory, 1))) == []
+    assert list(SOURCE.local_findings(settings, Place((), (), directory, 1))) == []
     async with open_lane({"file": {"paths": ["*.txt"]}}, base_dir=directory) as lane:
         assert values((await read_to_end(lane))[0]) == [b"one"]

@@ -21,7 +21,7 @@ from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_connectors.pubsub.client import linked_subscriber
 from millstream_connectors.pubsub.settings import PubsubSource
-from millstream_connectors.pubsub.source.subscription import PulledMessages
+from millstream_connectors.pubsub.source import PulledMessages
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, SourceLane
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values

@@ -15,7 +15,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.spec.models import FallbackSink, Source
-from millstream_connectors.sqs.source import queue as module
+from millstream_connectors.sqs import source as module
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch, SourceLane, is_held_up
 from millstream_runner.cli.main import main

@@ -28,9 +28,9 @@ from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pulsar.client import open_link
+from millstream_connectors.pulsar.connector import SOURCE
 from millstream_connectors.pulsar.looking import Looking, deduplicates, look
 from millstream_connectors.pulsar.settings import PulsarCluster, PulsarSink
-from millstream_connectors.pulsar.source.connector import PULSAR
 from millstream_connectors.pulsar.source.lane import PulsarSourceLane
 from millstream_connectors.shared.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer
 from millstream_connectors.shared.oauth2.settings import Oauth2
@@ -506,6 +506,6 @@ def test_what_is_not_a_key_file_is_said(key: str, tmp_path: Path) -> None:
 def test_a_secret_that_is_sent_unencrypted_is_noted() -> None:
     auth = {"issuerUrl": "http://h", "clientId": "c", "clientSecret": {"env": "S"}}
     settings = {"serverAddr": "pulsar+ssl://h", "topic": "t", "subscriptionName": "s", "auth": {"oauth2": auth}}
-    (note,) = PULSAR.notes(PULSAR.model.model_validate(settings), ("p",))
+    (note,) = SOURCE.notes(SOURCE.model.model_validate(settings), ("p",))
     assert note[0] == ("p", "auth", "oauth2", "issuerUrl")
-    assert not [*PULSAR.notes(PULSAR.model.model_validate({**settings, "auth": None}), ("p",))]
+    assert not [*SOURCE.notes(SOURCE.model.model_validate({**settings, "auth": None}), ("p",))]

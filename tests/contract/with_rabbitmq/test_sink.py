@@ -15,7 +15,7 @@ from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_connectors.opening_sinks import open_sink
-from millstream_connectors.rabbitmq.sink.lane import UNROUTED
+from millstream_connectors.rabbitmq.sink import UNROUTED
 from millstream_connectors.shared.carried import HEADER
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until

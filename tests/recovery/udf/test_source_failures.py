@@ -16,7 +16,7 @@ from millstream.record import LaneId
 from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream_connectors.user_defined.source.lane import UserDefinedLane, open_user_defined
+from millstream_connectors.user_defined.source import UserDefinedLane, open_user_defined
 from millstream_reader.connector import SourceOwner
 from tests.support.errors import raises
 

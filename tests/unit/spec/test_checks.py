@@ -149,6 +149,39 @@ def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_an_absent_secret_within_settings_is_found_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY_FOR_TEST", raising=False)
+    store = {"accessKey": "a", "secretKey": {"env": "KEY_FOR_TEST"}}
+    catalog = {"rest": "http://127.0.0.1:1", "token": {"env": "KEY_FOR_TEST"}}
+    why = "the environment variable KEY_FOR_TEST is not set"
+    for settings, members in (
+        ({"file": {"paths": ["s3://a/b"], "store": store}}, ["store.secretKey"]),
+        ({"delta": {"path": "s3://a/b", "store": store}}, ["store.secretKey"]),
+        ({"iceberg": {"catalog": catalog, "table": "a.b", "store": store}}, ["catalog.token", "store.secretKey"]),
+    ):
+        (kind,) = settings
+        assert found(loaded(base, source=settings)) == [(f"[0].source.{kind}.{member}", why) for member in members]
+
+
+def test_notes_of_models_within_settings_have_their_places(base: Path) -> None:
+    store = {"endpoint": "http://198.51.100.7:1", "accessKey": "a", "secretKey": "s"}
+    catalog = {"rest": "http://198.51.100.7:1", "token": "t"}
+    oauth2 = {"tokenEndpointUrl": "http://198.51.100.7/token", "clientId": "c", "clientSecret": {"env": "PATH"}}
+    of_store = ["store.secretKey", "store.endpoint"]
+    for settings, members in (
+        ({"file": {"paths": ["s3://a/b"], "store": store}}, of_store),
+        ({"delta": {"path": "s3://a/b", "store": store}}, of_store),
+        (
+            {"iceberg": {"catalog": catalog, "table": "a.b", "store": store}},
+            ["catalog.token", "catalog.rest", *of_store],
+        ),
+        ({"sse": {"url": "https://a.example", "auth": {"oauth2": oauth2}}}, ["auth.oauth2.tokenEndpointUrl"]),
+    ):
+        (kind,) = settings
+        notes = loaded(base, source=settings).notes
+        assert {note.path for note in notes} == {f"spec.vertices[0].source.{kind}.{member}" for member in members}
+
+
 def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sink(path: str, **more: Any) -> LoadedPipeline:
         return loaded(base, sink={"file": {"path": path}, **more})

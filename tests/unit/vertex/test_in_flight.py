@@ -22,7 +22,7 @@ from millstream.limits import (
 )
 from millstream.record import LaneId, Position
 from millstream.telemetry.telemetry import Telemetry
-from millstream_connectors.blackhole.sink.lane import open_blackhole_sink
+from millstream_connectors.blackhole.sink import open_blackhole_sink
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker, WorkInFlight
 from millstream_vertex.core import LaneCore

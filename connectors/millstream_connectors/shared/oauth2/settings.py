@@ -73,9 +73,8 @@ class Oauth2(SpecModel):
         """Whether connections to the issuer use TLS."""
         return urlsplit(self.address).scheme == "https"
 
-
-def oauth2_notes(settings: Oauth2, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about a client whose secret is sent over the network unencrypted."""
-    if is_open(settings.address):
-        what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
-        yield (*path, settings.address_field), what
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """A note on a secret that is sent over the network unencrypted."""
+        if is_open(self.address):
+            what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
+            yield (*path, self.address_field), what

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
 from typing import Annotated, NamedTuple
 
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
-from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference, missing, secret_in_file
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import is_open
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
@@ -116,6 +115,14 @@ class ObjectStore(SpecModel):
         }
         yield from ((name, value) for name, value in values.items() if value is not None)
 
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """Notes on secrets in the pipeline file, and on objects that are sent over the network unencrypted."""
+        for name, value in self.secrets:
+            if isinstance(value, str) and name != "accessKey":
+                yield (*path, name), secret_in_file(name)
+        if self.endpoint is not None and is_open(self.endpoint):
+            yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"
+
 
 def place_problems(settings: ObjectStore | None, path: str, *, url: str) -> Iterator[ShapeProblem]:
     """What is wrong with a `path`, and with a `store` for it. `url`: an example of one in a store."""
@@ -137,22 +144,3 @@ def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Itera
     stores = " and ".join(sorted(SCHEMES[scheme] for scheme in schemes))
     expected = ", ".join(f"`{name}`" for name in sorted(used))
     yield from without_effect(unused, f"on {stores}", expected, within=("store",))
-
-
-def store_findings(settings: ObjectStore | None, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """Credentials that this machine does not have."""
-    for name, value in settings.secrets if settings is not None else ():
-        reason = missing(value, base_dir)
-        if reason is not None:
-            yield Finding(codes.SECRET_MISSING, (*path, name), reason, "an existing variable or file")
-
-
-def store_notes(settings: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
-    """What `validate` notes about the access to a store."""
-    if settings is None:
-        return
-    for name, value in settings.secrets:
-        if isinstance(value, str) and name != "accessKey":
-            yield (*path, name), secret_in_file(name)
-    if settings.endpoint is not None and is_open(settings.endpoint):
-        yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"

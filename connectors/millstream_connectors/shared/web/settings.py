@@ -14,7 +14,7 @@ from millstream.spec.references import Reference, Secret, TextOrReference, secre
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, conflicts, exactly_one, field, problem
 from millstream_connectors.shared.aws.settings import AwsService
-from millstream_connectors.shared.oauth2.settings import Oauth2, oauth2_notes
+from millstream_connectors.shared.oauth2.settings import Oauth2
 from millstream_connectors.shared.servers import BasicAuth
 
 _SECRET_NAME = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|api-?_?key|signature).*")
@@ -108,8 +108,6 @@ class WebServer(SpecModel):
                 secret = True
                 if isinstance(value, str):
                     yield (*path, "headers", name), secret_in_file(name)
-        if self.auth is not None and self.auth.oauth2 is not None:
-            yield from oauth2_notes(self.auth.oauth2, (*path, "auth", "oauth2"))
         if not isinstance(self.url, str):
             return
         parts = urlsplit(self.url)

@@ -1,1 +1,0 @@
-"""The sink of `jetstream`."""

@@ -1,1 +1,0 @@
-"""The source of `mqtt`."""

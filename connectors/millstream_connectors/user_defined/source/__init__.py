@@ -1,1 +1,0 @@
-"""The source of `user_defined`."""
