@@ -54,10 +54,14 @@ def _checked_setting(written: str) -> str:
 
 _Extension = Annotated[
     Text,
-    text_check(re.compile("(?!auth$)[A-Za-z]+"), "the name of an extension", "letters, such as logicalCluster"),
+    text_check(
+        re.compile("(?!auth$)[A-Za-z]+").fullmatch, "is not the name of an extension", "letters, such as logicalCluster"
+    ),
 ]
 # librdkafka would take what follows a comma for another extension.
-_ExtensionValue = Annotated[Text, text_check(re.compile("[^,]*"), "the value of an extension", "text without a comma")]
+_ExtensionValue = Annotated[
+    Text, text_check(re.compile("[^,]*").fullmatch, "is not the value of an extension", "text without a comma")
+]
 _TOKEN_ENDPOINT = address_check(
     "the address of a token endpoint", ("http", "https"), "https://host/path", path=lambda _: True
 )
