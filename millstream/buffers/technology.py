@@ -215,7 +215,7 @@ class Technology(Protocol):
     ) -> AsyncIterator[InterStepBuffer]:
         """`connect` and `Link.open` in one call, for a caller that opens one pipeline once."""
         async with (
-            self.connect(access, name=f"{pipeline} {name}") as link,
+            self.connect(access, name=f"millstream {pipeline} {name}") as link,
             link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
         ):
             yield buffer

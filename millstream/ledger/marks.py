@@ -53,14 +53,14 @@ def settled(commit: Commit, stored: StoredMark | None) -> int | None:
     """What became of a commit, by the mark that its lane has now: the sequence of the commit's own mark; None if the
     commit is not stored and may be. Raises `FencedError`, or `DamageError` for an older mark.
 
-    1. It is the mark of the commit: an earlier attempt was stored.
-    2. It is the mark that the commit follows: nothing was stored, and the same commit may be sent again.
+    1. It is the mark that the commit follows: nothing was stored, and the same commit may be sent again.
+    2. It is the mark of the commit: an earlier attempt was stored.
     3. It is another one.
     """
-    if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
-        return stored.sequence
     if (stored.sequence if stored is not None else 0) == commit.after and not _is_replaced(commit, stored):
         return None
+    if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
+        return stored.sequence
     raise superseded(commit, stored)
 
 

@@ -105,7 +105,7 @@ def load(path: FilePath | str) -> LoadedPipeline:
 
 def load_text(text: str, path: FilePath | str) -> LoadedPipeline:
     """Check the text of a pipeline file that is, or would be, at `path`. Errors: FileError."""
-    file = str(path)
+    file = str(FilePath(path))
     try:
         document = yaml_text.parse(text)
     except yaml_text.UnreadableError as problem:

@@ -167,7 +167,7 @@ def text_check(is_valid: Callable[[str], object], fault: str, expected: str) -> 
 
     def checked(written: str) -> str:
         if not is_valid(written):
-            raise problem(codes.VALUE_MALFORMED, f"{written!r} {fault}", expected)
+            raise problem(codes.VALUE_MALFORMED, f"{_shown(written)} {fault}", expected)
         return written
 
     return After(checked)
@@ -268,6 +268,7 @@ __all__ = [
     "Text",
     "as_duration",
     "at_most_one",
+    "conflicts",
     "exactly_one",
     "field",
     "is_name",

@@ -3,7 +3,7 @@
     exit, crash signal, out-of-memory kill, time limit     the function's own doing: a record may be the cause
     SIGKILL, SIGTERM, ... from elsewhere                   says nothing about the records
 
-Above it: the supervisor of the process (`sidecar.py`). Below it: nothing.
+Above it: the supervisor of the process (`sidecar.py`). Below it: the control groups of processes.
 """
 
 from __future__ import annotations

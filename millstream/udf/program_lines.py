@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from millstream.json_parser import parse_json
-from millstream_udf.logs import MARKER, OF_EVERY_RECORD
+from millstream_udf.log_form import MARKER, OF_EVERY_RECORD
 
 _LEVELS = {
     "debug": logging.DEBUG,

@@ -1,4 +1,4 @@
-"""The settings of the `delta` source and sink, as pipeline files have them. Pure."""
+"""The settings of the `delta` source and sink, as pipeline files have them. Only a note looks at the environment."""
 
 from __future__ import annotations
 

@@ -25,13 +25,6 @@ async def unfit(place: Place, looking: Awaitable[Iterable[Unfit]]) -> Sequence[F
     return place.unfit(await looking)
 
 
-async def unfit_settings(place: Place, looking: Awaitable[Iterable[tuple[str, str, str]]]) -> Sequence[Finding]:
-    """Of faults, each with the setting, what it is, and what is expected."""
-    return [
-        Finding(codes.TARGET_UNFIT, (*place.path, setting), what, expected) for setting, what, expected in await looking
-    ]
-
-
 async def unfit_setting(place: Place, setting: str, looking: Awaitable[Iterable[tuple[str, str]]]) -> Sequence[Finding]:
     """Of faults of one setting: what it is, and what is expected."""
     return [Finding(codes.TARGET_UNFIT, (*place.path, setting), what, expected) for what, expected in await looking]

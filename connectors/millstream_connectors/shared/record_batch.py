@@ -27,7 +27,7 @@ class RecordBatch:
     times: array[int] = field(default_factory=lambda: array("q"))
     keys: list[tuple[bytes, ...]] = field(default_factory=list)
     headers: list[Mapping[str, bytes]] = field(default_factory=list)
-    """Of each record; empty if no record can have any."""
+    """Of each record, where the source has headers; otherwise all are empty, and there may be fewer of them."""
     invalid: list[InvalidRecord] = field(default_factory=list)
     size: int = 0
 

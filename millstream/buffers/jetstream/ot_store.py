@@ -181,7 +181,7 @@ class JetStreamOtStore(RevisionedOtStore):
         none."""
         subject = f"{self._prefix}{key}"
         found = await unless_missing(
-            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}), NO_MESSAGE
+            self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject}), NO_MESSAGE, NO_STREAM
         )
         if found is None:
             return 0, None

@@ -1,6 +1,7 @@
 """The nats-server that a run starts for itself.
 
-Above it: the supervisor of the broker. Below it: the `nats-server` program and its files.
+Above it: the supervisor of the broker, and the separate server of tests and benchmarks. Below it: the `nats-server`
+program and its files.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class JetStreamServer(LocalServer):
         *,
         durability: DurabilityLevel,
         port: int | None,
-        buffers: int = 0,
+        buffers: int | None = None,
         file_store_bytes_max: int | None = None,
     ) -> None:
         super().__init__(directory, durability=durability, port=port)
         self._file_store_bytes_max = file_store_bytes_max
-        self._memory_mib = max(_MEMORY_MIB_MIN, _MEMORY_MIB_OF_BUFFER * buffers)
+        self._memory_mib = None if buffers is None else max(_MEMORY_MIB_MIN, _MEMORY_MIB_OF_BUFFER * buffers)
         files = directory / CERTIFICATE_FILE, directory / KEY_FILE
         # Tests and benchmarks of encryption put the files there. On the loopback interface, encryption has no purpose.
         self._certificate = files if all(file.exists() for file in files) else None
@@ -88,8 +89,10 @@ class JetStreamServer(LocalServer):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        limits = {} if _MEMORY_VARIABLE in os.environ else {_MEMORY_VARIABLE: f"{self._memory_mib}MiB"}
-        return {PASSWORD_VARIABLE: self._password, **limits}
+        environment = {PASSWORD_VARIABLE: self._password}
+        if self._memory_mib is not None and _MEMORY_VARIABLE not in os.environ:
+            environment[_MEMORY_VARIABLE] = f"{self._memory_mib}MiB"
+        return environment
 
     def _adopt(self) -> None:
         """Move streams that an earlier version stored in the server's default account to the account that is used

@@ -1,6 +1,6 @@
 """The text of a NATS server's configuration, with the durability and the sizes that a ledger needs. Pure.
 
-Above it: the local runner, the test server and the commands that deploy a broker. It starts nothing and reads nothing.
+Above it: the server of a run, and whatever needs the names in it. It starts nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def server_config(
     store_dir: Path,
     port: int,
     ports_dir: Path,
-    sync_always: bool = True,
-    file_store_bytes_max: int | None = None,
-    tls: tuple[Path, Path] | None = None,
+    sync_always: bool,
+    file_store_bytes_max: int | None,
+    tls: tuple[Path, Path] | None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
     environment. The server listens only on the client port of the loopback interface, and reports its settings and its

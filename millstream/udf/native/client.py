@@ -19,7 +19,6 @@ from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
-from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
     ANSWER,
@@ -165,7 +164,6 @@ def map_answer(
     data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
 ) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
-    check_parts(data, ANSWER)
     rest, large = without_large(data, MAP_COLUMNS, ANSWER)
     message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):

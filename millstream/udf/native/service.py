@@ -1,4 +1,4 @@
-"""Names and settings of the gRPC service, for the asynchronous and the synchronous client."""
+"""Names, settings and errors of the gRPC service, for the asynchronous and the synchronous client."""
 
 from __future__ import annotations
 

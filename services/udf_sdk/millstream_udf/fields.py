@@ -145,6 +145,9 @@ def _fields(message: memoryview) -> Iterator[_Field]:
 
 def read_varint(message: memoryview, at: int, bytes_max: int = _VARINT_BYTES_MAX) -> tuple[int, int]:
     """The number that begins at `at`, and where it ends. Raises `ValueError` if it has no end."""
+    # Nearly all have one byte.
+    if at < len(message) and (first := message[at]) < 0x80:
+        return first, at + 1
     number = 0
     for place, byte in enumerate(message[at : at + bytes_max]):
         number |= (byte & 0x7F) << 7 * place

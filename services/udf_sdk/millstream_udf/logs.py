@@ -15,17 +15,12 @@ from typing import Any
 
 from millstream_udf import output_prefix
 from millstream_udf.context import CURRENT
+from millstream_udf.log_form import LEVEL_VARIABLE, MARKER, OF_EVERY_RECORD
 
-LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
-"""Environment variable that requests lines in Millstream's form, with the minimum level."""
-MARKER = "millstream_log"
-"""Member that distinguishes such a line from other JSON that a function prints."""
 _LINE_BYTES_MAX = 60 * 1024
 """Longer texts are truncated: Millstream accepts lines of up to 64 KiB."""
 _TEXT_BYTES_MAX = 16 * 1024
 """Maximum length of the message, the exception and each field, if the whole would exceed a line."""
-OF_EVERY_RECORD = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "message", "asctime", "taskName"}
-"""Attributes of every log record. A field must not replace one of them."""
 _KNOWN_ELSEWHERE = ("pipeline", "vertex", "replica")
 """Fields that the process that reads the lines adds."""
 

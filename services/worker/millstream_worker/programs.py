@@ -29,7 +29,7 @@ from millstream.udf.protocol import ClientTls, StreamName, UdfClient, protocol_o
 from millstream.udf.sidecar import START_TIMEOUT_S, HeldUp, LogLine, SidecarSpec, python_command
 from millstream.udf.sources import OnChange
 from millstream.udf.streams import MapStream
-from millstream_udf.logs import LEVEL_VARIABLE
+from millstream_udf.log_form import LEVEL_VARIABLE
 from millstream_udf.returned_values import OUTPUTS_VARIABLE
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from millstream.telemetry.logging import configure_logging
 from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.program_lines import parse_line
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream_udf.logs import LEVEL_VARIABLE
+from millstream_udf.log_form import LEVEL_VARIABLE
 from millstream_worker.programs import program_logger
 from tests.contract.udf.conftest import HERE, NAME, frame_of
 from tests.unit.telemetry.collector import attributes, open_collector

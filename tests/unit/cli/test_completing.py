@@ -142,9 +142,13 @@ def test_names_without_a_file_are_those_of_runs_or_files_here(here: Path) -> Non
     plan = load(here / "pipeline.yaml").plan
     changed = json.loads(resolved.dump(plan, here))
     changed["pipeline"]["spec"]["edges"][1]["name"] = "renamed"
+    source = changed["pipeline"]["spec"]["vertices"][0]
+    changed["pipeline"]["spec"]["vertices"].append({**source, "name": "gone"})
     (data / "pipeline.json").write_text(json.dumps(changed))
     assert words("status", "--pipeline", "") == ["other"]
     assert "renamed" in words("peek", "")
+    assert words("run", "--forget", "gone") == ["gone"], "what is forgotten is in no file any more"
+    assert words("run", "--data-dir", str(data), "--forget", "gone") == ["gone"]
     assert "renamed" in words("peek", "--pipeline", "other", "")
     assert "renamed" in words("peek", "--data-dir", str(data), "")
     assert "priced" not in words("peek", "")

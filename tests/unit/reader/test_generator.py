@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream import codes
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.record import Record
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of
+from tests.support.errors import raises
 from tests.support.ledgers import SettableClock
 
 START_US = 1_704_067_200 * MICROSECONDS
@@ -53,6 +55,14 @@ def test_each_number_is_a_json_object_of_the_size_asked_for_and_has_its_key(
         shortest = len(json.dumps({"lane": partitions // 2, "number": number}, separators=(",", ":")))
         assert len(record.value) == max(size, shortest)
         assert record.keys == ((f"key-{number % keys}",) if keys else ())
+
+
+@pytest.mark.parametrize("body", [{}, {"made": 7.9, "origin_us": 5}, {"made": 7, "origin_us": "5"}])
+async def test_a_position_of_another_form_is_damage(body: dict[str, Any]) -> None:
+    position = {"source": "generator", "version": 1, "partitions": 1, **body}
+    with raises(codes.POSITION_UNREADABLE):
+        async with open_lane({"generator": {"rpu": 0}}, json.dumps(position).encode()):
+            pass
 
 
 async def test_values_and_keys() -> None:

@@ -139,7 +139,10 @@ class TableLog(TableReader[AddedFile]):
         return (self._changing(version, operation) if changes else StateFiles(added))._replace(crc=zlib.crc32(data))
 
     def _stream(self, file: AddedFile) -> IO[bytes]:
-        return self._opening.files.open(file.path)
+        try:
+            return self._opening.files.open(file.path)
+        except UNREADABLE as error:
+            raise unreadable_file(self._where, f"{file.path} of {self.named}", error) from error
 
     def _rows_in(self, stream: IO[bytes], file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         for block in parquet_rows(stream, skipped, is_remote=is_url(self._path)):

@@ -390,15 +390,13 @@ class RedisSourceLane(PositionedLane):
                     break
                 stream.waiting.popleft()
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
-                place = f"entry {entry.id} of {stream.name}"
                 try:
                     read = read_entry(entry, whole=whole, key_mapping=self._owner.key_mapping)
                 except NotReadableError as error:
-                    batch.refuse(error.value, str(error), place)
+                    batch.refuse(error.value, str(error), f"entry {entry.id} of {stream.name}")
                 else:
-                    batch.add(
-                        read.value, read.event_time_us, place, size=entry.size, keys=read.keys, headers=read.headers
-                    )
+                    # What is too large was refused above, so no message needs the place.
+                    batch.add(read.value, read.event_time_us, "", size=entry.size, keys=read.keys, headers=read.headers)
         frame = batch.frame(self._owner.clock.now_us())
         return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(batch.invalid))
 

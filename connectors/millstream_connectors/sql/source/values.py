@@ -19,6 +19,11 @@ Cursor = tuple[Any, ...]
 
 def json_of(value: Any) -> str:
     """A value of a column."""
+    # The commonest types do not need the table.
+    if value.__class__ is str:
+        return encode_basestring(value.encode("utf-8", "replace").decode())
+    if value is None:
+        return "null"
     return _form_of(value.__class__)(value)
 
 
@@ -31,7 +36,6 @@ def _clock(value: timedelta) -> str:
 
 _FORMS: Sequence[tuple[type | tuple[type, ...], Callable[[Any], str]]] = (
     (str, lambda value: encode_basestring(value.encode("utf-8", "replace").decode())),
-    (type(None), lambda _: "null"),
     (bool, lambda value: "true" if value else "false"),
     (int, str),
     (float, lambda value: repr(value) if math.isfinite(value) else f'"{value}"'),

@@ -369,6 +369,8 @@ class UdfPositionLane(KeptLane[_Row]):
                 failures.append(replace(failure, index=row))
         failures += await self._check_records(item, new, ends)
         failures.sort(key=lambda failure: failure.index)
+        if not failures:
+            return self._convert(item)
         refused = {failure.index for failure in failures}
         rows = [row for row in range(len(ends)) if row not in refused]
         return ConvertedRecords(rows, [_Row(item, row) for row in rows], failures)

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millstream.background import beside
 from millstream.statistics import LaneStatistics
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.closing import Closing, EarlyResults
@@ -81,11 +80,14 @@ class ReduceLane:
                     self._begin(hand_over, work)
 
                 await self._recover(work)
-                async with (
-                    beside(self._results.check(), f"check the program of {self.core.lane}"),
-                    beside(self._intake.sync_all(begin), f"sync {self.core.lane}"),
-                ):
-                    await self._work()
+                # In this group, so that no hand-over begins once one has failed.
+                others = [
+                    work.create_task(self._results.check(), name=f"check the program of {self.core.lane}"),
+                    work.create_task(self._intake.sync_all(begin), name=f"sync {self.core.lane}"),
+                ]
+                await self._work()
+                for other in others:
+                    other.cancel()
             self.core.units.close()
         if not self._intake.has_stopped():
             await self.core.end()

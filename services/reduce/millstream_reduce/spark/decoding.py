@@ -365,10 +365,12 @@ class AvroDecoder(Decoder):
     """The writer's schema, as JSON."""
 
     def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
+        # Outside the handler below: an invalid schema is no fault of the values.
+        schema = self._parsed
         for value in values.to_pylist():
             stream = io.BytesIO(value)
             try:
-                row = fastavro.schemaless_reader(stream, self._parsed, None)
+                row = fastavro.schemaless_reader(stream, schema, None)
             except Exception:  # noqa: BLE001 - what it raises for bytes that are not a record is not said anywhere
                 yield None
                 continue

@@ -22,6 +22,9 @@ _YAML = (".yaml", ".yml")
 _FILE_BYTES_MAX = 1024 * 1024
 """Larger files are not read, because completion has to be quick."""
 
+_NAMING = ("of", "edge", "file", "files")
+"""Arguments that may name a pipeline file. A single word before an edge is taken for the edge."""
+
 Values = dict[str, str]
 """Words, and for each what it is."""
 
@@ -69,7 +72,8 @@ def _pipeline_files(arguments: argparse.Namespace, current: str) -> Values:
 def _pipelines(arguments: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     """The pipelines that may be meant: of the line's files, of its run, or all that are here or have run here."""
     given = vars(arguments)
-    words = [word for value in given.values() for word in (value if isinstance(value, list) else [value])]
+    values = [given[name] for name in _NAMING if given.get(name) is not None]
+    words = [word for value in values for word in (value if isinstance(value, list) else [value])]
     if named := [Path(word) for word in words if str(word).endswith(_YAML)]:
         yield from filter(None, map(_of_file, named))
         return

@@ -59,7 +59,9 @@ class _Values(BaseCompleter):
     ) -> Iterable[str]:
         """The candidates for the value of an option or argument."""
         kind = action.dest if action.dest in VALUES else action.metavar
-        return values_of(str(kind), parsed_args, prefix)
+        # What is used if nothing is typed is not typed.
+        typed = {name: value for name, value in vars(parsed_args).items() if value is not parser.get_default(name)}
+        return values_of(str(kind), argparse.Namespace(**typed), prefix)
 
 
 def _short(text: str) -> str:

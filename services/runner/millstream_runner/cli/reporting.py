@@ -100,7 +100,7 @@ def _report(loaded: LoadedPipeline, options: RunOptions, report: Reporting, bega
     result = report.result
     failure = result.failure if result is not None else None
     if failure is not None:
-        error = f"{failure.heading}\n{failure.message}"
+        error = f"{'error: ' if failure.code is None else ''}{failure.heading}\n{failure.message}"
     letters, remark = _dead_letters(loaded)
     elapsed_s = (datetime.now(UTC) - began).total_seconds()
     return Report(

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for path, doubt in doubts_of(loaded.pipeline)
             ]
         else:
-            problems += local_problems(loaded)
+            _add(problems, local_problems(loaded))
             _ask_spark(loaded, problems, notes)
     if arguments.online:
         _ask_outside(loaded or partial, problems)

@@ -76,14 +76,14 @@ def broker(needs: Needs) -> Iterator[Finding]:
             asyncio.run(_within(measuring, _TIMEOUT_S))
     except MillstreamError as error:
         yield Finding("Broker", CheckState.MISSING, str(error), what, f"`millstream explain {error.code}` says more")
+    except TimeoutError:
+        found = f"{program} did not store {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
+        yield Finding("Broker", CheckState.MISSING, found, what, "check whether the disk responds, and try again")
     except OSError as error:
         found = f"cannot be tested in {place}: {error.strerror}"
         yield Finding(
             "Broker", CheckState.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)"
         )
-    except TimeoutError:
-        found = f"{program} did not store {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
-        yield Finding("Broker", CheckState.MISSING, found, what, "check whether the disk responds, and try again")
     else:
         yield Finding("Broker", CheckState.OK, program, what)
 

@@ -24,6 +24,7 @@ from millstream.ledger.rewriting import rewritten
 from millstream.plan.lanes import all_lanes
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy
+from millstream.watermark.store import OtUpdate
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.settings import keeps_input
@@ -72,11 +73,14 @@ class Watermarks:
     async def lanes(self) -> Sequence[LaneTime]:
         """Every lane that has committed something, sources first."""
         found = []
+        published: dict[str, Mapping[str, OtUpdate]] = {}
         for lane in all_lanes(self._plan):
             stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
-            mark, update = stored.mark, await self._stored.published(lane)
+            if lane.vertex not in published:
+                published[lane.vertex] = await self._stored.all_published(lane.vertex)
+            mark, update = stored.mark, published[lane.vertex].get(lane.key)
             closed_us = mark.reduce.closed_us if mark.HasField("reduce") else None
             watermark_us = mark.watermark_us if update is None else max(mark.watermark_us, update.entry.watermark_us)
             found.append(LaneTime(lane, watermark_us, closed_us, mark.account.open, mark.ended))

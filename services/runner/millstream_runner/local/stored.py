@@ -6,7 +6,7 @@ Above it: commands that inspect or change a pipeline between two runs. Below it:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from millstream.plan.plan import Plan
 from millstream.plan.shape import as_stored, shape_of
 from millstream.record import LaneId
 from millstream.spec.loading import load
-from millstream.watermark.store import OtUpdate, forget
+from millstream.watermark.store import OtUpdate, forget, newest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
@@ -142,6 +142,10 @@ class StoredPipeline:
     async def published(self, lane: LaneId) -> OtUpdate | None:
         """What the lane published last. Raises `DamageError` if it cannot be read."""
         return await (await self._stores.store(lane.vertex)).stored(lane)
+
+    async def all_published(self, vertex: str) -> Mapping[str, OtUpdate]:
+        """What the lanes of a vertex published last, by their keys. Waits while the broker does not answer."""
+        return await newest(await self._stores.store(vertex))
 
     async def forget(self, lane: LaneId) -> None:
         """Remove what the lane has published."""

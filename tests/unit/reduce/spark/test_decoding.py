@@ -248,6 +248,13 @@ def test_avro() -> None:
     assert decode(decoder, values) == ([row, nothing, nothing, nothing, row], 3)
 
 
+def test_a_schema_that_no_writer_can_have_is_no_fault_of_the_values() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long", "default": "x"}]}
+    decoder = AvroDecoder((Field("a", pa.int64()),), json.dumps(schema))
+    with pytest.raises(fastavro.schema.SchemaParseException):
+        decode(decoder, [b"\x02"])
+
+
 @pytest.mark.parametrize("decoder", [JSON, CSV], ids=["json", "csv"])
 def test_slices_are_decoded_as_what_they_show(decoder: Decoder) -> None:
     make: Callable[[int], bytes] = (lambda n: b'{"i": %d}' % n) if decoder is JSON else (lambda n: b"%d,," % n)

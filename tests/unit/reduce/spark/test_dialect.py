@@ -27,7 +27,6 @@ def functions(spark_session: SparkSession) -> dict[str, Any]:
     return {name: option.get() for name, option in found.items() if option.isDefined()}
 
 
-@pytest.mark.slow
 def test_queries_are_written_as_spark_understood_them(spark_session: SparkSession, functions: dict[str, Any]) -> None:
     parser: Any = spark_session._jsparkSession.sessionState().sqlParser()  # only parses
     written = 0

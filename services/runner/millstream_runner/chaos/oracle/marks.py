@@ -105,9 +105,9 @@ async def _open_jetstream(store: Path, pipeline: str, directory: Path) -> AsyncI
         async def url() -> str:
             return str(json.loads(ports.read_text())["nats"][0])
 
-        client = await nats.connect(
-            await _answer_of(process, log, url, FileNotFoundError, ValueError), user="oracle", password=key
-        )
+        found = await _answer_of(process, log, url, FileNotFoundError, ValueError)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            client = await nats.connect(found, user="oracle", password=key)
 
         async def mark_of(vertex: str, lane: str) -> mark_pb2.Mark | None:
             stream = f"{pipeline}-{vertex}"
