@@ -171,6 +171,7 @@ class Welcome(_message.Message):
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     CHECKS_FIELD_NUMBER: _builtins.int
     TAKES_ARROW_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -186,6 +187,12 @@ class Welcome(_message.Message):
     """Such a sink may refuse records: the client sends each frame as `check` before anything of it is written."""
     takes_arrow: _builtins.bool
     """Map: frames may have `arrow` in place of `values`."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___State]:
+        """Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
+        by index. At most 255.
+        """
+
     def __init__(
         self,
         *,
@@ -195,14 +202,100 @@ class Welcome(_message.Message):
         keeps_positions: _builtins.bool = ...,
         checks: _builtins.bool = ...,
         takes_arrow: _builtins.bool = ...,
+        states: _abc.Iterable[Global___State] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "takes_arrow", b"takes_arrow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "takes_arrow", b"takes_arrow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class State(_message.Message):
+    """One of the states of a function: what it remembers under a name, for each key of its records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[State._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: State._Kind.ValueType  # 0
+        KIND_VALUE: State._Kind.ValueType  # 1
+        """One value."""
+        KIND_MAP: State._Kind.ValueType  # 2
+        """Values by item: the bytes of an item are the encoded key of the map."""
+        KIND_LIST: State._Kind.ValueType  # 3
+        """Values in the order of their items, which are numbers of eight bytes, big-endian."""
+        KIND_COUNTER: State._Kind.ValueType  # 4
+        """One value: a signed number of eight bytes, little-endian."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: State.Kind.ValueType  # 0
+    KIND_VALUE: State.Kind.ValueType  # 1
+    """One value."""
+    KIND_MAP: State.Kind.ValueType  # 2
+    """Values by item: the bytes of an item are the encoded key of the map."""
+    KIND_LIST: State.Kind.ValueType  # 3
+    """Values in the order of their items, which are numbers of eight bytes, big-endian."""
+    KIND_COUNTER: State.Kind.ValueType  # 4
+    """One value: a signed number of eight bytes, little-endian."""
+
+    class _Clock:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ClockEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[State._Clock.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CLOCK_EVENT_TIME: State._Clock.ValueType  # 0
+        """By the watermark of the lane."""
+        CLOCK_PROCESSING_TIME: State._Clock.ValueType  # 1
+        """By the clock of the vertex."""
+
+    class Clock(_Clock, metaclass=_ClockEnumTypeWrapper): ...
+    CLOCK_EVENT_TIME: State.Clock.ValueType  # 0
+    """By the watermark of the lane."""
+    CLOCK_PROCESSING_TIME: State.Clock.ValueType  # 1
+    """By the clock of the vertex."""
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    ITEM_CODEC_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Letters, digits and `_`; at most 63."""
+    kind: Global___State.Kind.ValueType
+    codec: _builtins.str
+    """How values are encoded, for messages and queries: "json", "bytes", "msgpack", "protobuf"."""
+    item_codec: _builtins.str
+    """How the items of a map are encoded."""
+    version: _builtins.int
+    """Version of the values. 0 counts as 1."""
+    clock: Global___State.Clock.ValueType
+    """What expires does so by this clock."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___State.Kind.ValueType = ...,
+        codec: _builtins.str = ...,
+        item_codec: _builtins.str = ...,
+        version: _builtins.int = ...,
+        clock: Global___State.Clock.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___State: _TypeAlias = State  # noqa: Y015
 
 @_typing.final
 class Outcome(_message.Message):
@@ -227,6 +320,10 @@ class Outcome(_message.Message):
         """Drop the record, and count it under `reason`. (An input without output is "filtered".)"""
         RESULT_FALLBACK: Outcome._Result.ValueType  # 5
         """Sinks: pass the record to the fallback sink."""
+        RESULT_HELD_UP: Outcome._Result.ValueType  # 6
+        """Functions with states: an earlier record of the same key has failed or is to be retried, so this one was not
+        processed. It is sent again after that one, and no attempt is counted.
+        """
 
     class Result(_Result, metaclass=_ResultEnumTypeWrapper): ...
     RESULT_UNSPECIFIED: Outcome.Result.ValueType  # 0
@@ -240,6 +337,10 @@ class Outcome(_message.Message):
     """Drop the record, and count it under `reason`. (An input without output is "filtered".)"""
     RESULT_FALLBACK: Outcome.Result.ValueType  # 5
     """Sinks: pass the record to the fallback sink."""
+    RESULT_HELD_UP: Outcome.Result.ValueType  # 6
+    """Functions with states: an earlier record of the same key has failed or is to be retried, so this one was not
+    processed. It is sent again after that one, and no attempt is counted.
+    """
 
     INDEX_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
@@ -312,6 +413,7 @@ class MapCall(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
@@ -328,6 +430,10 @@ class MapCall(_message.Message):
     """Index, in the stored frame, of this call's first record."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
+    @_builtins.property
+    def states(self) -> Global___StateEntries:
+        """What the function remembers for the keys of these records; for functions with states."""
+
     def __init__(
         self,
         *,
@@ -338,14 +444,115 @@ class MapCall(_message.Message):
         traceparent: _builtins.str = ...,
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
+        states: Global___StateEntries | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MapCall: _TypeAlias = MapCall  # noqa: Y015
+
+@_typing.final
+class StateEntries(_message.Message):
+    """What is remembered for the keys of the records of a call. No other call of the stream has one of these keys until this
+    one is answered.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_KEYS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    states: _builtins.bytes
+    @_builtins.property
+    def record_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each record: the index of its key. Keys are numbered in the order in which they first occur."""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Every entry of these keys, ordered by key, then by state, then by item: the indexes of its key and of its state."""
+
+    @_builtins.property
+    def items(self) -> _frame_pb2.BytesColumn:
+        """Absent: no state is a map or a list. Empty for those that are not."""
+
+    @_builtins.property
+    def values(self) -> _frame_pb2.BytesColumn: ...
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Absent: as many as there are, all of version 1."""
+
+    def __init__(
+        self,
+        *,
+        record_keys: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _abc.Iterable[_builtins.int] | None = ...,
+        states: _builtins.bytes = ...,
+        items: _frame_pb2.BytesColumn | None = ...,
+        values: _frame_pb2.BytesColumn | None = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "keys", b"keys", "record_keys", b"record_keys", "states", b"states", "values", b"values", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateEntries: _TypeAlias = StateEntries  # noqa: Y015
+
+@_typing.final
+class StateChanges(_message.Message):
+    """What has changed of it. Each entry at most once; the rest stays as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    EXPIRES_US_FIELD_NUMBER: _builtins.int
+    states: _builtins.bytes
+    deleted: _builtins.bytes
+    """One byte for each: 1 if the entry was deleted. Absent: none was."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes of the keys in the call, and of the states, one byte each."""
+
+    @_builtins.property
+    def items(self) -> _frame_pb2.BytesColumn:
+        """Absent: no state is a map or a list."""
+
+    @_builtins.property
+    def values(self) -> _frame_pb2.BytesColumn:
+        """Of entries that were deleted: empty."""
+
+    @_builtins.property
+    def expires_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When each expires, in microseconds; 0: never. Absent: none does."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.int] | None = ...,
+        states: _builtins.bytes = ...,
+        items: _frame_pb2.BytesColumn | None = ...,
+        values: _frame_pb2.BytesColumn | None = ...,
+        deleted: _builtins.bytes = ...,
+        expires_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "expires_us", b"expires_us", "items", b"items", "keys", b"keys", "states", b"states", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateChanges: _TypeAlias = StateChanges  # noqa: Y015
 
 @_typing.final
 class MapResponse(_message.Message):
@@ -390,6 +597,7 @@ class MapAnswer(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     """Number of outputs; may be 0."""
@@ -425,6 +633,10 @@ class MapAnswer(_message.Message):
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
         """Inputs that were not processed normally. Such an input has no outputs."""
 
+    @_builtins.property
+    def changes(self) -> Global___StateChanges:
+        """By the records that are neither in `outcomes` nor held up by one that is. Nothing of a call with an `error` counts."""
+
     def __init__(
         self,
         *,
@@ -439,10 +651,11 @@ class MapAnswer(_message.Message):
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
+        changes: Global___StateChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -487,6 +700,7 @@ class SealedMapCall(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
@@ -494,6 +708,7 @@ class SealedMapCall(_message.Message):
     traceparent: _builtins.str
     id_prefix: _builtins.str
     first_index: _builtins.int
+    states: _builtins.bytes
     def __init__(
         self,
         *,
@@ -504,10 +719,11 @@ class SealedMapCall(_message.Message):
         traceparent: _builtins.str = ...,
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
+        states: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,6 +772,7 @@ class SealedMapAnswer(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     values: _builtins.bytes
@@ -566,6 +783,7 @@ class SealedMapAnswer(_message.Message):
     event_times_us: _builtins.bytes
     error: _builtins.str
     arrow: _builtins.bytes
+    changes: _builtins.bytes
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
     def __init__(
@@ -582,14 +800,87 @@ class SealedMapAnswer(_message.Message):
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
+        changes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealedMapAnswer: _TypeAlias = SealedMapAnswer  # noqa: Y015
+
+@_typing.final
+class SealedStateEntries(_message.Message):
+    """The same bytes as StateEntries, columns unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_KEYS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    record_keys: _builtins.bytes
+    keys: _builtins.bytes
+    states: _builtins.bytes
+    items: _builtins.bytes
+    values: _builtins.bytes
+    versions: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        record_keys: _builtins.bytes = ...,
+        keys: _builtins.bytes = ...,
+        states: _builtins.bytes = ...,
+        items: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
+        versions: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "keys", b"keys", "record_keys", b"record_keys", "states", b"states", "values", b"values", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedStateEntries: _TypeAlias = SealedStateEntries  # noqa: Y015
+
+@_typing.final
+class SealedStateChanges(_message.Message):
+    """The same bytes as StateChanges, columns unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    EXPIRES_US_FIELD_NUMBER: _builtins.int
+    keys: _builtins.bytes
+    states: _builtins.bytes
+    items: _builtins.bytes
+    values: _builtins.bytes
+    deleted: _builtins.bytes
+    expires_us: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        keys: _builtins.bytes = ...,
+        states: _builtins.bytes = ...,
+        items: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
+        deleted: _builtins.bytes = ...,
+        expires_us: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "expires_us", b"expires_us", "items", b"items", "keys", b"keys", "states", b"states", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedStateChanges: _TypeAlias = SealedStateChanges  # noqa: Y015
 
 @_typing.final
 class SinkRequest(_message.Message):
