@@ -75,6 +75,8 @@ COMMIT_BYTES_MAX = 8 * MIB
 """Bytes in an atomic batch, unless the outputs of one record are larger."""
 STAGE_STATE_BYTES_MAX = 256 * KIB
 """State of one vertex that is stored in the mark, with every commit of its lane."""
+STATE_KEY_BYTES_MAX = 4 * MIB
+"""Largest value of `state.maxBytesPerKey`: it has to fit into a message and into a commit, beside outputs."""
 PREPARED_BYTES_MAX = 4 * MIB
 """Frames and ids that a lane keeps in its mark during a delivery to the target of its chain."""
 FRAME_APART_BYTES_MIN = 256 * KIB

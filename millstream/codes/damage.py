@@ -125,6 +125,17 @@ IDS_UNREADABLE = Code(
     do=_REPAIR,
 )
 
+STATE_UNREADABLE = Code(
+    5011,
+    "The stored state of a function cannot be read",
+    happened="A part of the changelog of a lane's state does not decode, or is missing.",
+    data=(
+        "Outputs that were committed are complete. What the function remembers for its keys is not known, so the lane "
+        "stops instead of going on without it."
+    ),
+    do="Restore the data of the broker from a backup, or start the pipeline over.",
+)
+
 WATERMARK_UNREADABLE = Code(
     5009,
     "The published watermark of a lane cannot be read",

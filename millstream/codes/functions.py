@@ -123,6 +123,21 @@ FUNCTION_IMPORT = Code(
     ),
 )
 
+STATE_MISFIT = Code(
+    3109,
+    "What a function remembers does not fit what is stored",
+    happened=(
+        "A function with states was started, and it declares other states than those that have stored values: another "
+        "kind or encoding, a version that cannot read them, or none; or its vertex and the function do not agree on "
+        "whether there are states."
+    ),
+    data=_INPUT_WAITS,
+    do=(
+        "Do what the message says: declare the state as it was, let the function convert old values (`migrate`), or "
+        "give a new state another name. docs/udf.md has the details."
+    ),
+)
+
 FUNCTION_KIND = Code(
     3103,
     "A function is of another kind than its vertex needs",

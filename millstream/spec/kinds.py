@@ -58,6 +58,8 @@ class VertexUse:
     """Whether an edge with dead letters leads to it."""
     chained: bool = False
     """Whether the edge to it has no buffer."""
+    inputs: int = 1
+    """How many edges lead to it."""
 
 
 class VertexKind(Generic[S]):
@@ -113,6 +115,10 @@ class VertexKind(Generic[S]):
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends when its inputs have ended; None if that is known only at run time."""
         return True
+
+    def kept_bytes(self, settings: S) -> int:
+        """Bytes that each of its lanes keeps in its ledger for itself, in a buffer of its own; 0: nothing."""
+        return 0
 
     def id_bounds(self, settings: S) -> IdBounds | None:
         """How many ids its lanes remember, committed with their records; None if they remember none."""

@@ -429,7 +429,8 @@ class PipelineSpec(SpecModel):
             into = next(
                 (number for number, edge in enumerate(self.edges) if edge.chain and edge.to == vertex.name), None
             )
-            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None)
+            inputs = sum(edge.to == vertex.name for edge in self.edges)
+            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None, inputs=inputs)
             if into is not None and (why := vertex.definition.chain_problem(vertex.settings)) is not None:
                 loc = ("edges", into, "chain")
                 yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, so that the edge has a buffer")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.json_parser import parse_json
-from millstream.limits import ANSWER_RECORDS_MAX_MAX
+from millstream.limits import ANSWER_RECORDS_MAX_MAX, MIB, STATE_KEY_BYTES_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
@@ -457,6 +457,26 @@ class Sql(SpecModel):
     and other tables. Otherwise `validate` accepts only queries that compute over the records of their window."""
 
 
+class State(SpecModel):
+    """What a function may remember."""
+
+    noun = "a state"
+
+    scope: Literal["key", "lane"] = "key"
+    """`key`: each key of its records has its own. `lane`: each partition has one, for all of its records."""
+    max_bytes: Quantity = 256 * MIB
+    """Bytes of what is remembered in each partition. A record that would exceed it fails; deleting is always possible.
+    The broker keeps space for 2.2 times as much. Size, default 256Mi."""
+    max_bytes_per_key: Quantity = MIB
+    """Bytes of what is remembered for a key: a call gets all of it. Size of at most 4Mi, default 1Mi."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """What is remembered for a key has to fit into a commit."""
+        if self.max_bytes_per_key > STATE_KEY_BYTES_MAX:
+            what = f"a call and a commit have to hold everything of a key, at most {STATE_KEY_BYTES_MAX // MIB}Mi"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("maxBytesPerKey",), what, "less, in several keys")
+
+
 class Udf(Program):
     """The program of a map vertex or, with `groupBy`, of a reduce vertex."""
 
@@ -479,6 +499,9 @@ class Udf(Program):
     outputs_max: OutputsMax | None = None
     """Maximum number of outputs of one call, 1 to 3,964,928. A call with more outputs fails. Default: 500,000. Only for
     functions with very many outputs per record; not with `groupBy`."""
+    state: State | None = None
+    """What the function may remember from record to record, committed with its outputs; not with `groupBy`, whose
+    windows remember records, and not with a built-in. `state: {}` for the default limits."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record, or in a reduce on a window."""
 
@@ -502,6 +525,9 @@ class Udf(Program):
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sql",), what, "`groupBy`, or another program")
         else:
             yield from exactly_one(data, cls.kinds, cls.noun)
+            if data.get("builtin") is not None:
+                unused = {"state": data.get("state")}
+                yield from without_effect(unused, "on a built-in", "no `state`, or a function")
         if is_reduce:
             yield from _idle_in_reduce(data)
         yield from _idle_process_settings(data)
@@ -517,6 +543,10 @@ _IDLE_IN_REDUCE = {
     "outputsMax": (
         "`outputsMax` has no effect in a reduce: the number of its results is not limited",
         "no `outputsMax`",
+    ),
+    "state": (
+        "`state` has no effect in a reduce: its windows remember records",
+        "no `state`, or no `groupBy`",
     ),
     "timeout": ("`timeout` has no effect in a reduce: Spark's tasks call the function", "no `timeout`"),
     "tls": (

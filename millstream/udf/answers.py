@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from millstream.frame import Frame
+from millstream.udf.states import NO_CHANGES, StateChanges
 
 
 class Result(Enum):
@@ -26,6 +27,9 @@ class Result(Enum):
     """The input is dropped, and counted under `reason`."""
     FALLBACK = "fallback"
     """For a sink: the input goes to the fallback sink."""
+    HELD_UP = "held up"
+    """For a function with states: another input of the same key has to be processed first, so this one was not
+    processed. This does not count as an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,15 @@ class MapAnswer:
     """Outcomes of the inputs that were not processed normally; these have no outputs."""
     error: str = ""
     """Why the whole call has failed; empty if it has not."""
+    is_final: bool = False
+    """With an error: no other attempt at all of these inputs would succeed."""
+    changes: StateChanges = NO_CHANGES
+    """What has changed of the states of the function."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the columns of the outputs."""
+        return len(self.values) + len(self.keys) + len(self.headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ from millstream.limits import (
     TRACEPARENT_BYTES_MAX,
 )
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
+from millstream.udf.states import DeclaredState
 from millstream_udf import columns
 from millstream_udf.fields import FIXED_BYTES, read_varint
 
 MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
+STATE_RESULTS = MAP_RESULTS | {Result.HELD_UP}
 SINK_RESULTS = MAP_RESULTS | {Result.FALLBACK}
 
 ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
@@ -54,7 +56,7 @@ def check_map_answer(
     count = answer.records
     if count > outputs_max:
         raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are allowed per call (`outputsMax`)")
-    failed = check_outcomes(answer.outcomes, inputs, MAP_RESULTS)
+    failed = check_outcomes(answer.outcomes, inputs, STATE_RESULTS)
     if not answer.arrow:
         in_column("values", columns.check_bytes, answer.values, count)
     elif not arrow_allowed:
@@ -72,6 +74,33 @@ def check_map_answer(
             raise ValueError("it sets event times, which only a source transform can")
         _check_times(answer.event_times_us, count)
     check_columns(answer.keys, answer.headers, answer.tags, count, ANSWER_ITEMS_PER_RECORD_MAX * outputs_max)
+
+
+def check_changes(answer: MapAnswer, keys: int, states: Sequence[DeclaredState]) -> None:
+    """Checks that the changes refer to keys of the call and to states of the function, each entry once, and that all of
+    their columns have as many entries. `keys`: how many keys the call had; 0 for a function without states."""
+    changes, count = answer.changes, len(answer.changes.keys)
+    if not keys and (count or any(one.result is Result.HELD_UP for one in answer.outcomes)):
+        raise ValueError("it has changes of states or holds records up, and the function has no states")
+    needed = {"states": changes.states, "values": changes.values}
+    absent = {"items": changes.items, "deleted": changes.deleted, "expires_us": changes.expires_us}
+    for name, column in (*needed.items(), *((name, column) for name, column in absent.items() if column)):
+        if len(column) != count:
+            raise ValueError(f"its {count} changes have {len(column)} {name}")
+    if not count:
+        return
+    if max(changes.keys) >= keys or max(changes.states) >= len(states):
+        raise ValueError("a change is of a key or a state that there is not")
+    for number in set(changes.states):
+        if changes.items and not states[number].kind.has_items:
+            with_items = (item for item, state in zip(changes.items, changes.states, strict=True) if state == number)
+            if any(with_items):
+                raise ValueError(f"a change of the state {states[number].name} has an item")
+    items = changes.items or [b""] * count
+    if len(set(zip(changes.keys, changes.states, items, strict=True))) < count:
+        raise ValueError("two changes are of one entry")
+    if changes.expires_us and min(changes.expires_us) < 0:
+        raise ValueError("an entry expires before the year 1970")
 
 
 def check_sink_answer(answer: SinkAnswer, records: int) -> None:

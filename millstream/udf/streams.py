@@ -6,12 +6,14 @@ policy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer, ReadBatch, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
+from millstream.udf.states import DeclaredState, StateEntries
 
 
 class MapStream(Protocol):
@@ -46,6 +48,19 @@ class MapStream(Protocol):
         Raises `UdfError` with the cause when the function breaks the protocol in another way (invalid message, unknown
         call id, duplicate answer). The caller handles `answer.error` and `answer.outcomes`.
         """
+
+
+@runtime_checkable
+class KeyedMapStream(MapStream, Protocol):
+    """A `MapStream` to a function that may have states. Not every protocol has them."""
+
+    @property
+    def states(self) -> Sequence[DeclaredState]:
+        """The states of the function; none for one without. Another function in its place must have the same."""
+
+    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
+        """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
+        key in common. `options`: those of `MapStream.call`."""
 
 
 class SinkStream(Protocol):

@@ -6,7 +6,7 @@ and Source; it does not depend on the process behind the address, or on retry po
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +15,13 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from millstream import codes
+from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
+from millstream.udf.checks import check_changes
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
     ANSWER,
@@ -26,16 +29,19 @@ from millstream.udf.native.messages import (
     calls_allowed,
     decoded,
     description_of,
+    entries_message,
     hello_of,
     map_answer_of,
     request_of,
     sink_answer_of,
+    states_of,
 )
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
+from millstream.udf.states import DeclaredState, StateEntries
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -76,7 +82,7 @@ class NativeConnection(Connection):
             failed=lambda error: MapAnswer(error=error),
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _FrameStream(stream, udf_pb2.SealedMapCall, stated)
+            yield _MapStream(stream, udf_pb2.SealedMapCall, stated)
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
@@ -108,6 +114,8 @@ class _Stated:
     """What the function has stated at the beginning of the open stream."""
 
     takes_arrow: bool = False
+    states: tuple[DeclaredState, ...] | None = None
+    """None before the first stream."""
 
 
 class _FrameStream(Generic[_Answer]):
@@ -143,6 +151,28 @@ class _FrameStream(Generic[_Answer]):
         return await self._stream.call(
             encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
         )
+
+
+class _MapStream(_FrameStream[MapAnswer]):
+    """See `MapStream` and `KeyedMapStream`."""
+
+    @property
+    def states(self) -> Sequence[DeclaredState]:
+        return self._stated.states or ()
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        return self._checked(await super().call(frame, **options), 0)
+
+    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
+        answer = await super().call(frame, states=entries_message(states), **options)
+        return self._checked(answer, max(states.record_keys) + 1)
+
+    def _checked(self, answer: MapAnswer, keys: int) -> MapAnswer:
+        try:
+            check_changes(answer, keys, self.states)
+        except ValueError as error:
+            return MapAnswer(error=f"the function breaks its protocol: an answer does not fit its call: {error}")
+        return answer
 
 
 @asynccontextmanager
@@ -193,6 +223,14 @@ def _welcome(
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
     stated.takes_arrow = message.welcome.takes_arrow
+    states = states_of(message.welcome, where)
+    if stated.states not in (None, states):
+        raise UdfError(
+            codes.STATE_MISFIT,
+            f"{where}: the function in place of the former one has other states. Start the pipeline again, which "
+            "compares them with what is stored",
+        )
+    stated.states = states
     return calls_allowed(message.welcome, where)
 
 

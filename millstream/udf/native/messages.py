@@ -5,6 +5,7 @@ Each answer is checked here (`millstream.udf.checks`), so no answer that does no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAn
 from millstream.udf.checks import check_map_answer, check_parts, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.values import Values
 from millstream_udf import columns
 from millstream_udf.fields import Large, field
@@ -28,7 +30,16 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 _Message = TypeVar("_Message", bound=Message)
 
-MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8: "event_times_us", 11: "arrow"}
+MAP_COLUMNS = {
+    3: "values",
+    4: "parents",
+    5: "keys",
+    6: "tags",
+    7: "headers",
+    8: "event_times_us",
+    11: "arrow",
+    12: "changes",
+}
 """The columns of an answer by the number of their field."""
 ANSWER = (2,)
 """Number of the field of an answer, or of a batch, in a response."""
@@ -43,12 +54,17 @@ KINDS = {
     FunctionKind.SOURCE: udf_pb2.KIND_SOURCE,
     FunctionKind.REDUCE: udf_pb2.KIND_REDUCE,
 }
+STATES_MAX = 255
+"""States of a function: an entry refers to its state by one byte."""
+_STATE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_STATE_KINDS = frozenset(StateKind)
 _RESULTS = {
     udf_pb2.Outcome.RESULT_ERROR: Result.ERROR,
     udf_pb2.Outcome.RESULT_RETRY: Result.RETRY,
     udf_pb2.Outcome.RESULT_DEAD_LETTER: Result.DEAD_LETTER,
     udf_pb2.Outcome.RESULT_DROP: Result.DROP,
     udf_pb2.Outcome.RESULT_FALLBACK: Result.FALLBACK,
+    udf_pb2.Outcome.RESULT_HELD_UP: Result.HELD_UP,
 }
 
 
@@ -149,11 +165,74 @@ def map_answer_of(
         event_times_us=sealed.event_times_us,
         outcomes=outcomes_of(sealed.outcomes),
     )
+    changes = sealed.changes
     if large:
         columns_apart: dict[str, Any] = {MAP_COLUMNS[number]: bytes(column) for number, column in large.items()}
+        changes = columns_apart.pop("changes", changes)
         answer = replace(answer, **columns_apart)
+    if changes:
+        answer = replace(answer, changes=changes_of(changes))
     check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=arrow_allowed)
     return answer
+
+
+def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]:
+    """The states of a function. Raises `UdfError` for states that it cannot have."""
+    declared = []
+    for state in welcome.states:
+        if state.kind not in _STATE_KINDS or not _STATE_NAME.fullmatch(state.name):
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL,
+                f"{where}: the function breaks its protocol: its state {state.name!r} has an invalid name or kind",
+            )
+        version = state.version or 1
+        declared.append(
+            DeclaredState(
+                state.name,
+                StateKind(state.kind),
+                state.codec,
+                state.item_codec,
+                version,
+                state.oldest_version or version,
+                StateClock(state.clock),
+            )
+        )
+    names = {state.name for state in declared}
+    if len(names) < len(declared) or len(declared) > STATES_MAX:
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL,
+            f"{where}: the function breaks its protocol: it has {len(declared)} states with {len(names)} names; at "
+            f"most {STATES_MAX} with different names are allowed",
+        )
+    return tuple(declared)
+
+
+def entries_message(entries: StateEntries) -> bytes:
+    """The field `states` of a call."""
+    return udf_pb2.SealedStateEntries(
+        record_keys=columns.pack_offsets(entries.record_keys),
+        keys=columns.pack_offsets(entries.keys),
+        states=entries.states,
+        items=columns.pack_bytes(entries.items) if any(entries.items) else b"",
+        values=columns.pack_bytes(entries.values),
+        versions=columns.pack_offsets(entries.versions) if any(one != 1 for one in entries.versions) else b"",
+    ).SerializeToString()
+
+
+def changes_of(data: bytes) -> StateChanges:
+    """The changes in an answer. Raises `ValueError` for bytes that are not changes."""
+    try:
+        message = udf_pb2.SealedStateChanges.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"its changes do not decode: {error}") from error
+    return StateChanges(
+        columns.unpack_offsets(message.keys),
+        message.states,
+        columns.unpack_bytes(message.items),
+        columns.unpack_bytes(message.values),
+        message.deleted,
+        columns.unpack_times(message.expires_us),
+    )
 
 
 def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:

@@ -226,7 +226,7 @@ class Lane:
     async def _parts(self, batch: Batch, frame: Frame, start: int) -> list[tuple[int, Unit]]:
         """The units of records of a batch, the first of which has the index `start`."""
         ahead, begun_s = self.core.tracker.records, self.core.clock.monotonic_s()
-        states = self._stages.states() if self._stages.is_stateful else {}
+        self._stages.begin()
         lineage = batch.lineage.part(start, frame.records)
         unit = await self._stages.take(frame, lineage, batch.watermark_us, batch.sequence)
         if self._pace is not None:
@@ -235,7 +235,7 @@ class Lane:
         if frame.records == 1 or not self._may_grow or unit.fits_a_commit:
             return [(start + frame.records, unit)]
         # The first attempt had no effect, so both halves may pass the stages again.
-        self._stages.restore(states)
+        self._stages.undo()
         half = frame.records // 2
         first = await self._parts(batch, frame.slice(0, half), start)
         return first + await self._parts(batch, frame.slice(half, frame.records), start + half)
@@ -258,6 +258,7 @@ class Lane:
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         self._renewing = False
+        self._stages.committed(units, self.core.committer.sequences)
         await self._input.committed(units)
 
     async def _follow_watermark(self) -> None:

@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from millstream import codes
 from millstream.account import Account
@@ -121,21 +122,19 @@ class MapStage(Stage):
         if origin.names:
             frame = _with_ids(frame, origin, range(frame.records))
         try:
-            answer = await self._stream.call(
-                frame,
-                watermark_us=given.watermark_us,
-                traceparent=given.traceparent,
-                id_prefix=origin.id_prefix,
-                first_index=origin.first_index,
-            )
+            answer = await self._call(frame, given, id_prefix=origin.id_prefix, first_index=origin.first_index)
         except ProcessEndedError as ended:
             return await self._take_in_parts(frame, ended, given)
         if not answer.outcomes and not answer.error:
             result = self._take_whole(frame, answer)
             output = result.frame
-            if output is None or not (_is_too_large(output) or (self._bound and self._bound.beyond(output))):
+            if output is None or not (is_too_large(output) or (self._bound and self._bound.beyond(output))):
                 return result
         return await self._take_in_parts(frame, answer, given)
+
+    async def _call(self, frame: Frame, given: StageInput, **options: Any) -> MapAnswer:
+        """The answer to these records. `options`: see `MapStream.call`."""
+        return await self._stream.call(frame, watermark_us=given.watermark_us, traceparent=given.traceparent, **options)
 
     def _take_whole(self, frame: Frame, answer: MapAnswer) -> StageResult:
         """Build the output frame of a batch that is done, from the answer's columns and inherited ones."""
@@ -199,26 +198,26 @@ class MapStage(Stage):
             if isinstance(answer, MapAnswer):
                 errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
                 middle = len(pending) // 2
-                if answer.error and middle and self._is_last(attempted.failed, pending):
+                if answer.error and middle and (answer.is_final or self._is_last(attempted.failed, pending)):
                     # The answer names no record. Halves show on which records the function fails, and the other
                     # records do not fail with them.
-                    waiting.extend((pending[:middle], pending[middle:]))
+                    waiting.extendleft((pending[middle:], pending[:middle]))
                 else:
                     again, delay_s = self._sort(pending, answer, attempted)
                     if again:
                         await asyncio.sleep(delay_s)
-                        waiting.append(again)
+                        # Before the others: what a function remembers for a key may depend on the order.
+                        waiting.appendleft(again)
             if not waiting:
                 break
             pending = waiting.popleft()
             retries += len(pending)
             part = _with_ids(frame.take(pending), origin, pending)
             try:
-                answer = await self._stream.call(
+                answer = await self._call(
                     part,
-                    watermark_us=given.watermark_us,
+                    given,
                     attempt=max(attempted.attempts(index) for index in pending),
-                    traceparent=given.traceparent,
                     alone=suspects.must_be_alone(pending),
                 )
             except ProcessEndedError as ended:
@@ -251,7 +250,11 @@ class MapStage(Stage):
             attempted.rows.pop(index, None)
             reason, detail = reason_and_detail(given.reason, given.detail)
             outcome = replace(given, reason=reason, detail=detail)
-            if outcome.result == Result.RETRY:
+            if outcome.result == Result.HELD_UP:
+                again.append(index)
+            elif answer.is_final:
+                self._give_up(index, outcome, attempted, attempted.attempts(index) + 1)
+            elif outcome.result == Result.RETRY:
                 if self._may_wait(index, outcome, attempted):
                     again.append(index)
                     delay_s = max(delay_s, outcome.delay_us / 1e6)
@@ -505,7 +508,7 @@ def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> 
     return size + sum(4 * len(name) + len(content) for name, content in headers.items())
 
 
-def _is_too_large(frame: Frame) -> bool:
+def is_too_large(frame: Frame) -> bool:
     """Whether one of the records exceeds the size limit of a record."""
     # Where columns are few bytes, their JSON may still be too many.
     if frame.size + (JSON_TIMES - 1) * len(frame.contents.arrow) <= RECORD_BYTES_MAX:

@@ -94,13 +94,18 @@ def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
     if keeps_input(plan, vertex):
         # Each milestone has its own frame, and follows a frame of some input, which is kept as well.
         frames.append(_frames_max(plan, vertex) * len(plan.edges_in[vertex]))
+    step = plan.vertex(vertex)
+    kept_bytes = step.definition.kept_bytes(step.settings) * lanes
+    if kept_bytes:
+        frames.append(BUFFER_FRAMES_MAX)
     # The bound of a buffer is soft: each lane may exceed it by what it has in flight. In addition, a frame that holds
     # its lane's mark stays after it is consumed.
-    overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if plan.edges_out[vertex] else 0
+    writes = bool(plan.edges_out[vertex] or kept_bytes)
+    overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if writes else 0
     ids_bytes = ids_max(plan, vertex) * ID_STORED_BYTES * lanes
     return LedgerLimits(
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
-        bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
+        bytes_max=buffers_bytes + kept_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
         sharing=Sharing.of(same_frames(plan, vertex)),
     )

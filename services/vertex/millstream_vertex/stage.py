@@ -10,13 +10,15 @@ its own: only the commit of its result counts, so it may get the same records an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US
 from millstream.frame import Frame
 from millstream.naming import NO_ORIGIN, Origin
+from millstream.record import BufferId
+from millstream_writer.committer import Unit
 from millstream_writer.routing import Tags
 
 
@@ -47,6 +49,8 @@ class StageResult:
     """Index of the input of each output; None if each input has one output, in order."""
     dead_letters: Frame | None = None
     """Inputs that could not be processed, with the reason in their headers."""
+    kept: Sequence[tuple[BufferId, Frame]] = ()
+    """What the stage keeps in the ledger of its lane, in a buffer of its own."""
     retries: int = 0
     errors: int = 0
 
@@ -64,6 +68,7 @@ class Stage(ABC):
     is_stateful: bool = False
     """Whether it has a state: `state`, which is committed with its results, and restored by the next owner of the
     lane. The records of its lane then pass one after another."""
+    _before: bytes = b""
 
     @abstractmethod
     async def on_frame(self, given: StageInput) -> StageResult:
@@ -100,6 +105,17 @@ class Stage(ABC):
         return b""
 
     def restore(self, state: bytes) -> None:
-        """Continue from a state: when the lane is opened, and when results are discarded because they do not fit into
-        a commit. Raises `DamageError` for bytes that are not a state."""
+        """Continue from a state, when the lane is opened. Raises `DamageError` for bytes that are not a state."""
         assert not state, "a stage without a state never had one"
+
+    def begin(self) -> None:
+        """The next result may be taken back. Only for stages with a state."""
+        self._before = self.state
+
+    def undo(self) -> None:
+        """Results since `begin` are discarded, because they do not fit into a commit: be as before them."""
+        self.restore(self._before)
+
+    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
+        """These units are durable, some perhaps with what the stage keeps. `sequences`: of the last frame in each
+        buffer."""

@@ -20,7 +20,7 @@ from millstream.errors import UserError
 from millstream.frame import Frame
 from millstream.limits import STAGE_STATE_BYTES_MAX
 from millstream.naming import Origin
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream.telemetry.telemetry import Telemetry
 from millstream.telemetry.untraced import Span
 from millstream_reader.buffer import late_records
@@ -146,6 +146,7 @@ class Stages:
         (unit.passed[place - 1].account if place else unit.account).add(result.account)
         if result.dead_letters is not None:
             unit.frames.extend(step.router.route_dead_letter(result.dead_letters).frames)
+        unit.frames.extend(result.kept)
 
     async def on_watermark(self, watermark_us: int) -> Unit | None:
         """What the stages do when no record older than this will follow; None if they do nothing."""
@@ -209,6 +210,21 @@ class Stages:
         return states
 
     def restore(self, states: Mapping[str, bytes]) -> None:
-        """Continue from what `states` returned, or from the states in the mark of the lane."""
+        """Continue from the states in the mark of the lane."""
         for step in self._stateful:
             step.stage.restore(states.get(step.lane.vertex, b""))
+
+    def begin(self) -> None:
+        """The next unit may be taken back."""
+        for step in self._stateful:
+            step.stage.begin()
+
+    def undo(self) -> None:
+        """The units since `begin` are discarded."""
+        for step in self._stateful:
+            step.stage.undo()
+
+    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
+        """These units are durable. `sequences`: of the last frame in each buffer."""
+        for step in self._stateful:
+            step.stage.committed(units, sequences)

@@ -29,6 +29,7 @@ from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
+from millstream.udf.streams import KeyedMapStream
 from millstream.values import reads_arrow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
@@ -36,7 +37,6 @@ from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import Lane
-from millstream_vertex.mapping import MapStage
 from millstream_vertex.outputs import Output, ToBuffers
 from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.settings import future_bound
@@ -153,16 +153,31 @@ class StageOpening:
         """The stage as a part of the lane. `number`: the place of its vertex in the chain."""
         return Step(self.lane, stage, self.router, self.telemetry, self.counters, number)
 
-    async def map_stage(self, role: str, kind: FunctionKind, *, may_return_arrow: bool = False) -> MapStage:
+    async def map_stage(
+        self,
+        role: str,
+        kind: FunctionKind,
+        *,
+        may_return_arrow: bool = False,
+        make: Callable[..., MapStage] | None = None,
+    ) -> MapStage:
         """A stage that calls the program of that role and applies the vertex's retry policy to its answers.
-        `may_return_arrow`: the outputs go to a function that takes Arrow."""
+        `may_return_arrow`: the outputs go to a function that takes Arrow. `make`: makes the stage of a function
+        with states; it takes what `MapStage` takes."""
         shared, policy = self.shared, self.retry_policy
         programs = shared.outside.programs_of(self.lane.vertex)
         stream = await self.stack.enter_async_context(
             programs.open_map(role, kind, self.name, may_return_arrow=may_return_arrow)
         )
+        if make is None and isinstance(stream, KeyedMapStream) and stream.states:
+            names = ", ".join(f"`{state.name}`" for state in stream.states)
+            raise UserError(
+                codes.STATE_MISFIT,
+                f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to the "
+                "`udf` of the vertex",
+            )
         client = programs.client(role)
-        return MapStage(
+        return (make or MapStage)(
             stream,
             policy,
             where=self.where,

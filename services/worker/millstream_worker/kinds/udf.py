@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from millstream.spec.kinds import VertexKind
+from millstream import codes
+from millstream.spec.kinds import VertexKind, VertexUse
 from millstream.spec.problems import Path
 from millstream.spec.programs import Udf
 from millstream.spec.protocols import FunctionKind
+from millstream.spec.values import ShapeProblem
 from millstream.statistics import LaneReport
 from millstream_worker.kinds.function import UdfKind
 
 if TYPE_CHECKING:
     from millstream_vertex.stage import Stage
-    from millstream_worker.opening import StageOpening
+    from millstream_worker.opening import LaneOpening, StageOpening
 
 
 class Map(UdfKind):
@@ -36,17 +38,42 @@ class Map(UdfKind):
         return opening.map_stage("udf", FunctionKind.MAP, may_return_arrow=next_takes_arrow)
 
 
-MAP = Map()
+class KeyedMap(Map):
+    """A map vertex whose function remembers something for the keys of its records. The changelog is in its own ledger,
+    and its records are distributed by key, so there is a buffer before it."""
+
+    name = "keyed map"
+    may_follow_in_chain = False
+
+    def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
+        if use.inputs > 1:
+            what = f"{use.inputs} edges lead to a function with `state`, and the lanes of each would have their own"
+            expected = "one edge, for example from a map with the built-in `cat` that the edges lead to"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("udf", "state"), what, expected)
+
+    def kept_bytes(self, settings: Udf) -> int:
+        return 0 if settings.state is None else settings.state.max_bytes * 11 // 5
+
+    def open_stage(self, settings: Udf, opening: StageOpening, *, next_takes_arrow: bool) -> Coroutine[Any, Any, Stage]:
+        from millstream_worker.keyed import open_keyed_stage
+
+        assert settings.state is not None, "the vertex is of this kind because it has one"
+        # It never follows in a chain.
+        return open_keyed_stage(cast("LaneOpening", opening), settings.state)
 
 
 class _MapOrReduce(Map):
-    """A vertex with `groupBy` is a reduce; one without it is a map."""
+    """A vertex with `groupBy` is a reduce; one without it is a map, with or without `state`."""
 
     def of(self, given: Collection[str]) -> VertexKind[Any]:
-        # Not above: workers that run no reduce do not import it.
-        from millstream_worker.kinds.reduce import REDUCE
+        if "groupBy" in given:
+            # Not above: workers that run no reduce do not import it.
+            from millstream_worker.kinds.reduce import REDUCE
 
-        return REDUCE if "groupBy" in given else MAP
+            return REDUCE
+        return KEYED_MAP if "state" in given else MAP
 
 
+MAP = Map()
+KEYED_MAP = KeyedMap()
 UDF = _MapOrReduce()

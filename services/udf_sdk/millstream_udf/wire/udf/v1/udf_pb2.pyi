@@ -268,6 +268,7 @@ class State(_message.Message):
     ITEM_CODEC_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Letters, digits and `_`; at most 63."""
     kind: Global___State.Kind.ValueType
@@ -276,9 +277,11 @@ class State(_message.Message):
     item_codec: _builtins.str
     """How the items of a map are encoded."""
     version: _builtins.int
-    """Version of the values. 0 counts as 1."""
+    """Version of the values that the function writes. 0 counts as 1."""
     clock: Global___State.Clock.ValueType
     """What expires does so by this clock."""
+    oldest_version: _builtins.int
+    """The lowest version of a value that the function can read. 0: its own."""
     def __init__(
         self,
         *,
@@ -288,10 +291,11 @@ class State(_message.Message):
         item_codec: _builtins.str = ...,
         version: _builtins.int = ...,
         clock: Global___State.Clock.ValueType = ...,
+        oldest_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "oldest_version", b"oldest_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,86 @@
+"""What a function with states says and gets of them, in our own types, for every protocol.
+
+Above it: the lanes. Below it: nothing. States and keys are known by their numbers: of a state, its place among those
+that the function has declared; of a key, its place in the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class StateKind(IntEnum):
+    """What a state has for a key. The numbers are those of the protocol and of what is stored."""
+
+    VALUE = 1
+    """One value."""
+    MAP = 2
+    """Values by item."""
+    LIST = 3
+    """Values in the order of their items."""
+    COUNTER = 4
+    """A number."""
+
+    @property
+    def has_items(self) -> bool:
+        return self in (StateKind.MAP, StateKind.LIST)
+
+
+class StateClock(IntEnum):
+    """The clock by which entries expire. The numbers are those of the protocol and of what is stored."""
+
+    EVENT_TIME = 0
+    """The watermark of the lane."""
+    PROCESSING_TIME = 1
+    """The clock of the vertex."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredState:
+    """A state, as its function declares it."""
+
+    name: str
+    kind: StateKind
+    codec: str
+    item_codec: str = ""
+    version: int = 1
+    """Of the values that the function writes."""
+    oldest_version: int = 1
+    """The lowest version of a value that it can read."""
+    clock: StateClock = StateClock.EVENT_TIME
+
+
+@dataclass(frozen=True, slots=True)
+class StateEntries:
+    """What is remembered for the keys of the records of a call."""
+
+    record_keys: Sequence[int]
+    """The key of each record."""
+    keys: Sequence[int]
+    """The key of each entry, never decreasing; for each key ordered by state and by item."""
+    states: bytes
+    """The state of each entry."""
+    items: Sequence[bytes]
+    """Empty for states without items."""
+    values: Sequence[bytes]
+    versions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """What a call has changed of it. Each entry occurs once."""
+
+    keys: Sequence[int] = ()
+    states: bytes = b""
+    items: Sequence[bytes] = ()
+    """Absent if no state has items; otherwise one for each entry."""
+    values: Sequence[bytes] = ()
+    deleted: bytes = b""
+    """1 for each entry that is gone. Absent: none is."""
+    expires_us: Sequence[int] = ()
+    """When each expires; 0: never. Absent: none does."""
+
+
+NO_CHANGES = StateChanges()

@@ -1,0 +1,310 @@
+"""The keyed state of one lane: which states it has, what a call gets of them, and what becomes of its changes. Pure.
+
+    entries(keys) ─► (call) ─► apply(changes) ─► take_steps ─► changelog
+                                  └─ undo, if something of the result is refused
+
+The image is always as after the last result, whether that is committed or not: results are committed in order, and an
+owner that cannot commit one starts again from the changelog. Above it: the stage. Below it: the image and the steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from google.protobuf.message import DecodeError
+
+from millstream import codes
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.errors import DamageError, UserError
+from millstream.limits import KIB
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
+from millstream.wire.state.v1 import state_pb2
+from millstream_vertex.state.image import SLOTS, StateImage, Stored, Versioned, parts_of, stored_of
+from millstream_vertex.state.steps import Entries, Step, encode_steps
+
+COMPACTED_FROM_BYTES = 64 * KIB
+"""So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
+CYCLE_STEPS_MAX = 16_384
+"""After so many results with changes, every slot has been written anew, however few bytes they had. It bounds the number
+of messages of a changelog."""
+EXPIRED_MAX = 1000
+"""Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
+
+
+class KeyedState:
+    """The state of one lane."""
+
+    def __init__(self, where: str, *, size_max: int, key_size_max: int) -> None:
+        """`where`: names the lane in messages. `size_max`, `key_size_max`: bytes of all entries, and of those of a
+        key."""
+        self._where = where
+        self._size_max = size_max
+        self._key_size_max = key_size_max
+        self._image = StateImage()
+        self._states = state_pb2.KeyedState(slots=SLOTS)
+        self._numbers: list[int] = []
+        """For each state that the function declares, its number among those that are stored."""
+        self._declared: dict[int, int] = {}
+        """The reverse."""
+        self._declarations: Sequence[DeclaredState] = ()
+        self._changes = Entries()
+        self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
+        """What entries were before the result that may be taken back."""
+        self._unwritten = 0
+        """Bytes of changes for which no slots have been written anew."""
+        self._next_slot = 0
+        self._written_before = (0, 0)
+        """These two before that result."""
+        self._expiring: dict[StateClock, list[tuple[int, int, bytes, bytes]]] = {clock: [] for clock in StateClock}
+        """For each clock, when which entries expire; also when they would have, before they were written again."""
+        self.watermark_us = START_OF_TIME_US
+        """The watermark that the lane has reached."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return self._image.size
+
+    # Opening.
+
+    def stored_states(self, data: bytes) -> None:
+        """Take over the states of the mark. Raises `DamageError`."""
+        try:
+            self._states = state_pb2.KeyedState.FromString(data) if data else self._states
+        except DecodeError as error:
+            raise self._damaged(f"its list of states does not decode: {error}") from error
+        if self._states.slots != SLOTS:
+            raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
+        for state in self._states.states:
+            self._image.add_state(has_items=StateKind(state.kind).has_items)
+
+    def load(self, step: Step) -> None:
+        """Do what a step of the changelog says. Raises `DamageError`."""
+        if step.entries.states and max(step.entries.states) >= len(self._states.states):
+            raise self._damaged(f"an entry is of state {max(step.entries.states)}, which there is not")
+        if step.first_slot + step.slots > SLOTS:
+            raise self._damaged(f"a step has slots up to {step.first_slot + step.slots}")
+        self._image.load(step)
+        if step.slots:
+            self._next_slot = (step.first_slot + step.slots) % SLOTS
+
+    def loaded(self) -> None:
+        """The changelog is loaded."""
+        self._image.loaded()
+        for slot in range(SLOTS):
+            for key, state, item, stored in self._image.of_slot(slot):
+                self._expires(state, key, item, stored)
+
+    def declare(self, declared: Sequence[DeclaredState]) -> None:
+        """The states that the function declares. Raises `UserError` if what is stored does not fit them."""
+        stored = {state.name: number for number, state in enumerate(self._states.states)}
+        if gone := sorted(stored.keys() - {state.name for state in declared}):
+            raise self._misfit(
+                f"the function does not declare {_quoted(gone)}, of which there are stored values",
+                "Declare it again, even if the function no longer uses it",
+            )
+        for state in declared:
+            if state.name in stored:
+                self._check_fits(state, self._states.states[stored[state.name]])
+        for state in declared:
+            number = stored.get(state.name)
+            if number is None:
+                number = len(self._states.states)
+                self._states.states.add(
+                    name=state.name, kind=state.kind, codec=state.codec, item_codec=state.item_codec
+                )
+                self._image.add_state(has_items=state.kind.has_items)
+            self._states.states[number].clock = state.clock
+            self._numbers.append(number)
+            self._declared[number] = len(self._numbers) - 1
+        self._declarations = declared
+
+    def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
+        kept = (StateKind(stored.kind), stored.codec, stored.item_codec)
+        if kept != (state.kind, state.codec, state.item_codec):
+            raise self._misfit(
+                f"the stored values of `{state.name}` are a {_described(*kept)}, and the function declares a "
+                f"{_described(state.kind, state.codec, state.item_codec)}",
+                "Give the state another name, which then starts without values",
+            )
+        if stored.version > state.version:
+            raise self._misfit(
+                f"there are stored values of version {stored.version} of `{state.name}`, and the function has version "
+                f"{state.version}",
+                "Run the newer function: an older one cannot read what it has written",
+            )
+        if stored.version and stored.oldest_version < state.oldest_version:
+            raise self._misfit(
+                f"there may be stored values of version {stored.oldest_version} of `{state.name}`, and the function, "
+                f"with version {state.version}, cannot read them",
+                f"Let it convert them: `version={state.version}, migrate={{{stored.oldest_version}: ...}}`",
+            )
+
+    @property
+    def encoded_states(self) -> bytes:
+        """What `stored_states` takes, for the mark."""
+        return self._states.SerializeToString()
+
+    # Calls.
+
+    def entries(self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int) -> StateEntries:
+        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock."""
+        numbers: list[int] = []
+        states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
+        for number, key in enumerate(keys):
+            for state, item, stored in self._image.of_key(key):
+                value, expires_us, version = parts_of(stored)
+                if expires_us and self._is_over(state, expires_us, now_us):
+                    continue
+                numbers.append(number)
+                states.append(self._declared[state])
+                items.append(item)
+                values.append(value)
+                versions.append(version)
+        return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
+
+    def apply(self, keys: Sequence[bytes], changes: StateChanges) -> str | None:
+        """What a call has changed. Returns why it is refused, if it is: nothing of it is applied then."""
+        if not changes.keys:
+            return None
+        before = len(self._undo), len(self._changes), self._image.size
+        for index, number in enumerate(changes.keys):
+            declared = self._declarations[changes.states[index]]
+            state = self._numbers[changes.states[index]]
+            item = changes.items[index] if changes.items else b""
+            expires_us = changes.expires_us[index] if changes.expires_us else 0
+            gone = bool(changes.deleted and changes.deleted[index])
+            stored = None if gone else stored_of(changes.values[index], expires_us, declared.version)
+            self._put(state, keys[number], item, stored)
+        refused = self._refusal({keys[number] for number in changes.keys}, before[2])
+        if refused is None:
+            for number in set(changes.states):
+                self._note_version(self._states.states[self._numbers[number]], self._declarations[number].version)
+            return None
+        self._take_back(before[0])
+        self._changes.cut(before[1])
+        return refused
+
+    @staticmethod
+    def _note_version(state: state_pb2.StoredState, version: int) -> None:
+        state.oldest_version = min(state.oldest_version or version, version)
+        state.version = max(state.version, version)
+
+    def _put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> None:
+        before = self._image.put(state, key, item, stored)
+        self._undo.append((state, key, item, before))
+        if stored is None:
+            self._changes.add(key, state, item, None, 0, 1)
+        else:
+            self._changes.add(key, state, item, *parts_of(stored))
+            self._expires(state, key, item, stored)
+
+    def _refusal(self, keys: set[bytes], size_before: int) -> str | None:
+        if self._image.size > max(self._size_max, size_before):
+            return (
+                f"the state of the lane would have {self._image.size:,} bytes; at most {self._size_max:,} are allowed "
+                "(`state.maxBytes`)"
+            )
+        largest = max(map(self._image.size_of_key, keys))
+        if largest > self._key_size_max:
+            return (
+                f"the state of its key would have {largest:,} bytes; at most {self._key_size_max:,} are allowed "
+                "(`state.maxBytesPerKey`)"
+            )
+        return None
+
+    def begin(self) -> None:
+        """Everything up to now stays, whatever happens to the next result."""
+        self._undo.clear()
+        self._written_before = (self._unwritten, self._next_slot)
+
+    def undo(self) -> None:
+        """Take back everything since `begin`."""
+        self._take_back(0)
+        self._changes = Entries()
+        self._unwritten, self._next_slot = self._written_before
+
+    def _take_back(self, undone: int) -> None:
+        for state, key, item, before in reversed(self._undo[undone:]):
+            self._image.put(state, key, item, before)
+        del self._undo[undone:]
+
+    # Expiry.
+
+    def sweep(self, clock: StateClock, now_us: int) -> bool:
+        """Remove entries that have expired by this clock, some of them if they are many. Returns whether there were
+        any."""
+        expiring, removed = self._expiring[clock], 0
+        while expiring and expiring[0][0] <= now_us and removed < EXPIRED_MAX:
+            expires_us, state, key, item = heapq.heappop(expiring)
+            stored = self._image.get(state, key, item)
+            # It may have been written again, or removed, since then.
+            if type(stored) is Versioned and stored.expires_us == expires_us:
+                self._put(state, key, item, None)
+                removed += 1
+        return bool(removed)
+
+    @property
+    def next_expiry_us(self) -> int | None:
+        """When the next entry expires by the clock of the vertex."""
+        expiring = self._expiring[StateClock.PROCESSING_TIME]
+        return expiring[0][0] if expiring else None
+
+    def _expires(self, state: int, key: bytes, item: bytes, stored: Stored) -> None:
+        if type(stored) is Versioned and stored.expires_us:
+            heapq.heappush(self._expiring[self._clock_of(state)], (stored.expires_us, state, key, item))
+
+    def _is_over(self, state: int, expires_us: int, now_us: int) -> bool:
+        if self._clock_of(state) is StateClock.PROCESSING_TIME:
+            return expires_us <= now_us
+        # At the end of its input, nothing that a function would see expires.
+        return expires_us <= self.watermark_us < END_OF_TIME_US
+
+    def _clock_of(self, state: int) -> StateClock:
+        return StateClock(self._states.states[state].clock)
+
+    # Changelog.
+
+    def take_steps(self) -> list[tuple[bytes, int, int]]:
+        """The steps to commit with the result, each with the slots that begin in it: the first one, and how many."""
+        steps = [(data, 0, 0) for data in encode_steps(self._changes)]
+        if not steps:
+            return steps
+        self._changes = Entries()
+        self._unwritten += sum(len(data) for data, _, _ in steps) + self._image.size // CYCLE_STEPS_MAX
+        if self._unwritten >= COMPACTED_FROM_BYTES:
+            steps.extend(self._compacted())
+        return steps
+
+    def _compacted(self) -> Iterator[tuple[bytes, int, int]]:
+        """Steps with the next slots, until they have as many bytes as the changes since the last ones."""
+        left = SLOTS
+        while left and self._unwritten > 0:
+            first, slots, size = self._next_slot, 0, 0
+            while slots < left and first + slots < SLOTS and size < self._unwritten:
+                size += self._image.sizes[first + slots]
+                slots += 1
+            for number, data in enumerate(encode_steps(self._image.entries_of(first, slots), first, slots)):
+                yield data, first, 0 if number else slots
+            left -= slots
+            self._unwritten -= size
+            self._next_slot = (first + slots) % SLOTS
+        self._unwritten = max(0, self._unwritten) if left else 0
+
+    def _misfit(self, what: str, advice: str) -> UserError:
+        return UserError(codes.STATE_MISFIT, f"{self._where}: {what}. {advice}")
+
+    def _damaged(self, what: str) -> DamageError:
+        return DamageError(
+            codes.STATE_UNREADABLE,
+            f"{self._where}: the stored state cannot be read: {what}. Restore the ledger, or start the pipeline over",
+        )
+
+
+def _described(kind: StateKind, codec: str, item_codec: str) -> str:
+    return f"{kind.name.lower()} of {codec} by {item_codec}" if item_codec else f"{kind.name.lower()} of {codec}"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

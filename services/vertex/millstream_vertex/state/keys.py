@@ -1,0 +1,41 @@
+r"""The key of an entry: the key of a record as bytes, one to one. Pure.
+
+    ()              b""
+    ("ada",)        b"ada"
+    ("ada", "eu")   b"ada\x1feu"
+    ("",)           b"\x1e"
+
+Parts are separated by 0x1f, as for the partition of a record. A part that has such bytes itself is escaped, so that no
+two keys have the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SEPARATOR, _ESCAPE = b"\x1f", b"\x1e"
+_ESCAPED_SEPARATOR, _ESCAPED_ESCAPE = _ESCAPE + b"1", _ESCAPE + b"0"
+
+
+def key_of(parts: Sequence[bytes]) -> bytes:
+    """The key of a record with these parts."""
+    if len(parts) == 1:
+        return _escaped(parts[0]) or _ESCAPE
+    return _SEPARATOR.join(map(_escaped, parts))
+
+
+def parts_of(key: bytes) -> tuple[bytes, ...]:
+    """The inverse of `key_of`."""
+    if not key:
+        return ()
+    if key == _ESCAPE:
+        return (b"",)
+    return tuple(
+        part.replace(_ESCAPED_SEPARATOR, _SEPARATOR).replace(_ESCAPED_ESCAPE, _ESCAPE) for part in key.split(_SEPARATOR)
+    )
+
+
+def _escaped(part: bytes) -> bytes:
+    if _SEPARATOR not in part and _ESCAPE not in part:
+        return part
+    return part.replace(_ESCAPE, _ESCAPED_ESCAPE).replace(_SEPARATOR, _ESCAPED_SEPARATOR)

@@ -1,0 +1,140 @@
+"""The stage of a function that remembers: a call gets what is remembered for the keys of its records.
+
+    records ─► keys ─► entries ─► call ─► refused? ──no──► changes to the image, steps to the changelog
+                                             └─yes─► nothing of the answer counts; halves, until the record is alone
+
+Above it: `stages`. Below it: the stage of functions, the state of the lane, and its changelog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream.clock import END_OF_TIME_US, Clock
+from millstream.frame import Frame
+from millstream.limits import RECORD_BYTES_MAX
+from millstream.record import BufferId
+from millstream.retry import RetryPolicy
+from millstream.udf.answers import MapAnswer, Result
+from millstream.udf.states import StateClock
+from millstream.udf.streams import KeyedMapStream
+from millstream_vertex.mapping import MapStage, is_too_large
+from millstream_vertex.stage import StageInput, StageResult
+from millstream_vertex.state.changelog import Changelog
+from millstream_vertex.state.keyed import KeyedState
+from millstream_vertex.state.keys import key_of
+from millstream_writer.committer import Unit
+
+_NO_KEYS = (
+    "the record has no keys, so its partition says nothing about what is remembered for it: give records keys before "
+    "they reach this vertex, or set `partitions: 1` or `state.scope: lane`"
+)
+
+
+class KeyedStage(MapStage):
+    """The stage of a function with states, for one lane."""
+
+    is_stateful = True
+
+    def __init__(
+        self,
+        stream: KeyedMapStream,
+        policy: RetryPolicy,
+        *,
+        state: KeyedState,
+        changelog: Changelog,
+        clock: Clock,
+        by_key: bool,
+        needs_keys: bool,
+        **options: Any,
+    ) -> None:
+        """`by_key`: each key has a state of its own; otherwise the lane has one. `needs_keys`: whether a record without
+        keys is a failure. `options`: see `MapStage`."""
+        super().__init__(stream, policy, **options)
+        self._keyed_stream = stream
+        self._keyed = state
+        self._changelog = changelog
+        self._clock = clock
+        self._by_key = by_key
+        self._needs_keys = needs_keys
+
+    async def on_frame(self, given: StageInput) -> StageResult:
+        self._reached(given.watermark_us)
+        return self._with_changes(await super().on_frame(given))
+
+    async def _call(self, frame: Frame, given: StageInput, **options: Any) -> MapAnswer:
+        keys, record_keys = self._keys(frame)
+        if self._needs_keys and b"" in keys:
+            return MapAnswer(error=_NO_KEYS, is_final=True)
+        entries = self._keyed.entries(keys, record_keys, self._clock.now_us())
+        answer = await self._keyed_stream.keyed_call(
+            frame, entries, watermark_us=given.watermark_us, traceparent=given.traceparent, **options
+        )
+        if answer.error:
+            return answer
+        refused = self._refusal(frame, answer, record_keys) or self._keyed.apply(keys, answer.changes)
+        # Nothing of a refused answer counts, because it does not say which record has changed what.
+        return MapAnswer(error=refused, is_final=True) if refused else answer
+
+    def _keys(self, frame: Frame) -> tuple[list[bytes], list[int]]:
+        """The keys of the records, each once, and which of them each record has."""
+        if not self._by_key:
+            return [b""], [0] * frame.records
+        numbers: dict[tuple[bytes, ...], int] = {}
+        record_keys = [numbers.setdefault(parts, len(numbers)) for parts in frame.keys()]
+        return [key_of(parts) for parts in numbers], record_keys
+
+    def _refusal(self, frame: Frame, answer: MapAnswer, record_keys: Sequence[int]) -> str | None:
+        """Why an answer cannot be used, if it cannot."""
+        held_up = {record_keys[one.index] for one in answer.outcomes if one.result is Result.HELD_UP}
+        if held_up:
+            failed = (one for one in answer.outcomes if one.result in (Result.ERROR, Result.RETRY))
+            if held_up - {record_keys[one.index] for one in failed}:
+                return "the function holds records up although none of their keys has failed"
+        if answer.size > RECORD_BYTES_MAX:
+            output = self._output(frame, answer, self._parents(answer))
+            if output is not None and is_too_large(output):
+                return f"the function returned a record of more than {RECORD_BYTES_MAX:,} bytes"
+        return None
+
+    def _with_changes(self, result: StageResult) -> StageResult:
+        result.kept = self._changelog.frames(self._keyed.take_steps(), self._clock.now_us())
+        return result
+
+    def _reached(self, watermark_us: int) -> None:
+        self._keyed.watermark_us = max(self._keyed.watermark_us, watermark_us)
+
+    async def on_watermark(self, watermark_us: int) -> StageResult | None:
+        self._reached(watermark_us)
+        # At the end of its input, what a function remembers stays for the next run and for queries.
+        if watermark_us >= END_OF_TIME_US or not self._keyed.sweep(StateClock.EVENT_TIME, watermark_us):
+            return None
+        return self._with_changes(StageResult())
+
+    async def on_timer(self, now_us: int) -> StageResult | None:
+        if not self._keyed.sweep(StateClock.PROCESSING_TIME, now_us):
+            return None
+        return self._with_changes(StageResult())
+
+    @property
+    def timer_us(self) -> int | None:
+        return self._keyed.next_expiry_us
+
+    @property
+    def state(self) -> bytes:
+        return self._keyed.encoded_states
+
+    def restore(self, state: bytes) -> None:
+        """The state was loaded when the stage was opened, and `undo` needs no other one."""
+
+    def begin(self) -> None:
+        self._keyed.begin()
+        self._changelog.begin()
+
+    def undo(self) -> None:
+        self._keyed.undo()
+        self._changelog.undo()
+
+    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
+        self._changelog.committed(units, sequences)

@@ -1,0 +1,116 @@
+"""Steps of a changelog: entries of a state, as they are stored. Pure.
+
+A step says what has changed, or what a range of slots contains. Above it: the state of a lane. Below it: the codec of
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from millstream.limits import FRAME_BYTES_MAX
+from millstream.wire.state.v1 import state_pb2
+from millstream_udf import columns
+
+STEP_BYTES_MAX = FRAME_BYTES_MAX // 2
+"""Bytes of the entries of a step, unless a single one has more."""
+ENTRY_BYTES = 16
+"""What an entry takes beside its key, item and value."""
+
+
+@dataclass(slots=True)
+class Entries:
+    """Entries by columns."""
+
+    keys: list[bytes] = field(default_factory=list)
+    states: bytearray = field(default_factory=bytearray)
+    items: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    """Empty for an entry that is gone."""
+    deleted: bytearray = field(default_factory=bytearray)
+    expires_us: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def add(self, key: bytes, state: int, item: bytes, value: bytes | None, expires_us: int, version: int) -> None:
+        """`value`: None for an entry that is gone."""
+        self.keys.append(key)
+        self.states.append(state)
+        self.items.append(item)
+        self.values.append(b"" if value is None else value)
+        self.deleted.append(value is None)
+        self.expires_us.append(expires_us)
+        self.versions.append(version)
+
+    def cut(self, count: int) -> None:
+        """Keep the first ones."""
+        for column in (self.keys, self.states, self.items, self.values, self.deleted, self.expires_us, self.versions):
+            del column[count:]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step."""
+
+    entries: Entries
+    first_slot: int = 0
+    slots: int = 0
+    """How many slots the entries are the beginning of; 0 for changes."""
+
+
+def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Iterator[bytes]:
+    """The steps that have these entries. With `slots`, they are everything that is in so many slots."""
+    start = size = 0
+    for index in range(len(entries)):
+        added = len(entries.keys[index]) + len(entries.items[index]) + len(entries.values[index]) + ENTRY_BYTES
+        if index > start and size + added > STEP_BYTES_MAX:
+            yield _encoded(entries, start, index, first_slot, slots)
+            start, size, first_slot, slots = index, 0, 0, 0
+        size += added
+    if slots or start < len(entries):
+        yield _encoded(entries, start, len(entries), first_slot, slots)
+
+
+def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: int) -> bytes:
+    items, deleted = entries.items[start:stop], entries.deleted[start:stop]
+    expires_us, versions = entries.expires_us[start:stop], entries.versions[start:stop]
+    return state_pb2.Step(
+        first_slot=first_slot,
+        slots=slots,
+        keys=columns.pack_bytes(entries.keys[start:stop]),
+        states=bytes(entries.states[start:stop]),
+        items=columns.pack_bytes(items) if any(items) else b"",
+        values=columns.pack_bytes(entries.values[start:stop]),
+        deleted=bytes(deleted) if any(deleted) else b"",
+        expires_us=columns.pack_times(expires_us) if any(expires_us) else b"",
+        versions=columns.pack_offsets(versions) if any(version != 1 for version in versions) else b"",
+    ).SerializeToString()
+
+
+def decode_step(data: bytes) -> Step:
+    """The inverse of `encode_steps`, for one step. Columns that are absent are empty lists, except for items. Raises
+    `ValueError` for bytes that are not a step."""
+    try:
+        message = state_pb2.Step.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"it is not a step: {error}") from error
+    keys = columns.unpack_bytes(message.keys)
+    entries = Entries(
+        keys,
+        bytearray(message.states),
+        columns.unpack_bytes(message.items),
+        columns.unpack_bytes(message.values),
+        bytearray(message.deleted),
+        list(columns.unpack_times(message.expires_us)),
+        list(columns.unpack_offsets(message.versions)),
+    )
+    needed = (entries.states, entries.values)
+    absent = (entries.items, entries.deleted, entries.expires_us, entries.versions)
+    if any(len(one) != len(keys) for one in needed) or any(one and len(one) != len(keys) for one in absent):
+        raise ValueError(f"a step with {len(keys)} keys has columns of other lengths")
+    return Step(entries, message.first_slot, message.slots)

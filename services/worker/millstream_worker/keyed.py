@@ -1,0 +1,50 @@
+"""Opens the stage of a function that remembers: loads what was committed, and compares it with what it declares.
+
+Above it: the kind of its vertex. Below it: the state of the lane, in its ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.spec.programs import State
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.streams import KeyedMapStream, MapStream
+from millstream_vertex.state.changelog import Changelog, changelog_buffer
+from millstream_vertex.state.keyed import KeyedState
+from millstream_vertex.state.stage import KeyedStage
+from millstream_worker.opening import LaneOpening
+
+
+async def open_keyed_stage(opening: LaneOpening, settings: State) -> KeyedStage:
+    """The stage of the lane's vertex. Raises `UserError` if the function does not fit what is stored, and `DamageError`
+    if that cannot be read."""
+    shared, lane = opening.shared, opening.lane
+    mark = opening.core.committer.mark
+    state = KeyedState(opening.where, size_max=settings.max_bytes, key_size_max=settings.max_bytes_per_key)
+    changelog = Changelog(changelog_buffer(lane), await shared.ledgers.trimmer(lane.vertex))
+    state.stored_states(mark.states.get(lane.vertex, b""))
+    await changelog.load(await shared.ledgers.of(lane.vertex), lane, mark, state)
+
+    def make(stream: MapStream, *arguments: Any, **options: Any) -> KeyedStage:
+        if not isinstance(stream, KeyedMapStream) or not stream.states:
+            raise UserError(
+                codes.STATE_MISFIT,
+                f"{opening.where}: the vertex has `udf.state`, and its function declares no state. Declare one, or "
+                "remove `state` from the vertex",
+            )
+        state.declare(stream.states)
+        return KeyedStage(
+            stream,
+            *arguments,
+            state=state,
+            changelog=changelog,
+            clock=shared.clock,
+            by_key=settings.scope == "key",
+            needs_keys=settings.scope == "key" and shared.vertex.partitions > 1,
+            **options,
+        )
+
+    return await opening.map_stage("udf", FunctionKind.MAP, make=make)
