@@ -156,8 +156,8 @@ class Lane:
         if ended:
             await core.end()
             return
+        self._stages.restore(core.committer.mark.states)
         if self._stages.is_stateful:
-            self._stages.restore(core.committer.mark.states)
             self._holds_us = self._stages.holds_us
         async with asyncio.TaskGroup() as background:
             clocks = [background.create_task(self._follow_watermark(), name=f"watermark {core.lane}")]

@@ -119,3 +119,4 @@ class Stage(ABC):
     def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
         """These units are durable, some perhaps with what the stage keeps. `sequences`: of the last frame in each
         buffer."""
+        return

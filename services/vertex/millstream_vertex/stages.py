@@ -210,7 +210,15 @@ class Stages:
         return states
 
     def restore(self, states: Mapping[str, bytes]) -> None:
-        """Continue from the states in the mark of the lane."""
+        """Continue from the states in the mark of the lane. Raises `UserError` for the state of a vertex that has none
+        now."""
+        if gone := states.keys() - {step.lane.vertex for step in self._stateful}:
+            raise UserError(
+                codes.STATE_MISFIT,
+                f"{self._steps[0].lane}: there is a stored state of vertex {', '.join(sorted(gone))}, which would be "
+                "lost: it no longer has one in the pipeline file, or no longer runs in this lane. Put its `state` "
+                "back; or rename the vertex, which then starts without",
+            )
         for step in self._stateful:
             step.stage.restore(states.get(step.lane.vertex, b""))
 

@@ -37,6 +37,7 @@ from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import Lane
+from millstream_vertex.mapping import MapStage
 from millstream_vertex.outputs import Output, ToBuffers
 from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.settings import future_bound
@@ -173,8 +174,8 @@ class StageOpening:
             names = ", ".join(f"`{state.name}`" for state in stream.states)
             raise UserError(
                 codes.STATE_MISFIT,
-                f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to the "
-                "`udf` of the vertex",
+                f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to "
+                "the `udf` of the vertex",
             )
         client = programs.client(role)
         return (make or MapStage)(

@@ -55,6 +55,7 @@ class StoredState(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     ITEM_CODEC_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.int
@@ -62,6 +63,8 @@ class StoredState(_message.Message):
     codec: _builtins.str
     item_codec: _builtins.str
     version: _builtins.int
+    """The highest and the lowest version that any of its values may have; 0 before the first one."""
+    oldest_version: _builtins.int
     clock: _builtins.int
     def __init__(
         self,
@@ -71,11 +74,12 @@ class StoredState(_message.Message):
         codec: _builtins.str = ...,
         item_codec: _builtins.str = ...,
         version: _builtins.int = ...,
+        oldest_version: _builtins.int = ...,
         clock: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "oldest_version", b"oldest_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,8 +144,8 @@ class Changelog:
             except ValueError as error:
                 raise DamageError(
                     codes.STATE_UNREADABLE,
-                    f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. Restore the ledger, "
-                    "or start the pipeline over",
+                    f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. Restore the "
+                    "ledger, or start the pipeline over",
                 ) from error
             state.load(step)
             slots += step.slots

@@ -26,8 +26,8 @@ from millstream_vertex.state.steps import Entries, Step, encode_steps
 COMPACTED_FROM_BYTES = 64 * KIB
 """So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
 CYCLE_STEPS_MAX = 16_384
-"""After so many results with changes, every slot has been written anew, however few bytes they had. It bounds the number
-of messages of a changelog."""
+"""After so many results with changes, every slot has been written anew, however few bytes they had: the changelog then
+has a bounded number of messages."""
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
 

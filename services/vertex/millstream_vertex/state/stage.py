@@ -82,7 +82,8 @@ class KeyedStage(MapStage):
         if not self._by_key:
             return [b""], [0] * frame.records
         numbers: dict[tuple[bytes, ...], int] = {}
-        record_keys = [numbers.setdefault(parts, len(numbers)) for parts in frame.keys()]
+        parts_of_records = frame.keys()
+        record_keys = [numbers.setdefault(parts, len(numbers)) for parts in parts_of_records]
         return [key_of(parts) for parts in numbers], record_keys
 
     def _refusal(self, frame: Frame, answer: MapAnswer, record_keys: Sequence[int]) -> str | None:

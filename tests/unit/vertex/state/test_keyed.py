@@ -1,0 +1,226 @@
+"""The state of a lane: it equals the fold of what was applied, from memory and from its changelog."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from millstream import codes
+from millstream.clock import END_OF_TIME_US
+from millstream.errors import DamageError, UserError
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
+from millstream_vertex.state import keyed as keyed_module
+from millstream_vertex.state.image import SLOTS
+from millstream_vertex.state.keyed import KeyedState
+from millstream_vertex.state.keys import key_of, parts_of
+from millstream_vertex.state.steps import Entries, decode_step, encode_steps
+
+TOTAL = DeclaredState("total", StateKind.VALUE, "json")
+SEEN = DeclaredState("seen", StateKind.MAP, "json", "json")
+STATES = (TOTAL, SEEN)
+
+Model = dict[tuple[bytes, str, bytes], bytes]
+
+
+def opened(
+    steps: list[bytes] | None = None, states: bytes = b"", declared: tuple[DeclaredState, ...] = STATES, **limits: int
+) -> KeyedState:
+    state = KeyedState("p/v/in-v.0", **{"size_max": 1 << 30, "key_size_max": 1 << 20, **limits})
+    state.stored_states(states)
+    for data in steps or ():
+        state.load(decode_step(data))
+    state.loaded()
+    state.declare(declared)
+    return state
+
+
+def put(state: KeyedState, key: bytes, value: bytes, name: int = 0, item: bytes = b"", expires_us: int = 0) -> str | None:
+    changes = StateChanges(array("I", [0]), bytes([name]), [item], [value], b"", [expires_us])
+    return state.apply([key], changes)
+
+
+def contents(state: KeyedState, keys: set[bytes], now_us: int = 0) -> Model:
+    ordered = sorted(keys)
+    entries = state.entries(ordered, range(len(ordered)), now_us)
+    rows = zip(entries.keys, entries.states, entries.items, entries.values, strict=True)
+    return {(ordered[key], STATES[number].name, item): value for key, number, item, value in rows}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 2000)
+    rng = random.Random(seed)
+    state, model, log = opened(), Model(), list[tuple[bytes, int]]()
+    keys = [b"key-%d" % number for number in range(200)]
+    for _ in range(400):
+        state.begin()
+        before = dict(model)
+        for _ in range(rng.randrange(1, 4)):
+            chosen = rng.sample(keys, rng.randrange(1, 20))
+            columns = StateChanges(
+                array("I", range(len(chosen))),
+                bytes(rng.randrange(2) for _ in chosen),
+                [],
+                [rng.randbytes(rng.randrange(40)) for _ in chosen],
+                bytes(rng.random() < 0.2 for _ in chosen),
+            )
+            items = [b"i%d" % rng.randrange(5) if number else b"" for number in columns.states]
+            changes = StateChanges(columns.keys, columns.states, items, columns.values, columns.deleted)
+            assert state.apply(chosen, changes) is None
+            for key, number, item, value, gone in zip(
+                chosen, changes.states, items, changes.values, changes.deleted, strict=True
+            ):
+                name = (key, STATES[number].name, item)
+                if gone:
+                    model.pop(name, None)
+                else:
+                    model[name] = value
+        steps = [(data, slots) for data, _, slots in state.take_steps()]
+        if rng.random() < 0.2:
+            state.undo()
+            model = before
+        else:
+            log.extend(steps)
+    assert contents(state, set(keys)) == model
+    covered, first = 0, len(log)
+    while first and covered < SLOTS:
+        first -= 1
+        covered += log[first][1]
+    assert covered >= SLOTS, "every slot was written anew"
+    assert 0 < first, "what lies before is not needed"
+    again = opened([data for data, _ in log[first:]], state.encoded_states)
+    assert contents(again, set(keys)) == model
+    assert again.size == state.size
+
+
+def test_what_is_taken_back_was_never_there() -> None:
+    state = opened()
+    put(state, b"a", b"1")
+    state.take_steps()
+    state.begin()
+    put(state, b"a", b"2")
+    put(state, b"b", b"3")
+    put(state, b"b", b"x", name=1, item=b"i")
+    assert state.take_steps()
+    state.undo()
+    assert contents(state, {b"a", b"b"}) == {(b"a", "total", b""): b"1"}
+    assert state.take_steps() == []
+
+
+def test_a_refused_change_leaves_the_others_of_the_result() -> None:
+    state = opened(key_size_max=100)
+    state.begin()
+    assert put(state, b"a", b"1") is None
+    refused = put(state, b"b", bytes(200))
+    assert refused is not None and "state.maxBytesPerKey" in refused
+    assert contents(state, {b"a", b"b"}) == {(b"a", "total", b""): b"1"}
+    (step,) = state.take_steps()
+    assert decode_step(step[0]).entries.keys == [b"a"]
+
+
+def test_a_full_state_still_lets_deletions_through() -> None:
+    state = opened(size_max=200)
+    assert put(state, b"a", bytes(100)) is None
+    refused = put(state, b"b", bytes(100))
+    assert refused is not None and "state.maxBytes" in refused
+    assert state.apply([b"a"], StateChanges(array("I", [0]), b"\0", [], [b""], b"\1")) is None
+    assert put(state, b"b", bytes(100)) is None
+
+
+def test_expired_entries_are_invisible_at_once_and_removed_later() -> None:
+    by_clock = DeclaredState("total", StateKind.VALUE, "json", clock=StateClock.PROCESSING_TIME)
+    state = opened(declared=(by_clock, SEEN))
+    put(state, b"a", b"1", expires_us=100)
+    put(state, b"a", b"x", name=1, item=b"i", expires_us=50)
+    state.take_steps()
+    assert len(contents(state, {b"a"}, now_us=99)) == 2
+    assert contents(state, {b"a"}, now_us=100) == {(b"a", "seen", b"i"): b"x"}
+    state.watermark_us = 50
+    assert contents(state, {b"a"}, now_us=100) == {}
+    assert state.next_expiry_us == 100
+    assert state.sweep(StateClock.PROCESSING_TIME, 100) and state.sweep(StateClock.EVENT_TIME, 50)
+    assert not state.sweep(StateClock.PROCESSING_TIME, 100)
+    (step,) = state.take_steps()
+    assert list(decode_step(step[0]).entries.deleted) == [1, 1]
+    assert state.size == 0 and state.next_expiry_us is None
+
+
+def test_an_entry_that_was_written_again_survives_its_first_expiry() -> None:
+    state = opened()
+    put(state, b"a", b"1", expires_us=100)
+    put(state, b"a", b"2", expires_us=200)
+    assert not state.sweep(StateClock.EVENT_TIME, 150)
+    # Also if it is written in the commit that removes it.
+    assert state.sweep(StateClock.EVENT_TIME, 200)
+    put(state, b"a", b"3", expires_us=300)
+    again = opened([data for data, _, _ in state.take_steps()], state.encoded_states)
+    assert contents(again, {b"a"}) == {(b"a", "total", b""): b"3"}
+    assert again.sweep(StateClock.EVENT_TIME, 300)
+
+
+def test_nothing_expires_at_the_end_of_the_input() -> None:
+    state = opened()
+    put(state, b"a", b"1", expires_us=100)
+    state.watermark_us = END_OF_TIME_US
+    assert contents(state, {b"a"})
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ((TOTAL,), "does not declare `seen`"),
+        ((DeclaredState("total", StateKind.COUNTER, "json"), SEEN), "declares a counter of json"),
+        ((DeclaredState("total", StateKind.VALUE, "bytes"), SEEN), "declares a value of bytes"),
+        ((DeclaredState("total", StateKind.VALUE, "json", version=3, oldest_version=3), SEEN), "migrate={2: ...}"),
+        ((DeclaredState("total", StateKind.VALUE, "json"), SEEN), "Run the newer function"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused_by_name(declared: tuple[DeclaredState, ...], expected: str) -> None:
+    second = DeclaredState("total", StateKind.VALUE, "json", version=2)
+    state = opened(declared=(second, SEEN))
+    put(state, b"a", b"1")
+    with pytest.raises(UserError) as refused:
+        opened([data for data, _, _ in state.take_steps()], state.encoded_states, declared)
+    assert refused.value.code is codes.STATE_MISFIT
+    assert expected in str(refused.value)
+
+
+def test_states_may_change_their_order_and_new_ones_be_added() -> None:
+    state = opened()
+    put(state, b"a", b"1")
+    put(state, b"a", b"x", name=1, item=b"i")
+    steps = [data for data, _, _ in state.take_steps()]
+    more = DeclaredState("more", StateKind.LIST, "bytes")
+    again = opened(steps, state.encoded_states, (more, SEEN, TOTAL))
+    entries = again.entries([b"a"], [0], 0)
+    assert list(zip(entries.states, entries.values, strict=True)) == [(2, b"1"), (1, b"x")]
+
+
+def test_damage_is_named() -> None:
+    with pytest.raises(DamageError, match="does not decode"):
+        opened(states=b"\xff\xff")
+    entries = Entries()
+    entries.add(b"a", 7, b"", b"1", 0, 1)
+    with pytest.raises(DamageError, match="state 7"):
+        opened(list(encode_steps(entries)))
+    with pytest.raises(ValueError, match="not a step"):
+        decode_step(b"\xff")
+
+
+@pytest.mark.parametrize(
+    "parts", [(), (b"",), (b"", b""), (b"a",), (b"a", b"b"), (b"a\x1fb",), (b"\x1e",), (b"\x1e0",), (b"\x1f", b"\x1e1")]
+)
+def test_a_key_has_bytes_of_its_own(parts: tuple[bytes, ...]) -> None:
+    assert parts_of(key_of(parts)) == parts
+
+
+def test_large_results_are_several_steps() -> None:
+    entries = Entries()
+    for number in range(20):
+        entries.add(b"k%d" % number, 0, b"", bytes(100_000), 0, 1)
+    steps = [decode_step(data) for data in encode_steps(entries, first_slot=3, slots=5)]
+    assert len(steps) > 3
+    assert [step.slots for step in steps] == [5] + [0] * (len(steps) - 1)
+    assert sum(len(step.entries) for step in steps) == 20
