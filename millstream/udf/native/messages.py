@@ -57,7 +57,7 @@ KINDS = {
 STATES_MAX = 255
 """States of a function: an entry refers to its state by one byte."""
 _STATE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_STATE_KINDS = frozenset(StateKind)
+_STATE_KINDS = frozenset(map(int, StateKind))
 _RESULTS = {
     udf_pb2.Outcome.RESULT_ERROR: Result.ERROR,
     udf_pb2.Outcome.RESULT_RETRY: Result.RETRY,

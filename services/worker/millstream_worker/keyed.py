@@ -12,13 +12,14 @@ from millstream.errors import UserError
 from millstream.spec.programs import State
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.streams import KeyedMapStream, MapStream
+from millstream_vertex.mapping import MapStage
 from millstream_vertex.state.changelog import Changelog, changelog_buffer
 from millstream_vertex.state.keyed import KeyedState
 from millstream_vertex.state.stage import KeyedStage
 from millstream_worker.opening import LaneOpening
 
 
-async def open_keyed_stage(opening: LaneOpening, settings: State) -> KeyedStage:
+async def open_keyed_stage(opening: LaneOpening, settings: State) -> MapStage:
     """The stage of the lane's vertex. Raises `UserError` if the function does not fit what is stored, and `DamageError`
     if that cannot be read."""
     shared, lane = opening.shared, opening.lane
