@@ -39,7 +39,7 @@ exit codes:
 
 _GROUPS = {
     "write and run": ("init", "run", "test", "validate", "graph", "connectors"),
-    "inspect a run": ("status", "logs", "tap", "peek", "audit", "explain"),
+    "inspect a run": ("status", "logs", "tap", "peek", "state", "audit", "explain"),
     "repair": ("deadletters", "repair", "watermark", "wal"),
     "machines and brokers": ("doctor", "spark", "bench", "chaos", "broker", "compile"),
     "shells and editors": ("completion", "schema", "version"),
@@ -248,6 +248,22 @@ COMMANDS = (
             PLACE,
             *BROKER,
             in_json("prints one JSON object per record"),
+        ),
+    ),
+    Command(
+        "state",
+        "show what functions remember",
+        "Show what the function of a vertex with `udf.state` remembers, as of the last commit of each of its lanes. "
+        "Works whether or not the pipeline is running, and changes nothing.",
+        (
+            OF_RUN,
+            argument("vertex", metavar="VERTEX", help="name of the vertex"),
+            argument("--key", action="append", metavar="PART", help="only this key; repeated for each of its parts"),
+            argument("--prefix", metavar="TEXT", help="only keys that begin with this"),
+            argument("--name", metavar="STATE", help="only this state of the function"),
+            number("--count", default=100, help="entries to show at most; 0 for all (default: 100)"),
+            PLACE,
+            in_json("prints one JSON object per entry"),
         ),
     ),
     Command(

@@ -65,6 +65,11 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("records that wait on the edge from read to price", "millstream peek read-price"),
         Example("three of them, as JSON", "millstream peek read-price --count 3 -o json"),
     ),
+    ("state",): (
+        Example("what the vertex totals remembers", "millstream state totals"),
+        Example("of one key, as JSON", "millstream state totals --key alice -o json"),
+        Example("all of it, into a file", "millstream state totals --count 0 -o json > totals.jsonl"),
+    ),
     ("tap",): (
         Example("records as they pass from read to price", "millstream tap read-price"),
         Example("the next ten with the key EUR, as JSON", "millstream tap read-price --key EUR --limit 10 -o json"),

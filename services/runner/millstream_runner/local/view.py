@@ -153,6 +153,10 @@ class PipelineView:
             )
         return ledger
 
+    async def existing_ledger(self, vertex: str) -> Ledger | None:
+        """The ledger of a vertex; None until it exists."""
+        return await self._ledger(vertex)
+
     async def _ledger(self, vertex: str) -> Ledger | None:
         ledger = self._ledgers.get(vertex) or await self._broker.existing_ledger(vertex)
         if ledger is not None:

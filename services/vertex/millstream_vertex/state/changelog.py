@@ -111,42 +111,53 @@ class Changelog:
         self._last = sequence
 
     async def load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
-        """Read it from the ledger into `state`, which knows the states of the mark. Raises `DamageError`."""
-        numbers = {(total.edge, total.partition): total.frames for total in mark.written}
-        written = numbers.get(self.buffer, 0)
-        if not written:
-            state.loaded()
-            return
-        given_up = given_up_of(mark, self.buffer.edge)
-        last = await ledger.last_sequence(self.buffer)
-        number = first = 0
-        if last:
-            async with ledger.read(self.buffer, 0, given_up=given_up) as frames:
-                async for frame in frames:
-                    number = frame.witness.number if frame.witness is not None else 0
-                    first = first or number
-                    self._take(ledger, frame, state, lane)
-                    if frame.sequence >= last:
-                        break
-        if number != written or (first > 1 and self._covered < SLOTS and not given_up):
+        """Read it into `state`, which knows the states of the mark. For the owner of the lane, after its takeover.
+        Raises `DamageError`."""
+        for sequence, slots in await read_changelog(ledger, lane, mark, state):
+            self._add(slots, sequence)
+
+
+async def read_changelog(
+    ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState
+) -> Sequence[tuple[int, int]]:
+    """Read the changelog of a lane up to its mark into `state`, which knows the states of the mark. Returns the
+    sequence of each frame, and how many slots begin in it. Raises `DamageError` if it is not complete; for a caller
+    that does not own the lane, the reason may be that it was trimmed meanwhile."""
+    buffer, frames = changelog_buffer(lane), list[tuple[int, int]]()
+    numbers = {(total.edge, total.partition): total.frames for total in mark.written}
+    written, first, number = numbers.get(buffer, 0), 0, 0
+    last = await ledger.last_sequence(buffer) if written else 0
+    if last:
+        given_up = given_up_of(mark, buffer.edge)
+        async with ledger.read(buffer, 0, given_up=given_up) as stored:
+            async for frame in stored:
+                number = frame.witness.number if frame.witness is not None else 0
+                first = first or number
+                frames.append((frame.sequence, _load(ledger, buffer, frame, lane, state)))
+                if number >= written or frame.sequence >= last:
+                    break
+    if number != written or (first > 1 and sum(slots for _, slots in frames) < SLOTS):
+        raise DamageError(
+            codes.STATE_UNREADABLE,
+            f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
+            "Restore the ledger, or start the pipeline over",
+        )
+    state.loaded()
+    return frames
+
+
+def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:
+    """Do what a frame says. Returns how many slots begin in it."""
+    slots = 0
+    for value in decoded(ledger.vertex, buffer, stored).values():
+        try:
+            step = decode_step(value)
+        except ValueError as error:
             raise DamageError(
                 codes.STATE_UNREADABLE,
-                f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}, "
-                f"and {min(self._covered, SLOTS)} of {SLOTS} slots. Restore the ledger, or start the pipeline over",
-            )
-        state.loaded()
-
-    def _take(self, ledger: Ledger, stored: StoredFrame, state: KeyedState, lane: LaneId) -> None:
-        slots = 0
-        for value in decoded(ledger.vertex, self.buffer, stored).values():
-            try:
-                step = decode_step(value)
-            except ValueError as error:
-                raise DamageError(
-                    codes.STATE_UNREADABLE,
-                    f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. Restore the "
-                    "ledger, or start the pipeline over",
-                ) from error
-            state.load(step)
-            slots += step.slots
-        self._add(slots, stored.sequence)
+                f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. Restore the ledger, "
+                "or start the pipeline over",
+            ) from error
+        state.load(step)
+        slots += step.slots
+    return slots

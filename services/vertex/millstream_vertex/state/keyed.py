@@ -66,6 +66,17 @@ class KeyedState:
         """Bytes of all entries."""
         return self._image.size
 
+    @property
+    def stored(self) -> Sequence[state_pb2.StoredState]:
+        """The states that have, or had, entries."""
+        return self._states.states
+
+    def all(self) -> Iterator[tuple[bytes, int, bytes, Versioned]]:
+        """Key, number of the state, item and value of every entry."""
+        for slot in range(SLOTS):
+            for key, state, item, stored in self._image.of_slot(slot):
+                yield key, state, item, parts_of(stored)
+
     # Opening.
 
     def stored_states(self, data: bytes) -> None:

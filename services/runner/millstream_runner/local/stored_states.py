@@ -1,0 +1,108 @@
+"""What functions remember, as it is committed: read from the changelogs in the broker, whoever runs the lanes.
+
+Above it: `millstream state`. Below it: the ledgers. It owns no lane and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from millstream import codes
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.ledger.protocol import Ledger
+from millstream.nearest import did_you_mean
+from millstream.plan.lanes import lanes_of
+from millstream.plan.plan import Plan
+from millstream.record import LaneId
+from millstream.udf.states import StateKind
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.state.v1 import state_pb2
+from millstream_runner.local.view import PipelineView
+from millstream_vertex.state.changelog import read_changelog
+from millstream_vertex.state.keyed import KeyedState
+from millstream_vertex.state.keys import parts_of
+
+_ATTEMPTS = 5
+"""Attempts at a changelog that is trimmed while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One entry."""
+
+    key: tuple[str, ...]
+    """The parts of the key; none for a state of a whole lane."""
+    state: state_pb2.StoredState
+    item: bytes
+    """Of a map or a list; otherwise empty."""
+    value: bytes
+    expires_us: int
+    """When it expires by the clock of its state; 0: never."""
+
+    @property
+    def kind(self) -> StateKind:
+        return StateKind(self.state.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """The state of a lane at one commit."""
+
+    lane: LaneId
+    mark: mark_pb2.Mark
+    """The mark of that commit."""
+    keyed: KeyedState
+
+    def entries(self) -> Iterator[StoredEntry]:
+        """All of them, ordered by key, state and item."""
+        for key, number, item, stored in sorted(self.keyed.all(), key=lambda entry: entry[:3]):
+            parts = tuple(part.decode(errors="backslashreplace") for part in parts_of(key))
+            yield StoredEntry(parts, self.keyed.stored[number], item, stored.value, stored.expires_us)
+
+
+def check_remembers(plan: Plan, vertex: str) -> None:
+    """Raise `UserError` unless the functions of this vertex remember something."""
+    names = [one.name for one in plan.graph.vertices]
+    if vertex not in names:
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"pipeline {plan.pipeline.name} has no vertex {vertex!r}; its vertices are: {', '.join(names)}"
+            f"{did_you_mean(vertex, names)}",
+        )
+    step = plan.graph.vertex(vertex)
+    if not step.definition.kept_bytes(step.settings):
+        raise UserError(
+            codes.NOT_IN_PIPELINE, f"vertex {vertex} remembers nothing: it has no `udf.state` in the pipeline file"
+        )
+
+
+async def stored_states(view: PipelineView, plan: Plan, vertex: str) -> AsyncIterator[LaneState]:
+    """The state of each lane of a vertex that has committed something. Raises `RetryLaterError` while a changelog
+    changes too fast to be read."""
+    ledger = await view.existing_ledger(vertex)
+    if ledger is None:
+        return
+    for lane in lanes_of(plan, vertex):
+        found = await _state_of(ledger, lane)
+        if found is not None:
+            yield found
+
+
+async def _state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
+    for attempt in range(_ATTEMPTS):
+        stored = await ledger.mark(lane)
+        if stored is None or lane.vertex not in stored.mark.states:
+            return None
+        keyed = KeyedState(str(lane), size_max=0, key_size_max=0)
+        keyed.stored_states(stored.mark.states[lane.vertex])
+        try:
+            await read_changelog(ledger, lane, stored.mark, keyed)
+        except DamageError:
+            again = await ledger.mark(lane)
+            if again is None or again.sequence == stored.sequence or attempt + 1 == _ATTEMPTS:
+                raise
+            # It was trimmed while it was read, because the lane went on.
+            continue
+        return LaneState(lane, stored.mark, keyed)
+    raise RetryLaterError(codes.BROKER_AWAY, f"the state of lane {lane} changes faster than it can be read")
