@@ -92,7 +92,7 @@ def test_a_name_that_is_missing_is_one_of_those_here(here: Path, capsys: pytest.
 
 
 def test_commands_and_options(here: Path) -> None:
-    assert words("st") == ["status"]
+    assert words("st") == ["status", "state"]
     assert {"run", "init", "doctor"} <= set(words(""))
     assert words("deadletters", "") == ["list", "replay"]
     assert words("run", "--q") == ["--quiet"]
