@@ -90,6 +90,11 @@ def decoder(kind: Any) -> Decoder:
         return Decoder(str, None, _text)
     if _is_function(kind):
         return Decoder(kind, None, kind)
+    return json_decoder(kind)
+
+
+def json_decoder(kind: Any) -> Decoder:
+    """The decoder of JSON values of a type, also of `str`. Raises `TypeError` as `decoder` does."""
     convert = converter(kind)
     if is_pydantic(kind):
         return Decoder(kind, kind.__pydantic_validator__.validate_json, _pydantic(kind))
@@ -153,7 +158,7 @@ class Encoder:
                     "an output becomes JSON if it is a dict, a dataclass or a model, but this is "
                     f"{type(value).__name__}; return json.dumps(value)"
                 )
-            return _written(value)
+            return written(value)
         encoded: object = self._own(value)
         if not isinstance(encoded, bytes):
             raise BadOutput(f"the function of encode= must return bytes, not {type(encoded).__name__}")
@@ -210,7 +215,8 @@ def _is_object(kind: Any) -> bool:
     return issubclass(kind, abc.Mapping) or dataclasses.is_dataclass(kind) or is_pydantic(kind) or is_msgspec(kind)
 
 
-def _written(value: Any) -> bytes:
+def written(value: Any) -> bytes:
+    """Any object as JSON. Raises `BadOutput` for one that JSON cannot have, with its place."""
     kind: Any = type(value)
     try:
         return _writer(kind)(value)
