@@ -15,25 +15,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import repeat
 from typing import Any, Protocol
 
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.state_codecs import SCALARS, never_changes
-from millstream_udf.state_entries import NO_ITEM, Change, Entry, pack_changes, unpack_entries
+from millstream_udf.state_entries import NO_ITEM, Change, StateEntries, pack_changes, unpack_entries
 from millstream_udf.state_specs import LIST, MAP, VALUE, StateError, StateSpec
 from millstream_udf.values import DeadLetter, Drop
 
 GONE: Any = object()
 """In place of an object: it was deleted."""
-_UNSET: Any = object()
+MISSING: Any = object()
+"""In place of an object: there is none."""
 
 
 class Column:
     """The entries of one state, for all keys of a call."""
 
-    __slots__ = ("exact", "has_items", "index", "read", "spec", "stored", "write")
+    __slots__ = (
+        "before",
+        "default",
+        "exact",
+        "has_items",
+        "has_type",
+        "index",
+        "read",
+        "renewed",
+        "spec",
+        "stored",
+        "write",
+        "write_item",
+    )
 
     def __init__(self, index: int, spec: StateSpec) -> None:
         self.index = index
@@ -41,10 +56,21 @@ class Column:
         self.has_items = spec.kind in (MAP, LIST)
         self.stored: dict[int, Any] = {}
         """By index of the key, the bytes of the value; if it has items, a dictionary of them by item."""
+        self.before: dict[Any, bytes | None] = {}
+        """Of what was written: the bytes in the call, by index of the key, and item if it has some."""
+        self.renewed: dict[Any, int] = {}
+        """What counts as changed even if its bytes are the same, and when it expires. (By the same places.)"""
+        self.default = spec.default if type(spec.default) in SCALARS else MISSING
         codec = spec.codec
-        self.read: Callable[[bytes], Any] | None = None if codec is None else codec.read
-        self.write: Callable[[Any], bytes] | None = None if codec is None else codec.write
+        self.read: Callable[[bytes], Any] | None = None if codec is None else codec.fast_read
+        """None: the bytes are the value. Any exception: `spec.read` knows more."""
+        self.write: Callable[[Any], bytes] | None = None if codec is None else codec.fast_write
         self.exact = None if codec is None else codec.exact
+        self.has_type = codec is not None and codec.kind is not Any
+        self.write_item: Callable[[Any], bytes] | None = None
+        """Any exception: `spec.write_item` knows more."""
+        if spec.item_codec is not None:
+            self.write_item = spec.item_codec.fast_write if spec.item_codec.exact is not None else spec.write_item
 
     def written(self, value: Any, before: bytes | None) -> bytes:
         """The bytes of a value. Raises `BadOutput` if it has none, or if it could not be read again."""
@@ -54,9 +80,18 @@ class Column:
         except FAILURES as error:
             failure(error)
             return self.spec.write(value)
-        if type(value) is self.exact or data == before:
-            return data
-        return self.spec.write(value)
+        if self.has_type and type(value) is not self.exact and data != before:
+            return self.spec.write(value)
+        return data
+
+    def item(self, item: Any) -> bytes:
+        """The bytes of an item of a map. Raises `BadOutput` if it cannot be one."""
+        assert self.write_item is not None
+        try:
+            return self.write_item(item)
+        except FAILURES as error:
+            failure(error)
+            return self.spec.write_item(item)
 
 
 class View(Protocol):
@@ -76,13 +111,13 @@ class Turn:
     Users' code holds it through what they read; afterwards it is closed.
     """
 
-    __slots__ = ("assigned", "call", "is_open", "key", "read", "time_us")
+    __slots__ = ("assigned", "call", "is_open", "key", "read", "record")
 
-    def __init__(self, call: CallStates, key: int, time_us: int) -> None:
+    def __init__(self, call: CallStates, key: int, record: int) -> None:
         self.call = call
         self.key = key
-        self.time_us = time_us
-        """Event time of the record."""
+        self.record = record
+        """Index of the record; in a batch, of the key's latest one."""
         self.is_open = True
         self.read: dict[str, Any] = {}
         """The objects that were read, by name of the state, and the views."""
@@ -90,16 +125,23 @@ class Turn:
         """The objects that were assigned, or GONE."""
 
     def value(self, name: str) -> Any:
-        """The value of a state."""
+        """The value of a state. Raises `StateError`."""
         if not self.is_open:
             raise outside(name, self)
-        value = self.assigned.get(name, _UNSET)
-        if value is not _UNSET and value is not GONE:
+        value = self.assigned.get(name, MISSING)
+        if value is not MISSING and value is not GONE:
             return value
         read = self.read
-        if name not in read:
-            read[name] = self.call.load(self, name) if value is _UNSET else self.call.columns[name].spec.fresh_default()
-        return read[name]
+        if name in read:
+            return read[name]
+        column = self.call.columns[name]
+        data = column.stored.get(self.key) if value is MISSING else None
+        if data is not None:
+            found = self.call.object(column, self.key, NO_ITEM, data)
+        else:
+            found = column.spec.fresh_default() if column.default is MISSING else column.default
+        read[name] = found
+        return found
 
     def assign(self, name: str, value: Any) -> None:
         """Set the value of a state."""
@@ -113,6 +155,10 @@ class Turn:
             raise outside(name, self)
         self.assigned[name] = GONE
         self.read.pop(name, None)
+
+    def has(self, name: str) -> bool:
+        """Whether a map may have items."""
+        return name in self.read or self.key in self.call.columns[name].stored
 
     def view(self, name: str, make: Callable[[Turn, Column], Any]) -> Any:
         """The view of a map, a list or a counter, one for each turn."""
@@ -135,43 +181,53 @@ class CallStates:
         """Keys of which a record has failed or is to be retried: later records of it are not processed."""
         self._ordered = [Column(index, spec) for index, spec in enumerate(specs)]
         self.columns: Mapping[str, Column] = {column.spec.name: column for column in self._ordered}
-        self._versions: dict[Entry, int] = {}
+        self._versions: dict[tuple[Column, int, bytes], int] = {}
         """The versions of stored values that are of another one than the function's."""
-        self._changed: dict[Entry, tuple[bytes | None, bytes | None]] = {}
-        """The bytes of what was written: in the call, and now."""
-        self._expires: dict[Entry, int] = {}
-        self._renewed: set[Entry] = set()
-        """What is a change even if its bytes are the same: it has another version now."""
-        by_event_time = any(spec.lifetime.ttl_us and spec.lifetime.clock == "event" for spec in specs)
-        self._times: Sequence[int] | None = inputs.event_times_us if by_event_time else None
+        self._inputs = inputs
         self._now_us = now_us
-        for at, (key, state, value) in enumerate(zip(entries.keys, entries.states, entries.values, strict=True)):
-            column = self._ordered[state]
-            item = NO_ITEM
+        self._fill(entries)
+
+    def _fill(self, entries: StateEntries) -> None:
+        first = self._ordered[0]
+        if entries.versions is not None or any(column.spec.version != 1 for column in self._ordered):
+            self._fill_versions(entries)
+        if len(self._ordered) == 1 and not first.has_items:
+            first.stored = dict(zip(entries.keys, entries.values, strict=True))
+            return
+        ordered = self._ordered
+        for key, state, item, value in zip(
+            entries.keys, entries.states, entries.items or repeat(NO_ITEM), entries.values, strict=False
+        ):
+            column = ordered[state]
             if not column.has_items:
                 column.stored[key] = value
+            elif key in column.stored:
+                column.stored[key][item] = value
+            elif entries.items is None:
+                raise ValueError(f"the entries of state {column.spec.name} have no items")
             else:
-                if entries.items is None:
-                    raise ValueError(f"the entries of state {column.spec.name} have no items")
-                item = entries.items[at]
-                column.stored.setdefault(key, {})[item] = value
+                column.stored[key] = {item: value}
+
+    def _fill_versions(self, entries: StateEntries) -> None:
+        for at, (key, state) in enumerate(zip(entries.keys, entries.states, strict=True)):
+            column = self._ordered[state]
             version = 1 if entries.versions is None else entries.versions[at]
             if version != column.spec.version:
-                self._versions[Entry(key, state, item)] = version
+                item = entries.items[at] if column.has_items and entries.items is not None else NO_ITEM
+                self._versions[column, key, item] = version
 
     def begin(self, record: int) -> Turn | None:
         """The states for a record; None if it is held up."""
         key = self.record_keys[record]
-        if key in self.held:
-            return None
-        return Turn(self, key, 0 if self._times is None else self._times[record])
+        return None if key in self.held else Turn(self, key, record)
 
     def begin_all(self) -> list[Turn]:
         """The states for a batch of all records: one for each key. What they write is of the key's latest record."""
         latest: dict[int, int] = {}
-        times = self._times or [0] * len(self.record_keys)
-        for key, time_us in zip(self.record_keys, times, strict=True):
-            latest[key] = max(latest.get(key, time_us), time_us)
+        times = self._inputs.event_times_us
+        for record, key in enumerate(self.record_keys):
+            if key not in latest or times[record] > times[latest[key]]:
+                latest[key] = record
         return [Turn(self, key, latest[key]) for key in range(len(latest))]
 
     def failed(self, turn: Turn, error: BaseException) -> BaseException:
@@ -185,23 +241,27 @@ class CallStates:
         """The record has succeeded: what it has changed counts. Raises `BadOutput`, and changes nothing, if something
         cannot be stored."""
         turn.is_open = False
+        key, assigned, columns = turn.key, turn.assigned, self.columns
         writes: list[Write] = []
-        for name, value in turn.assigned.items():
-            column = self.columns[name]
-            before = column.stored.get(turn.key)
-            writes.append((column, NO_ITEM, None if value is GONE else column.written(value, before)))
+        for name, value in assigned.items():
+            column = columns[name]
+            if value is GONE:
+                writes.append((column, NO_ITEM, None))
+            else:
+                writes.append((column, NO_ITEM, column.written(value, column.stored.get(key))))
         for name, value in turn.read.items():
             if type(value) in SCALARS:
                 continue
-            column = self.columns[name]
+            column = columns[name]
             if column.spec.kind != VALUE:
                 value._collect(writes)
-            elif (assigned := turn.assigned.get(name, _UNSET)) is _UNSET or assigned is GONE:
-                before = column.stored.get(turn.key) if assigned is _UNSET else None
-                self.compare(column, turn.key, NO_ITEM, value, before, writes)
+            elif name not in assigned:
+                self.compare(column, key, NO_ITEM, value, column.stored.get(key), writes)
+            elif assigned[name] is GONE:
+                self.compare(column, key, NO_ITEM, value, None, writes)
         if self._versions:
             for column, item, _ in writes:
-                column.spec.check_version(self._versions.get(Entry(turn.key, column.index, item), 1))
+                column.spec.check_version(self._versions.get((column, key, item), column.spec.version))
         for column, item, data in writes:
             self._apply(turn, column, item, data)
 
@@ -219,48 +279,49 @@ class CallStates:
         if column.written(unchanged, data) != data:
             writes.append((column, item, data))
 
-    def load(self, turn: Turn, name: str) -> Any:
-        """The stored value of a state, or its default. Raises `StateError`."""
-        column = self.columns[name]
-        data = column.stored.get(turn.key)
-        return column.spec.fresh_default() if data is None else self.object(column, turn.key, NO_ITEM, data)
-
     def object(self, column: Column, key: int, item: bytes, data: bytes) -> Any:
         """A stored value. Raises `StateError`."""
-        assert column.read is not None
-        if not self._versions:
+        version = column.spec.version
+        if self._versions:
+            version = self._versions.get((column, key, item), version)
+        if version == column.spec.version:
+            if column.read is None:
+                return data
             try:
                 return column.read(data)
             except FAILURES as error:
                 failure(error)
-        return column.spec.read(data, self._versions.get(Entry(key, column.index, item), column.spec.version))
+        return column.spec.read(data, version)
 
     def _apply(self, turn: Turn, column: Column, item: bytes, data: bytes | None) -> None:
-        key, spec = turn.key, column.spec
-        items = column.stored.setdefault(key, {}) if column.has_items else column.stored
-        place: Any = item if column.has_items else key
-        before = items.get(place)
-        if before is None and data is None:
+        key = turn.key
+        # The place of the entry in what the column has for the call, and in what it has stored.
+        whole: Any = key
+        place: Any = key
+        stored: dict[Any, bytes] = column.stored
+        if column.has_items:
+            whole, place, stored = (key, item), item, column.stored.setdefault(key, {})
+        before = stored.get(place)
+        lives_longer = data is not None and column.spec.lifetime.ttl_us
+        if data == before and not lives_longer and (column, key, item) not in self._versions:
             return
-        entry = Entry(key, column.index, item)
-        if entry in self._versions:
-            del self._versions[entry]
-            self._renewed.add(entry)
-        elif data == before and not spec.lifetime.ttl_us:
-            return
-        self._changed[entry] = (self._changed[entry][0] if entry in self._changed else before, data)
+        if whole not in column.before:
+            column.before[whole] = before
+        if self._versions and self._versions.pop((column, key, item), 0):
+            column.renewed[whole] = 0
         if data is None:
-            del items[place]
-            self._expires.pop(entry, None)
+            del stored[place]
+            column.renewed.pop(whole, None)
             return
-        items[place] = data
-        if spec.lifetime.ttl_us:
-            self._expires[entry] = self._expiry(turn, spec, self._expires.get(entry))
+        stored[place] = data
+        if column.spec.lifetime.ttl_us:
+            column.renewed[whole] = self._expiry(turn, column.spec, column.renewed.get(whole))
 
     def _expiry(self, turn: Turn, spec: StateSpec, before: int | None) -> int:
         by_event_time = spec.lifetime.clock == "event"
-        expiry = (turn.time_us if by_event_time else self._now_us()) + spec.lifetime.ttl_us
-        if by_event_time and before is not None:
+        time_us = self._inputs.event_times_us[turn.record] if by_event_time else self._now_us()
+        expiry = time_us + spec.lifetime.ttl_us
+        if by_event_time and before:
             # A late record does not make an entry older.
             expiry = max(expiry, before)
         # 0 would be never.
@@ -269,11 +330,19 @@ class CallStates:
     def changes(self) -> bytes:
         """Encoded `StateChanges`: each entry that has other bytes, another expiry or another version than in the
         call."""
-        found = []
-        expires, renewed = self._expires, self._renewed
-        for entry, (before, now) in self._changed.items():
-            if before != now or entry in expires or entry in renewed:
-                found.append(Change(entry, now, expires.get(entry, 0)))
+        found: list[Change] = []
+        for column in self._ordered:
+            stored, renewed, index = column.stored, column.renewed, column.index
+            if column.has_items:
+                for (key, item), before in column.before.items():
+                    now = stored[key].get(item)
+                    if now != before or (key, item) in renewed:
+                        found.append((key, index, item, now, renewed.get((key, item), 0)))
+            else:
+                for key, before in column.before.items():
+                    now = stored.get(key)
+                    if now != before or key in renewed:
+                        found.append((key, index, NO_ITEM, now, renewed.get(key, 0)))
         return pack_changes(found, have_items=any(column.has_items for column in self._ordered))
 
 

@@ -54,20 +54,26 @@ class KeyedCall:
 
     def run(self, indexes: Iterable[int], results: list[Any]) -> None:
         """Run a function that is not async over these items, and put in the result of each."""
-        begin, call, items, places = self._states.begin, self._call, self._items, self._places
-        arguments, enter = self._arguments, CURRENT_TURN.set
+        states, call, items, places = self._states, self._call, self._items, self._places
+        arguments, takes_state, enter, settle = self._arguments, self._takes_state, CURRENT_TURN.set, states.settle
         for index in indexes:
-            turn = begin(places[index])
+            turn = states.begin(places[index])
             if turn is None:
                 results[index] = _HELD_UP
                 continue
             enter(turn)
-            if self._takes_state:
+            if takes_state:
                 arguments = self._arguments_of(turn)
             try:
-                results[index] = self._settled(turn, call(items[index], *arguments))
+                result = call(items[index], *arguments)
+                # Most results need nothing more.
+                if type(result) is bytes or result is None:
+                    settle(turn)
+                else:
+                    result = self._settled(turn, result)
+                results[index] = result
             except FAILURES as error:
-                results[index] = self._states.failed(turn, failure(error))
+                results[index] = states.failed(turn, failure(error))
         enter(NONE)
 
     async def run_one(self, index: int) -> Any:
@@ -126,6 +132,8 @@ class KeyedCall:
 
     def _arguments_of(self, turn: Turn) -> tuple[Any, ...]:
         state = State(turn)
+        if len(self._definition.arguments) == 1:
+            return (state,)
         return tuple(state if argument == "state" else self._context for argument in self._definition.arguments)
 
     def _settled(self, turn: Turn, result: Any) -> Any:

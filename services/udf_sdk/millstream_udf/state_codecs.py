@@ -20,16 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
 
 from google.protobuf.message import Message as ProtobufMessage
 
 from millstream_udf.failures import FAILURES, failure
-from millstream_udf.json_types import UnsupportedType, converter, is_pydantic, name_of
+from millstream_udf.json_types import UnsupportedType, converter, is_msgspec, is_pydantic, name_of
 from millstream_udf.json_writing import plain
 from millstream_udf.misfits import BadOutput
-from millstream_udf.typed_values import json_decoder, written
+from millstream_udf.typed_values import json_decoder, json_writer, written
 
 Read = Callable[[bytes], Any]
 Write = Callable[[Any], bytes]
@@ -49,6 +50,10 @@ class Codec:
     """Raises `BadOutput`, or any exception, for a value that has no encoding."""
     read_plain: Read
     """As `read`, without the type: for values of older versions."""
+    fast_read: Read | None
+    """As `read`, perhaps with another exception; None: the bytes are the value."""
+    fast_write: Write
+    """As `write`, perhaps with another exception, and perhaps with bytes that cannot be read again."""
     exact: Any = None
     """A class all of whose instances can be read again once they are written; None if there is none."""
 
@@ -101,7 +106,9 @@ def item_codec_of(kind: Any) -> Codec:
         return codec_of(bytes)
     codec = codec_of(kind, "json")
     # Two encodings of one item would be two items. So there is one writer for them, whatever is installed.
-    return dataclasses.replace(codec, write=_write_text if kind is str else _write_item)
+    if kind is str:
+        return dataclasses.replace(codec, write=_write_text, fast_write=_write_text)
+    return dataclasses.replace(codec, write=_write_item, fast_write=_write_item, exact=None)
 
 
 def never_changes(value: Any) -> bool:
@@ -124,12 +131,17 @@ SCALARS = frozenset({
 def _bytes(kind: Any) -> Codec:
     if kind is not bytes and kind is not Any:
         raise TypeError(f"codec='bytes' is for bytes, not {name_of(kind)}")
-    return Codec("bytes", bytes, _same, _write_bytes, _same, bytes)
+    return Codec("bytes", bytes, _same, _write_bytes, _same, None, _write_bytes, bytes)
 
 
 def _json(kind: Any) -> Codec:
     exact = kind if kind in (str, int, bool) else None
-    return Codec("json", kind, json_decoder(kind).one, _write_json, json_decoder(Any).one, exact)
+    decoder = json_decoder(kind)
+    fast_write = _write_json
+    # With these, an object of another type is noticed when it is read again.
+    if kind in (str, int, bool, dict, list) or dataclasses.is_dataclass(kind) or is_msgspec(kind):
+        fast_write = json_writer()
+    return Codec("json", kind, decoder.one, _write_json, json_decoder(Any).one, decoder.fast, fast_write, exact)
 
 
 def _msgpack(kind: Any) -> Codec:
@@ -149,7 +161,7 @@ def _msgpack(kind: Any) -> Codec:
     except TypeError as error:
         raise TypeError(f"{name_of(kind)} cannot be stored as msgpack: {error}") from None
     encoder = msgspec.msgpack.Encoder(enc_hook=plain)
-    return Codec("msgpack", kind, reader.decode, encoder.encode, msgspec.msgpack.decode)
+    return Codec("msgpack", kind, reader.decode, encoder.encode, msgspec.msgpack.decode, reader.decode, encoder.encode)
 
 
 def _protobuf(kind: Any) -> Codec:
@@ -163,7 +175,7 @@ def _protobuf(kind: Any) -> Codec:
         data: bytes = value.SerializeToString(deterministic=True)
         return data
 
-    return Codec("protobuf", kind, kind.FromString, write, _same, kind)
+    return Codec("protobuf", kind, kind.FromString, write, _same, kind.FromString, write, kind)
 
 
 _CODECS: dict[str, Callable[[Any], Codec]] = {
@@ -200,9 +212,11 @@ _TEXTS = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=F
 
 
 def _write_text(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise BadOutput(f"an item of the state is a str, not a {type(value).__name__}")
-    return _TEXTS.encode(value).encode()
+    if type(value) is not str:
+        if not isinstance(value, str):
+            raise BadOutput(f"an item of the state is a str, not a {type(value).__name__}")
+        value = str(value)
+    return encode_basestring(value).encode()
 
 
 def _write_item(value: Any) -> bytes:

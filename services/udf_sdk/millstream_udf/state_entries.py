@@ -19,16 +19,6 @@ NO_ITEM = b""
 """The item of a value and of a counter."""
 
 
-class Entry(NamedTuple):
-    """The place of an entry in a call."""
-
-    key: int
-    """Index of the key."""
-    state: int
-    """Index of the state."""
-    item: bytes = NO_ITEM
-
-
 class StateEntries(NamedTuple):
     """What is remembered for the keys of a call."""
 
@@ -45,14 +35,9 @@ class StateEntries(NamedTuple):
     """None: all are of version 1."""
 
 
-class Change(NamedTuple):
-    """One changed entry."""
-
-    entry: Entry
-    value: bytes | None
-    """None: it was deleted."""
-    expires_us: int = 0
-    """0: never."""
+Change = tuple[int, int, bytes, bytes | None, int]
+"""One changed entry: the indexes of its key and of its state, its item, its value (None: it was deleted), and when it
+expires, in microseconds (0: never)."""
 
 
 def unpack_entries(data: bytes, records: int, states: int) -> StateEntries:
@@ -96,8 +81,7 @@ def pack_changes(changes: Sequence[Change], *, have_items: bool) -> bytes:
     """Encoded `StateChanges`; empty if there are none. `have_items`: the function has a map or a list."""
     if not changes:
         return b""
-    entries, values, expires = zip(*changes, strict=True)
-    keys, states, items = zip(*entries, strict=True)
+    keys, states, items, values, expires = zip(*changes, strict=True)
     deleted = b""
     if None in values:
         deleted = bytes([value is None for value in values])
@@ -123,7 +107,4 @@ def unpack_changes(data: bytes) -> list[Change]:
     deleted = sealed.deleted or bytes(count)
     expires = columns.unpack_times(sealed.expires_us) if sealed.expires_us else [0] * count
     rows = zip(keys, sealed.states, items, columns.unpack_bytes(sealed.values), deleted, expires, strict=True)
-    return [
-        Change(Entry(key, state, item), None if gone else value, expiry)
-        for key, state, item, value, gone, expiry in rows
-    ]
+    return [(key, state, item, None if gone else value, expiry) for key, state, item, value, gone, expiry in rows]

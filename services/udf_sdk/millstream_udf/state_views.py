@@ -68,13 +68,12 @@ class _Items:
 
     def _collect(self, writes: list[Write]) -> None:
         column, key = self._column, self._turn.key
-        for item in sorted(self._written):
-            value = self._objects[item]
-            before = self._stored.get(item)
-            writes.append((column, item, None if value is GONE else column.written(value, before)))
+        written, stored = self._written, self._stored
         for item, value in self._objects.items():
-            if type(value) not in SCALARS and item not in self._written:
-                self._turn.call.compare(column, key, item, value, self._stored[item], writes)
+            if item in written:
+                writes.append((column, item, None if value is GONE else column.written(value, stored.get(item))))
+            elif type(value) not in SCALARS:
+                self._turn.call.compare(column, key, item, value, stored[item], writes)
 
 
 class StateMap(_Items, MutableMapping[_K, _V]):
@@ -84,7 +83,7 @@ class StateMap(_Items, MutableMapping[_K, _V]):
 
     def __getitem__(self, item: _K) -> _V:
         self._check_open()
-        value = self._object(self._column.spec.write_item(item))
+        value = self._object(self._column.item(item))
         if value is GONE:
             raise KeyError(item)
         return cast("_V", value)
@@ -96,20 +95,20 @@ class StateMap(_Items, MutableMapping[_K, _V]):
     def get(self, item: _K, default: Any = None, /) -> Any:
         """The value of an item, or the default."""
         self._check_open()
-        value = self._object(self._column.spec.write_item(item))
+        value = self._object(self._column.item(item))
         return default if value is GONE else value
 
     def __contains__(self, item: object) -> bool:
         self._check_open()
-        return self._has(self._column.spec.write_item(item))
+        return self._has(self._column.item(item))
 
     def __setitem__(self, item: _K, value: _V) -> None:
         self._check_open()
-        self._set(self._column.spec.write_item(item), value)
+        self._set(self._column.item(item), value)
 
     def __delitem__(self, item: _K) -> None:
         self._check_open()
-        place = self._column.spec.write_item(item)
+        place = self._column.item(item)
         if not self._has(place):
             raise KeyError(item)
         self._set(place, GONE)
@@ -282,28 +281,33 @@ def number_of(data: bytes) -> int:
 class State(MutableMapping[str, Any]):
     """What a plain function remembers for the key of its record: JSON values and bytes by name, and counters."""
 
-    __slots__ = ("_turn",)
+    __slots__ = ("_json", "_turn")
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        self._json: StateMap[str, Any] = turn.view(JSON_NAME, StateMap)
 
     def get_state(self, name: str, default: Any = None) -> Any:
         """The value of a name, as it was put, or the default."""
-        value = self._json().get(name, GONE)
-        return self._bytes().get(name, default) if value is GONE else value
+        value = self._json.get(name, GONE)
+        if value is not GONE:
+            return value
+        return self._bytes().get(name, default) if self._turn.has(BYTES_NAME) else default
 
     def put_state(self, name: str, value: Any) -> None:
         """Remember bytes, or anything that becomes JSON."""
-        own, other = self._json(), self._bytes()
         if isinstance(value, bytes | bytearray | memoryview):
-            own, other = other, own
-        own[name] = value
-        if name in other:
-            del other[name]
+            self._bytes()[name] = value
+            if name in self._json:
+                del self._json[name]
+        else:
+            self._json[name] = value
+            if self._turn.has(BYTES_NAME) and name in self._bytes():
+                del self._bytes()[name]
 
     def delete_state(self, name: str) -> None:
         """Forget a name, if it is there."""
-        for view in (self._json(), self._bytes()):
+        for view in (self._json, self._bytes()):
             if name in view:
                 del view[name]
 
@@ -338,20 +342,16 @@ class State(MutableMapping[str, Any]):
         self.delete_state(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._json() or name in self._bytes()
+        return name in self._json or name in self._bytes()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted([*self._json(), *self._bytes()]))
+        return iter(sorted([*self._json, *self._bytes()]))
 
     def __len__(self) -> int:
-        return len(self._json()) + len(self._bytes())
+        return len(self._json) + len(self._bytes())
 
     def __repr__(self) -> str:
         return f"State({dict(self)!r})" if self._turn.is_open else "<State, closed>"
-
-    def _json(self) -> StateMap[str, Any]:
-        view: StateMap[str, Any] = self._turn.view(JSON_NAME, StateMap)
-        return view
 
     def _bytes(self) -> StateMap[str, bytes]:
         view: StateMap[str, bytes] = self._turn.view(BYTES_NAME, StateMap)

@@ -111,7 +111,7 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     def commit(self, inputs: FrameInputs, changes: bytes) -> None:
         """Keep what a call has changed."""
         keys, specs = list(dict.fromkeys(inputs.keys)), list(self._specs.values())
-        for (key, state, item), value, expires_us in unpack_changes(changes):
+        for key, state, item, value, expires_us in unpack_changes(changes):
             spec, entries = specs[state], self._entries.setdefault(keys[key], {})
             before = entries.pop((spec.name, item), None)
             if value is None:

@@ -42,20 +42,21 @@ class Decoder:
         """`fast`: the same result for values that fit, and any exception for others. `explain`: explains the latter."""
         self.kind = kind
         self.name = name_of(kind)
-        self._fast = fast or explain
+        self.fast = fast or explain
+        """As `one`, but with any exception for a value that does not fit."""
         self._explain = explain
 
     def one(self, value: bytes) -> Any:
         """Raises `Misfit`."""
         try:
-            return self._fast(value)
+            return self.fast(value)
         except FAILURES as error:
             raise self._misfit(value, failure(error)) from None
 
     def many(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
         """An object for each value, None if there is none, and the reasons by index."""
         try:
-            return list(map(self._fast, values)), {}
+            return list(map(self.fast, values)), {}
         except FAILURES as error:
             failure(error)
             # The value is searched for only now.
@@ -235,6 +236,12 @@ def _writer(kind: Any) -> Encode:
     if is_pydantic(kind):
         serializer: Any = kind.__pydantic_serializer__
         return lambda value: serializer.to_json(value, by_alias=True)
+    return json_writer()
+
+
+@lru_cache(maxsize=1)
+def json_writer() -> Encode:
+    """The fastest function to write objects that are no models of pydantic; what it raises is not for users."""
     try:
         import msgspec
     except ImportError:

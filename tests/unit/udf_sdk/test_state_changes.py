@@ -16,7 +16,7 @@ from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import open_function
 from millstream_udf.sources import frame_of
-from millstream_udf.state_entries import Change, Entry, StateEntries, pack_changes, pack_entries, unpack_changes
+from millstream_udf.state_entries import Change, StateEntries, pack_changes, pack_entries, unpack_changes
 from millstream_udf.testing import KeptStates, run
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -81,7 +81,7 @@ def of_value(kind: Any, does: Callable[[Any], object], **options: Any) -> Any:
 
 
 def change(value: bytes | None, state: int = 0, item: bytes = b"", expires_us: int = 0) -> Change:
-    return Change(Entry(0, state, item), value, expires_us)
+    return (0, state, item, value, expires_us)
 
 
 def test_only_what_has_other_bytes_is_a_change() -> None:
@@ -215,7 +215,9 @@ def test_versions() -> None:
 
 
 def test_a_version_that_cannot_be_read_fails_its_record() -> None:
-    (outcome,) = answered(of_value(dict, lambda f: f.one, version=3, migrate={2: id}), [b""], [(0, 0, b"", b"{}")]).outcomes
+    (outcome,) = answered(
+        of_value(dict, lambda f: f.one, version=3, migrate={2: id}), [b""], [(0, 0, b"", b"{}")]
+    ).outcomes
     assert "state one has values of version 1, and this function reads version 2 and later ones" in outcome.reason
 
 
@@ -253,7 +255,7 @@ def test_versions_of_a_function_in_the_kit() -> None:
 def test_a_value_that_cannot_be_stored_fails_its_record(kind: Any, value: Any, message: str) -> None:
     does: Any
     for does in (
-        lambda f: (setattr(f, "one", value), f.count.add()),
+        lambda f: (f.count.add(), setattr(f, "one", value)),  # type: ignore[func-returns-value]  # nothing is
         lambda f: (f.some.__setitem__("x", value), f.count.add()),
     ):
         answer = answered(of_value(kind, does), [b"", b""], [])
@@ -310,13 +312,13 @@ def test_entries_that_do_not_fit(keys: list[int], rows: list[Row], message: str)
 
 
 def test_changes_on_the_wire() -> None:
-    changes = [Change(Entry(3, 1, b"x"), b"a"), Change(Entry(0, 254, b""), None, 0), Change(Entry(1, 0), b"", 7)]
+    changes = [(3, 1, b"x", b"a", 0), (0, 254, b"", None, 0), (1, 0, b"", b"", 7)]
     assert unpack_changes(pack_changes(changes, have_items=True)) == changes
     message = udf_pb2.StateChanges.FromString(pack_changes(changes, have_items=True))
     assert list(message.keys) == [3, 0, 1]
     assert list(message.expires_us) == [0, 0, 7]
     assert message.deleted == b"\0\1\0"
-    plain = udf_pb2.StateChanges.FromString(pack_changes([Change(Entry(0, 0), b"a")], have_items=False))
+    plain = udf_pb2.StateChanges.FromString(pack_changes([(0, 0, b"", b"a", 0)], have_items=False))
     assert not plain.HasField("items")
     assert not plain.deleted
     assert not plain.expires_us
