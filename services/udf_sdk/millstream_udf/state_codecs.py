@@ -137,7 +137,7 @@ def _bytes(kind: Any) -> Codec:
 def _json(kind: Any) -> Codec:
     exact = kind if kind in (str, int, bool) else None
     decoder = json_decoder(kind)
-    fast_write = _write_json
+    fast_write: Write = _write_json
     # With these, an object of another type is noticed when it is read again.
     if kind in (str, int, bool, dict, list) or dataclasses.is_dataclass(kind) or is_msgspec(kind):
         fast_write = json_writer()

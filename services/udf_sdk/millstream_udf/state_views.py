@@ -297,7 +297,7 @@ class State(MutableMapping[str, Any]):
     def put_state(self, name: str, value: Any) -> None:
         """Remember bytes, or anything that becomes JSON."""
         if isinstance(value, bytes | bytearray | memoryview):
-            self._bytes()[name] = value
+            self._bytes()[name] = bytes(value)
             if name in self._json:
                 del self._json[name]
         else:
