@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from millstream_udf.decorators import map, reduce, sink, source, source_transform
     from millstream_udf.position_table import PositionTable
     from millstream_udf.server import serve
+    from millstream_udf.state_specs import StateError
+    from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
     from millstream_udf.values import (
         Batch,
         DeadLetter,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Context",
+    "Counter",
     "DeadLetter",
     "Drop",
     "Fallback",
@@ -44,14 +47,22 @@ __all__ = [
     "Record",
     "Retry",
     "SinkLane",
+    "State",
+    "StateError",
+    "StateList",
+    "StateMap",
     "Window",
     "__version__",
+    "counter",
+    "list_state",
     "map",
+    "map_state",
     "reduce",
     "serve",
     "sink",
     "source",
     "source_transform",
+    "value",
 ]
 
 
@@ -59,8 +70,11 @@ _HOMES = {
     **dict.fromkeys(("map", "reduce", "sink", "source", "source_transform"), "decorators"),
     **dict.fromkeys(("Batch", "DeadLetter", "Drop", "Fallback", "Fenced", "Message"), "values"),
     **dict.fromkeys(("Record", "Retry", "SinkLane", "Window"), "values"),
+    **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
+    **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
     "Context": "context",
     "PositionTable": "position_table",
+    "StateError": "state_specs",
     "serve": "server",
 }
 """The module of each name."""

@@ -5,7 +5,7 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 from millstream_udf.cancellation import result_at_once
@@ -15,6 +15,7 @@ from millstream_udf.execution import FunctionLane
 from millstream_udf.failures import FAILURES, error_text, failure
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import FrameInputs
+from millstream_udf.key_states import CallStates, now_us
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.outside_loop import outside_loop
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -54,29 +55,39 @@ def sink_call_of(data: bytes) -> tuple[udf_pb2.SealedSinkCall, Data]:
 
 
 async def answer_map(
-    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data = b""
+    lane: FunctionLane,
+    hello: udf_pb2.Hello,
+    call: udf_pb2.SealedMapCall,
+    frame: Data = b"",
+    *,
+    now_us: Callable[[], int] = now_us,
 ) -> udf_pb2.SealedMapAnswer:
     """Never raises what the function raises: if a call fails as a whole, the answer has an `error`. `frame`: the frame
-    of the call, if it is not in `call`."""
+    of the call, if it is not in `call`. `now_us`: the clock of states that expire by it."""
     if not lane.definition.waits:
         with outside_loop():
-            return result_at_once(_answer_map(lane, hello, call, frame))
-    return await _answer_map(lane, hello, call, frame)
+            return result_at_once(_answer_map(lane, hello, call, frame, now_us))
+    return await _answer_map(lane, hello, call, frame, now_us)
 
 
 async def _answer_map(
-    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data
+    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data, now_us: Callable[[], int]
 ) -> udf_pb2.SealedMapAnswer:
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     try:
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
-        results = await lane.results(inputs, context)
+        specs = lane.definition.states
+        states = CallStates(specs, call.states, inputs, now_us) if specs else None
+        results = await lane.results(inputs, context, states)
         times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
         # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
         with nullcontext() if lane.definition.is_async else outside_loop():
-            return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=encode)
+            answer = map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=encode)
+        if states is not None:
+            answer.changes = states.changes()
+        return answer
     except FAILURES as error:
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
@@ -126,13 +137,14 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         *field(7, answer.headers),
         *field(8, answer.event_times_us),
         *field(11, answer.arrow),
+        *field(12, answer.changes),
     )
     size = sum(map(len, parts))
     if size <= MESSAGE_BYTES_MAX:
         return parts
     error = (
-        f"the outputs of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
-        "Return smaller or fewer outputs per record"
+        f"the outputs{' and states' if answer.changes else ''} of one call came to {size:,} bytes; the limit is "
+        f"{MESSAGE_BYTES_MAX:,}. Return smaller or fewer outputs per record"
     )
     return [
         udf_pb2.SealedMapResponse(

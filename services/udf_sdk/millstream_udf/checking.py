@@ -39,6 +39,7 @@ def check(definition: Definition) -> NoReturn:
             "gives": "" if definition.gives is UNKNOWN else name_of(definition.gives),
             "decorated": hasattr(definition.target, ATTRIBUTE),
             "keeps_positions": definition.keeps_positions,
+            "states": [spec.report() for spec in definition.states],
         }
     )
 

@@ -42,6 +42,7 @@ from millstream_udf.definition import (
     takes_of,
 )
 from millstream_udf.function_types import hints_of
+from millstream_udf.states import Declaration, declarations_of, plain_specs
 from millstream_udf.typed_values import encoder
 
 
@@ -54,6 +55,9 @@ def define(target: Any, name: str) -> Definition:
         options = Options(kinds=kinds)
     definition = Definition(name, options.kinds, target, options, encode=encoder(options.encode))
     _check_installed(definition)
+    declarations = declarations_of(target, name)
+    if declarations and MAP not in options.kinds:
+        raise _states_refused(definition, f"has states ({', '.join(declarations)})")
     if SOURCE in options.kinds:
         _check_source(target, name)
         return definition
@@ -70,7 +74,41 @@ def define(target: Any, name: str) -> Definition:
             raise TypeError(f"{name}.process must be an ordinary method: process(self, record)")
     if not callable(function):
         raise TypeError(f"{name} is not a function but {type(target).__name__}")
-    return _shaped(definition, function, skip, decorated=decorated)
+    return _with_states(_shaped(definition, function, skip, decorated=decorated), declarations)
+
+
+def _with_states(definition: Definition, declarations: Mapping[str, Declaration]) -> Definition:
+    """The definition of a map with its states, if it has any. Raises `TypeError` with what to change."""
+    name, takes_state = definition.name, "state" in definition.arguments
+    if not declarations and not takes_state:
+        return definition
+    what = f"has states ({', '.join(declarations)})" if declarations else "takes a state"
+    if MAP not in definition.kinds or definition.options.arrow:
+        raise _states_refused(definition, what)
+    if definition.options.batch and not takes_state:
+        raise TypeError(
+            f"{name} takes batches and {what}: give it a second parameter `states`, which has the states of record i "
+            f"as states[i].{next(iter(declarations))}"
+        )
+    if declarations and takes_state and not definition.options.batch:
+        raise TypeError(f"{name} {what}, so it needs no parameter `state`: use self.{next(iter(declarations))}")
+    specs = tuple(one.spec() for one in declarations.values()) if declarations else plain_specs()
+    return replace(definition, kinds=(MAP,), states=specs, declarations=declarations or None)
+
+
+def _states_refused(definition: Definition, what: str) -> TypeError:
+    kinds = definition.kinds
+    if definition.options.arrow:
+        why = "an Arrow function sees no keys: use @udf.map(batch=True)"
+    elif SOURCE in kinds:
+        why = "a source remembers by its position: return it with each Batch"
+    elif REDUCE in kinds:
+        why = "a reduce function remembers by its window: use a class with add and result, or @udf.map"
+    elif SINK in kinds:
+        why = "a sink remembers in its target (a sink that keeps positions, or an upsert): put a @udf.map before it"
+    else:
+        why = "a source transform runs before the records have keys in a buffer: put a @udf.map after it"
+    return TypeError(f"{definition.name} {what}, which only maps can have; {why}")
 
 
 def _reduces(target: Any) -> bool:
@@ -79,7 +117,7 @@ def _reduces(target: Any) -> bool:
         return all(callable(getattr(target, name, None)) for name in ("add", "result"))
     if not inspect.isfunction(target):
         return False
-    required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
+    required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty and not _is_state(p)]
     return len(required) > 2 or any(p.name in ("keys", "records", "window") for p in required)
 
 
@@ -139,10 +177,11 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
     options = definition.options
     flavour = flavour_of(function)
     parameters = _parameters(function, definition.name)[skip:]
-    if len(parameters) not in (1, 2):
+    arguments = tuple(_argument(definition, parameter) for parameter in parameters[1:])
+    if not parameters or len(set(arguments)) != len(arguments):
         raise TypeError(
             f"{definition.name} takes {len(parameters)} arguments; a function takes the value or the record, and "
-            "optionally the context"
+            "optionally the context, and a map its state"
         )
     hints = hints_of(function)
     if options.arrow:
@@ -164,7 +203,39 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
             f"{definition.name} is not async: use threads=n, if it blocks; concurrency=n is for async functions"
         )
     gives = gives_of(definition, hints)
-    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour, gives=gives)
+    return replace(
+        definition,
+        takes=takes,
+        wants_context="context" in arguments,
+        flavour=flavour,
+        gives=gives,
+        arguments=arguments,
+    )
+
+
+_STATE_NAMES = ("state", "states")
+
+
+def _is_state(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter that is not the first one gets the state."""
+    text = str(parameter.annotation)
+    if "Context" in text:
+        return False
+    return parameter.name in _STATE_NAMES or text.rpartition(".")[2].strip("'\"> ") == "State"
+
+
+def _argument(definition: Definition, parameter: inspect.Parameter) -> str:
+    """What a parameter after the first one gets."""
+    if not _is_state(parameter):
+        return "context"
+    wanted = _STATE_NAMES[definition.options.batch]
+    if parameter.name in _STATE_NAMES and parameter.name != wanted:
+        one = "batches" if definition.options.batch else "single records"
+        raise TypeError(
+            f"{definition.name} takes {one}, so its parameter {parameter.name} has to be called `{wanted}`; another "
+            "name is the context's"
+        )
+    return "state"
 
 
 def _check_installed(definition: Definition) -> None:
@@ -185,9 +256,11 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     if not given and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
     # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or annotated
-    # as the context.
+    # as the context or the state.
     return given[:1] + [
-        p for p in given[1:] if p.default is p.empty or p.name == "context" or "Context" in str(p.annotation)
+        p
+        for p in given[1:]
+        if p.default is p.empty or p.name == "context" or "Context" in str(p.annotation) or _is_state(p)
     ]
 
 
@@ -232,6 +305,8 @@ def _reduce_function(definition: Definition) -> Definition:
 
 def _of_groups(definition: Definition, function: Any, skip: int) -> Definition:
     parameters = _reduce_parameters(function, definition.name)[skip:]
+    if any(parameter.name in _STATE_NAMES for parameter in parameters):
+        raise _states_refused(definition, "takes a state")
     roles = [_role(parameter) for parameter in parameters]
     if roles.count(None) > 1:
         free = iter(role for role in _BY_PLACE if role not in roles)

@@ -8,7 +8,8 @@ Cases, for a function with parameters p1 and maybe p2:
     value.
  2. p1 without annotation: an undecorated function takes the value; a decorated one the record, unless p1 is called
     `value`, or there is a `decode=` and p1 is not called `record`.
- 3. p2, when there is one: the context.
+ 3. p2, when there is one: the context. A map's parameter called `state` (with `batch=True`: `states`) or annotated
+    `State`: what a plain function remembers for the key; in a batch, for each record.
  4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, `list[T]`, or by the name `values`).
  5. `arrow=True`: p1 is a pyarrow.RecordBatch.
 
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf.function_types import UNKNOWN, Gives, RecordsAnnotation, given, taken
 from millstream_udf.json_types import UnsupportedType, name_of
 from millstream_udf.returned_values import refuse_returned
+from millstream_udf.state_specs import StateSpec
+from millstream_udf.states import Declaration
 from millstream_udf.typed_values import JSON, Decoder, Encoder, decoder
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -119,6 +122,12 @@ class Definition:
     """The type of such objects, if its annotation has one."""
     keeps_positions: bool = False
     """A class with open, write and flush, a sink: its target stores how far it is. (The parameter is that of write.)"""
+    states: tuple[StateSpec, ...] = ()
+    """What a map remembers for each key."""
+    declarations: Mapping[str, Declaration] | None = None
+    """The states as a class declares them; None for those of a plain function."""
+    arguments: tuple[str, ...] = ()
+    """Which of context and state follow the first argument, in this order."""
 
     @property
     def is_async(self) -> bool:

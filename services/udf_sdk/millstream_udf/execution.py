@@ -11,6 +11,7 @@ exception that it raised.
   * An async function has up to `concurrency` records of a lane in flight, across several calls.
   * A batch function gets a call's records as one list.
   * A function with a type gets values of that type, and no values that do not fit.
+  * A function with states runs the records of one key in order: see `keyed_execution`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
@@ -32,6 +33,8 @@ from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import FrameInputs
+from millstream_udf.key_states import CallStates
+from millstream_udf.keyed_execution import KeyedCall
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.returned_values import collected, collected_async, returns_nothing, yielded
@@ -99,19 +102,32 @@ class FunctionLane:
     def __init__(self, function: Function) -> None:
         self._function = function
         self.definition = function.definition
+        # The items of a job of a function with states are functions already.
+        self._call = _begun if function.definition.states else function.call
         self._running = 0
         self._pending: deque[tuple[_Job, int]] = deque()
         self._batches = asyncio.Semaphore(function.definition.concurrency)
 
-    async def results(self, inputs: FrameInputs, context: Context) -> Sequence[Any]:
-        """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed."""
+    async def results(self, inputs: FrameInputs, context: Context, states: CallStates | None = None) -> Sequence[Any]:
+        """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed.
+        `states`: for a function that has some."""
         CURRENT.set(context)
         items, misfits = items_of(self.definition, inputs)
+        places: Sequence[int] = range(len(items))
+        if misfits:
+            places = [place for place in places if place not in misfits]
+            items = [items[place] for place in places]
+        if not items:
+            found: Sequence[Any] = ()
+        elif states is None:
+            found = await self._called(items, context)
+        else:
+            keyed = KeyedCall(self.definition, self._function.call, states, items, places, context)
+            found = await self._called_by_key(keyed, states, len(items), context)
         if not misfits:
-            return await self._called(items, context)
-        fitting = [item for index, item in enumerate(items) if index not in misfits]
-        results = iter(await self._called(fitting, context) if fitting else ())
-        return [misfits[index] if index in misfits else next(results) for index in range(len(items))]
+            return found
+        results = iter(found)
+        return [misfits[place] if place in misfits else next(results) for place in range(len(items) + len(misfits))]
 
     async def _called(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         """One result for each of the items."""
@@ -122,15 +138,41 @@ class FunctionLane:
             return await self._concurrently(items, context)
         arguments = (repeat(context),) if definition.wants_context else ()
         if self._function.pool is not None:
-            return await self._in_threads(items, arguments, context)
+            return await self._called_in_threads(items, arguments, context)
         results: list[Any] = []
         apply(self._function.call, iter(items), arguments, results, len(items))
+        return results
+
+    async def _called_by_key(self, keyed: KeyedCall, states: CallStates, count: int, context: Context) -> Sequence[Any]:
+        """As `_called`, for a function with states."""
+        definition = self.definition
+        results: list[Any] = [None] * count
+        if definition.takes in (Takes.VALUES, Takes.RECORDS):
+            turns = states.begin_all()
+            given = await self._whole(keyed.batch_arguments(turns))
+            return keyed.settled_batch(turns, self._batch_results(given, count))
+        if definition.is_async:
+            return await self._concurrently_by_key(keyed, count, context)
+        if self._function.pool is None:
+            keyed.run(range(count), results)
+            return results
+        chains = keyed.chains()
+        source = iter(chains)
+
+        def work() -> None:
+            CURRENT.set(context)
+            for chain in source:
+                keyed.run(chain, results)
+
+        await self._in_threads(work, len(chains))
         return results
 
     async def whole(self, argument: Any, context: Context) -> Any:
         """Call the function once, with a whole batch in its own form."""
         CURRENT.set(context)
-        arguments = (argument, context) if self.definition.wants_context else (argument,)
+        return await self._whole((argument, context) if self.definition.wants_context else (argument,))
+
+    async def _whole(self, arguments: tuple[Any, ...]) -> Any:
         if not self.definition.is_async:
             try:
                 return self._function.call(*arguments)
@@ -140,20 +182,23 @@ class FunctionLane:
             return await result_in_task(self._function.call(*arguments))
 
     async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
-        results = await self.whole(items, context)
+        return self._batch_results(await self.whole(items, context), len(items))
+
+    def _batch_results(self, results: Any, count: int) -> Sequence[Any]:
+        """What a batch function has returned for so many records. Raises `BadOutput`."""
         if results is None and self.definition.for_sinks:
             # It means that everything was written. Others must return a list, because `outputs` would interpret None as
             # "filtered".
-            return [None] * len(items)
-        if not isinstance(results, (list, tuple)) or len(results) != len(items):
+            return [None] * count
+        if not isinstance(results, (list, tuple)) or len(results) != count:
             what = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
             raise BadOutput(
-                f"a batch function must return a list with one result per record: {len(items)} records came in, {what} "
+                f"a batch function must return a list with one result per record: {count} records came in, {what} "
                 "came back"
             )
         return results
 
-    async def _in_threads(
+    async def _called_in_threads(
         self, items: Sequence[Any], arguments: tuple[Iterator[Any], ...], current: Context
     ) -> list[Any]:
         # The threads take the next record from one shared iterator, so none waits while there is work.
@@ -169,21 +214,48 @@ class FunctionLane:
                 except FAILURES as error:
                     results[index] = failure(error)
 
-        loop = asyncio.get_running_loop()
-        threads = min(self.definition.options.threads, len(items))
-        await asyncio.gather(*(loop.run_in_executor(self._function.pool, work) for _ in range(threads)))
+        await self._in_threads(work, len(items))
         return results
+
+    async def _in_threads(self, work: Callable[[], None], parts: int) -> None:
+        """Run `work`, which takes one of so many parts after another, in as many threads as there are."""
+        loop = asyncio.get_running_loop()
+        threads = min(self.definition.options.threads, parts)
+        await asyncio.gather(*(loop.run_in_executor(self._function.pool, work) for _ in range(threads)))
 
     async def _concurrently(self, items: Sequence[Any], context: Context) -> list[Any]:
         job = _Job(items, context, wants_context=self.definition.wants_context)
-        self._pending.extend(zip(repeat(job), range(len(items))))
-        for _ in range(min(len(items), self.definition.concurrency - self._running)):
+        return await self._worked(job, range(len(items)))
+
+    async def _concurrently_by_key(self, keyed: KeyedCall, count: int, context: Context) -> list[Any]:
+        followers: dict[int, int] = {}
+        firsts: list[int] = []
+        for chain in keyed.chains():
+            firsts.append(chain[0])
+            followers.update(pairwise(chain))
+
+        async def one(index: int) -> Any:
+            try:
+                return await keyed.run_one(index)
+            finally:
+                # Before the records of other keys: the longest chain should not be the last one to go on.
+                if index in followers and not job.is_abandoned:
+                    self._pending.appendleft((job, followers[index]))
+
+        job = _Job([partial(one, index) for index in range(count)], context, wants_context=False)
+        return await self._worked(job, firsts)
+
+    async def _worked(self, job: _Job, begin: Sequence[int]) -> list[Any]:
+        """The results of a job, whose items at these indexes can begin now."""
+        self._pending.extend(zip(repeat(job), begin))
+        for _ in range(min(len(begin), self.definition.concurrency - self._running)):
             self._start_worker()
         try:
             await job.done.wait()
         except asyncio.CancelledError:
             # The stream is lost, and its calls are sent again on the next: calls that have not begun need not begin.
             self._pending = deque(entry for entry in self._pending if entry[0] is not job)
+            job.is_abandoned = True
             raise
         return job.results
 
@@ -208,7 +280,7 @@ class FunctionLane:
 
     async def _work(self) -> None:
         # Workers run as long as there are records: starting a worker is cheaper than waking one.
-        call, task = self._function.call, asyncio.current_task()
+        call, task = self._call, asyncio.current_task()
         assert task is not None
         turn_ends = time.monotonic() + _TURN_S
         last: _Job | None = None
@@ -248,7 +320,7 @@ class FunctionLane:
 class _Job:
     """The records of one call of an async function."""
 
-    __slots__ = ("context", "current", "done", "items", "left", "results")
+    __slots__ = ("context", "current", "done", "is_abandoned", "items", "left", "results")
 
     def __init__(self, items: Sequence[Any], context: Context, *, wants_context: bool) -> None:
         self.items = items
@@ -257,8 +329,14 @@ class _Job:
         self.results: list[Any] = [None] * len(items)
         self.left = len(items)
         self.done = asyncio.Event()
+        self.is_abandoned = False
         if not items:
             self.done.set()
+
+
+def _begun(item: Callable[[], Any]) -> Any:
+    """The coroutine of an item that is a function."""
+    return item()
 
 
 def apply(

@@ -59,6 +59,11 @@ def _is_interrupt(error: BaseException) -> bool:
     return innermost is not None and innermost.tb_frame.f_code.co_filename == asyncio.runners.__file__
 
 
+class HeldUp(Exception):
+    """The result of a record that was not processed, because an earlier record of its key has failed or is to be
+    retried."""
+
+
 class Outcomes:
     """Collects the outcomes of one call."""
 
@@ -83,6 +88,8 @@ class Outcomes:
                 )
             case Drop():
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DROP, reason=error.reason)
+            case HeldUp():
+                outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_HELD_UP)
             case Fallback() if self._sink:
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_FALLBACK, reason=error.reason)
             case Fallback():

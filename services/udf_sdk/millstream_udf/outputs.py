@@ -226,6 +226,21 @@ def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
     return outputs
 
 
+def encoded_outputs(result: Any, encode: Encoder) -> Any:
+    """A result of a map whose outputs are encoded, so that they can be sent, whatever becomes of the objects. Raises
+    what makes its record fail."""
+    if type(result) is bytes or result is None:
+        return result
+    outputs = _each(result, encode, times_allowed=False)
+    for place, output in enumerate(outputs):
+        if type(output) is Message:
+            if (fault := fault_of(output)) is not None:
+                raise fault
+            headers = None if output.headers is None else dict(output.headers)
+            outputs[place] = Message(output.value, output.keys, output.tags, headers)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
 def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message]:
     """The outputs in one result, one by one as an iterator produces them."""
     if result is None:

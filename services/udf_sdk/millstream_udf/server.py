@@ -276,6 +276,7 @@ class Server:
             keeps_positions=keeps,
             checks=keeps and self._definition.checks,
             takes_arrow=self._definition.takes_arrow,
+            states=[spec.message() for spec in self._definition.states],
         )
         await context.write(response(welcome=welcome).SerializeToString())
 

@@ -5,6 +5,7 @@
     def test_it_shouts():
         assert run(process, [b"hello"]).values == [b"HELLO"]
 
+What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember.
 `run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources. `check_sink` kills a sink
 that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
@@ -16,7 +17,7 @@ are encoded as JSON, and `Results.objects` decodes its outputs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,14 +29,17 @@ from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFOR
 from millstream_udf.execution import open_function
 from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import FrameInputs
+from millstream_udf.key_states import now_us as present_us
 from millstream_udf.sources import SourceLane, frame_of
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
 from millstream_udf.testing_sinks import OpenSink, check_sink, write_once
+from millstream_udf.testing_states import KeptStates, kept_states
 from millstream_udf.values import Batch, Message
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = [
+    "KeptStates",
     "OpenSink",
     "Outcome",
     "Reduced",
@@ -54,6 +58,7 @@ _RESULTS = {
     udf_pb2.Outcome.RESULT_DEAD_LETTER: "dead letter",
     udf_pb2.Outcome.RESULT_DROP: "drop",
     udf_pb2.Outcome.RESULT_FALLBACK: "fallback",
+    udf_pb2.Outcome.RESULT_HELD_UP: "held up",
 }
 
 
@@ -64,7 +69,8 @@ class Outcome:
     index: int
     """Index of the input."""
     result: str
-    """One of: error, retry, dead letter, drop, fallback."""
+    """One of: error, retry, dead letter, drop, fallback, held up (an earlier record of its key has failed or is to be
+    retried, so a function with states did not get it)."""
     reason: str = ""
     detail: str = ""
     """The traceback of an error."""
@@ -88,6 +94,8 @@ class Results:
     """The number of inputs."""
     gives: Any = UNKNOWN
     """The type of the outputs, if the function is annotated with one."""
+    states: KeptStates | None = None
+    """What the function remembers now, by key; None if it has no states."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -126,14 +134,30 @@ def run(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
+    now_us: int | None = None,
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
     with either. Raises `RuntimeError` if the call as a whole fails.
 
     `kind` is "map", "source transform" or "sink", for functions that could be several of these; by default the first
     one that matches.
+
+    `states`: what a function with states remembers before, by key and name: `{"ada": {"total": 5}}`, or the `states` of
+    earlier results, which are then also those afterwards. `now_us`: the present time, microseconds since the epoch, for
+    states that expire by it.
     """
-    return asyncio.run(arun(function, inputs, kind=kind, attempt=attempt, watermark_us=watermark_us))
+    return asyncio.run(
+        arun(
+            function,
+            inputs,
+            kind=kind,
+            attempt=attempt,
+            watermark_us=watermark_us,
+            states=states,
+            now_us=now_us,
+        )
+    )
 
 
 async def arun(
@@ -143,12 +167,15 @@ async def arun(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
+    now_us: int | None = None,
 ) -> Results:
     """The same as `run`, for async tests."""
     records = [record_of(item) for item in inputs]
-    if not records:
-        return Results()
     definition = define(function, getattr(function, "__name__", type(function).__name__))
+    kept = kept_states(definition, states)
+    if not records:
+        return Results(states=kept)
     hello = _hello(definition, kind)
     frame = frame_of(records)
     if definition.keeps_positions:
@@ -159,11 +186,17 @@ async def arun(
             sink_call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
             answer = await answer_sink(opened.lane(), hello, sink_call)
         else:
+            now = present_us() if now_us is None else now_us
             map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
-            answer = await answer_map(opened.lane(), hello, map_call)
+            if kept is not None:
+                map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
+            answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now)
     if isinstance(answer, udf_pb2.SinkAnswer):
         return _sink_results(len(records), answer)
-    return replace(_map_results(FrameInputs(frame), answer), gives=definition.gives)
+    results = replace(_map_results(FrameInputs(frame), answer), gives=definition.gives, states=kept)
+    if kept is not None:
+        kept.commit(FrameInputs(frame), answer.changes)
+    return results
 
 
 def read_source(

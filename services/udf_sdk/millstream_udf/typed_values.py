@@ -42,20 +42,21 @@ class Decoder:
         """`fast`: the same result for values that fit, and any exception for others. `explain`: explains the latter."""
         self.kind = kind
         self.name = name_of(kind)
-        self._fast = fast or explain
+        self.fast = fast or explain
+        """As `one`, but with any exception for a value that does not fit."""
         self._explain = explain
 
     def one(self, value: bytes) -> Any:
         """Raises `Misfit`."""
         try:
-            return self._fast(value)
+            return self.fast(value)
         except FAILURES as error:
             raise self._misfit(value, failure(error)) from None
 
     def many(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
         """An object for each value, None if there is none, and the reasons by index."""
         try:
-            return list(map(self._fast, values)), {}
+            return list(map(self.fast, values)), {}
         except FAILURES as error:
             failure(error)
             # The value is searched for only now.
@@ -90,6 +91,11 @@ def decoder(kind: Any) -> Decoder:
         return Decoder(str, None, _text)
     if _is_function(kind):
         return Decoder(kind, None, kind)
+    return json_decoder(kind)
+
+
+def json_decoder(kind: Any) -> Decoder:
+    """The decoder of JSON values of a type, also of `str`. Raises `TypeError` as `decoder` does."""
     convert = converter(kind)
     if is_pydantic(kind):
         return Decoder(kind, kind.__pydantic_validator__.validate_json, _pydantic(kind))
@@ -153,7 +159,7 @@ class Encoder:
                     "an output becomes JSON if it is a dict, a dataclass or a model, but this is "
                     f"{type(value).__name__}; return json.dumps(value)"
                 )
-            return _written(value)
+            return written(value)
         encoded: object = self._own(value)
         if not isinstance(encoded, bytes):
             raise BadOutput(f"the function of encode= must return bytes, not {type(encoded).__name__}")
@@ -210,7 +216,8 @@ def _is_object(kind: Any) -> bool:
     return issubclass(kind, abc.Mapping) or dataclasses.is_dataclass(kind) or is_pydantic(kind) or is_msgspec(kind)
 
 
-def _written(value: Any) -> bytes:
+def written(value: Any) -> bytes:
+    """Any object as JSON. Raises `BadOutput` for one that JSON cannot have, with its place."""
     kind: Any = type(value)
     try:
         return _writer(kind)(value)
@@ -229,6 +236,12 @@ def _writer(kind: Any) -> Encode:
     if is_pydantic(kind):
         serializer: Any = kind.__pydantic_serializer__
         return lambda value: serializer.to_json(value, by_alias=True)
+    return json_writer()
+
+
+@lru_cache(maxsize=1)
+def json_writer() -> Encode:
+    """The fastest function to write objects that are no models of pydantic; what it raises is not for users."""
     try:
         import msgspec
     except ImportError:

@@ -39,6 +39,7 @@ def test_an_answer_is_whole() -> None:
         event_times_us=b"e",
         error="wrong",
         arrow=b"a",
+        changes=b"c",
     )
     answer.outcomes.add(index=1, reason="why")
     filled = {descriptor.name for descriptor, _ in answer.ListFields()}

@@ -36,7 +36,9 @@ def opened(
     return state
 
 
-def put(state: KeyedState, key: bytes, value: bytes, name: int = 0, item: bytes = b"", expires_us: int = 0) -> str | None:
+def put(
+    state: KeyedState, key: bytes, value: bytes, name: int = 0, item: bytes = b"", expires_us: int = 0
+) -> str | None:
     changes = StateChanges(array("I", [0]), bytes([name]), [item], [value], b"", [expires_us])
     return state.apply([key], changes)
 

@@ -1,0 +1,110 @@
+"""Entries of states on the wire: what is remembered for the keys of a call, and what has changed of it. Pure.
+
+Above it: `key_states`, and the test kit, which packs entries as a vertex does. Below it: the column codecs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from millstream_udf import columns
+from millstream_udf.fields import field
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+NO_ITEM = b""
+"""The item of a value and of a counter."""
+
+
+class StateEntries(NamedTuple):
+    """What is remembered for the keys of a call."""
+
+    record_keys: array[int]
+    """For each record, the index of its key."""
+    keys: array[int]
+    """For each entry, the index of its key."""
+    states: bytes
+    """And that of its state."""
+    items: Sequence[bytes] | None
+    """None: no state has items."""
+    values: Sequence[bytes]
+    versions: array[int] | None
+    """None: all are of version 1."""
+
+
+Change = tuple[int, int, bytes, bytes | None, int]
+"""One changed entry: the indexes of its key and of its state, its item, its value (None: it was deleted), and when it
+expires, in microseconds (0: never)."""
+
+
+def unpack_entries(data: bytes, records: int, states: int) -> StateEntries:
+    """The entries of a call with so many records, for a function with so many states. Raises `ValueError`."""
+    if not data:
+        raise ValueError(
+            "the call has nothing of the function's states: this Millstream does not know functions with states; "
+            "install the release of the SDK"
+        )
+    try:
+        sealed = udf_pb2.SealedStateEntries.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"{len(data)} bytes are not entries of states: {error}") from error
+    record_keys, keys = columns.unpack_offsets(sealed.record_keys), columns.unpack_offsets(sealed.keys)
+    items = columns.unpack_bytes(sealed.items) if sealed.items else None
+    values = columns.unpack_bytes(sealed.values)
+    versions = columns.unpack_offsets(sealed.versions) if sealed.versions else None
+    if len(record_keys) != records:
+        raise ValueError(f"the entries of states have keys for {len(record_keys)} records, the call has {records}")
+    for what, found in (("states", sealed.states), ("values", values), ("items", items), ("versions", versions)):
+        if found is not None and len(found) != len(keys):
+            raise ValueError(f"{len(keys)} entries of states have {len(found)} {what}")
+    if keys and (max(keys) > max(record_keys) or max(sealed.states) >= states):
+        raise ValueError("an entry of a state has a key or a state that does not exist")
+    return StateEntries(record_keys, keys, sealed.states, items, values, versions)
+
+
+def pack_entries(entries: StateEntries) -> bytes:
+    """The inverse of `unpack_entries`."""
+    return udf_pb2.SealedStateEntries(
+        record_keys=columns.pack_offsets(entries.record_keys),
+        keys=columns.pack_offsets(entries.keys),
+        states=entries.states,
+        items=b"" if entries.items is None else columns.pack_bytes(entries.items),
+        values=columns.pack_bytes(entries.values),
+        versions=b"" if entries.versions is None else columns.pack_offsets(entries.versions),
+    ).SerializeToString()
+
+
+def pack_changes(changes: Sequence[Change], *, have_items: bool) -> bytes:
+    """Encoded `StateChanges`; empty if there are none. `have_items`: the function has a map or a list."""
+    if not changes:
+        return b""
+    keys, states, items, values, expires = zip(*changes, strict=True)
+    deleted = b""
+    if None in values:
+        deleted = bytes([value is None for value in values])
+        values = tuple(b"" if value is None else value for value in values)
+    return b"".join(
+        [
+            *field(1, columns.pack_offsets(keys)),
+            *field(2, bytes(states)),
+            *(field(3, columns.pack_bytes(items)) if have_items else ()),
+            *field(4, columns.pack_bytes(values)),
+            *field(5, deleted),
+            *(field(6, columns.pack_times(expires)) if any(expires) else ()),
+        ]
+    )
+
+
+def unpack_changes(data: bytes) -> list[Change]:
+    """The inverse of `pack_changes`."""
+    sealed = udf_pb2.SealedStateChanges.FromString(data)
+    keys = columns.unpack_offsets(sealed.keys)
+    count = len(keys)
+    items = columns.unpack_bytes(sealed.items) if sealed.items else [NO_ITEM] * count
+    deleted = sealed.deleted or bytes(count)
+    expires = columns.unpack_times(sealed.expires_us) if sealed.expires_us else [0] * count
+    rows = zip(keys, sealed.states, items, columns.unpack_bytes(sealed.values), deleted, expires, strict=True)
+    return [(key, state, item, None if gone else value, expiry) for key, state, item, value, gone, expiry in rows]
