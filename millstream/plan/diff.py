@@ -135,6 +135,8 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
         new = now["vertices"].get(name)
         what = f"vertex {name} was removed" if new is None else _difference(name, old, new)
         if not what:
+            what = _other_edges(name, old, before, now)
+        if not what:
             continue
         reads = any(ends["to"] == name for ends in before["edges"].values())
         fault = _fault(name, old, new, forget, reads=reads)
@@ -188,7 +190,21 @@ def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
         return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
     if old["partitions"] != new["partitions"]:
         return f"vertex {name} had {counted(old['partitions'], 'partition')} and now has {new['partitions']}"
+    if old.get("state") != new.get("state"):
+        states = [f"a state for each {one['state']}" if "state" in one else "no state" for one in (old, new)]
+        return f"vertex {name} had {states[0]} and now has {states[1]}"
     return ""
+
+
+def _other_edges(name: str, old: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """That a vertex with a state reads another edge: what it remembers belongs to the lanes of an edge."""
+    if "state" not in old:
+        return ""
+    read = [{edge for edge, ends in shape["edges"].items() if ends["to"] == name} for shape in (before, now)]
+    if read[0] == read[1]:
+        return ""
+    edges = [", ".join(sorted(edges)) or "none" for edges in read]
+    return f"vertex {name} read edge {edges[0]} and now reads {edges[1]}"
 
 
 def _fault(
@@ -205,7 +221,14 @@ def _fault(
             )
         return ""
     if new is None:
+        if "state" in old and name not in forget:
+            return f"what it remembers would be forgotten. Put it back, or use `--forget {name}`"
         return ""
+    if "state" in old:
+        return (
+            "what it remembers is kept by partition, for the edge that it reads, and would be lost. Undo the change; "
+            "or rename the vertex, which then starts without"
+        )
     other_kind = old["kind"] != new["kind"] or old.get("windows") != new.get("windows")
     return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""
 

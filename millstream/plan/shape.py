@@ -31,10 +31,11 @@ def shape_of(plan: Plan) -> dict[str, Any]:
         "pipeline": graph.pipeline.name,
         "vertices": {
             vertex.name: {
-                "kind": vertex.kind,
+                "kind": vertex.definition.stored_as or vertex.kind,
                 "of": _end_of(vertex),
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
+                **({"state": state} if (state := vertex.definition.remembers(vertex.settings)) else {}),
                 **({"ledger": plan.ledgers[vertex.name]} if vertex.name in plan.ledgers else {}),
                 **({"keys": _KEYS} if _has_byte_keys(vertex) and vertex.name not in plan.former_keys else {}),
             }

@@ -67,6 +67,8 @@ class VertexKind(Generic[S]):
 
     name: str
     """Its name in displays, metrics and messages."""
+    stored_as: ClassVar[str] = ""
+    """The kind whose stored data it continues, if that is another one."""
     model: type[S]
     """The model of its settings, which are under its key in the pipeline file."""
     meaning: str
@@ -115,6 +117,10 @@ class VertexKind(Generic[S]):
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends when its inputs have ended; None if that is known only at run time."""
         return True
+
+    def remembers(self, settings: S) -> str:
+        """What its lanes keep entries of a state for: `key`, or `lane`; empty if they keep none."""
+        return ""
 
     def kept_bytes(self, settings: S) -> int:
         """Bytes that each of its lanes keeps in its ledger for itself, in a buffer of its own; 0: nothing."""

@@ -116,6 +116,48 @@ def test_a_map_is_no_reduce() -> None:
     assert said.startswith("vertex map was a map and is now a reduce: rename it")
 
 
+def remembering(**more: Any) -> dict[str, Any]:
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more})
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (remembering(partitions=2), "vertex map had 1 partition and now has 2"),
+        (changed(), "vertex map had a state for each key and now has no state"),
+        (
+            changed(map={"udf": {"python": "functions.py:F", "state": {"scope": "lane"}}}),
+            "vertex map had a state for each key and now has a state for each lane",
+        ),
+    ],
+)
+def test_what_a_vertex_remembers_is_not_left_behind(now: dict[str, Any], said: str) -> None:
+    (refused,) = diff(remembering(), now).refused
+    assert refused.startswith(f"{said}: what it remembers is kept by partition")
+
+
+def test_what_a_vertex_remembers_belongs_to_the_edge_that_it_reads() -> None:
+    now = remembering()
+    now["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in now["edges"].items()}
+    assert [one.split(":")[0] for one in diff(remembering(), now).refused] == [
+        "vertex map read edge in-map and now reads other"
+    ]
+
+
+def test_what_a_vertex_remembers_is_forgotten_by_name() -> None:
+    now = remembering()
+    del now["vertices"]["map"]
+    (refused,) = diff(remembering(), now).refused
+    assert "use `--forget map`" in refused
+    assert diff(remembering(), now, forget={"map"}).gone == ["map"]
+
+
+def test_a_vertex_begins_to_remember_where_nothing_waits() -> None:
+    found = diff(changed(), remembering())
+    assert (found.refused, list(found.emptied)) == ([], ["in-map"])
+    assert diff(remembering(), remembering()).differences == []
+
+
 def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["dead"]

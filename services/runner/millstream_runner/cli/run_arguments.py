@@ -72,8 +72,9 @@ RUN = (
         "--forget",
         action="append",
         default=[],
-        metavar="SOURCE",
-        help="drop a source that is no longer in the pipeline, and its position; can be repeated",
+        metavar="VERTEX",
+        help="drop a source or a vertex with `state` that is no longer in the pipeline, with its position or its state; "
+        "can be repeated",
     ),
     flag(
         "--move-outputs",

@@ -61,6 +61,8 @@ class _Place:
     """The kind of function that the vertex needs."""
     written: str
     """The function, as written in the pipeline file."""
+    remembers: bool = False
+    """Whether the function may remember something."""
     demand: Path | None = None
     """Where the pipeline file has a `guarantee` that needs a function that keeps positions."""
 
@@ -112,7 +114,9 @@ def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict
                     (path, f"the function is not imported: `{written}` is not a Python program that uses our SDK")
                 )
                 continue
-            yield _Place(spec, path, program.function_kind.value, written, _demand(vertex.settings, program, path))
+            remembers = bool(vertex.definition.remembers(vertex.settings))
+            demand = _demand(vertex.settings, program, path)
+            yield _Place(spec, path, program.function_kind.value, written, remembers, demand)
 
 
 def _demand(settings: object, program: Any, path: Path) -> Path | None:
@@ -216,6 +220,18 @@ def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) ->
     verdict.problems.append(finding)
 
 
+def _state_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the vertex and the function agree on whether there are states. Other SDKs may not say."""
+    states = report.get("states")
+    if states and not place.remembers:
+        names = ", ".join(f"`{state['name']}`" for state in states)
+        what = f"`{report['function']}` remembers {names}, and its vertex has no state"
+        yield Finding(codes.STATE_MISFIT, place.path, what, "`state: {}` beside the function")
+    elif place.remembers and states == []:
+        what = f"the vertex has `state`, and `{report['function']}` declares none"
+        yield Finding(codes.STATE_MISFIT, (*place.path, "state"), what, "a function with states, or no `state`")
+
+
 _TAKEN_BY_ITS_ARGUMENTS = {"reduce": " (it has more than two arguments, or one called keys, records or window)"}
 """Why an undecorated function is taken for one of a kind, if that may be surprising."""
 
@@ -228,6 +244,7 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
             what = f"`guarantee: exactlyOnce` is not possible here: `{report['function']}` does not keep positions"
             expected = "a class with open, write and flush (docs/connectors/udsink.md); or no `guarantee`"
             verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
+        verdict.problems.extend(_state_findings(place, report))
         return
     served = " or ".join(report["kinds"])
     if not report["decorated"]:

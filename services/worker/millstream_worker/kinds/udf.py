@@ -43,6 +43,7 @@ class KeyedMap(Map):
     and its records are distributed by key, so there is a buffer before it."""
 
     name = "keyed map"
+    stored_as = "map"
     may_follow_in_chain = False
 
     def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
@@ -50,6 +51,9 @@ class KeyedMap(Map):
             what = f"{use.inputs} edges lead to a function with `state`, and the lanes of each would have their own"
             expected = "one edge, for example from a map with the built-in `cat` that the edges lead to"
             yield ShapeProblem(codes.NOT_ALLOWED, ("udf", "state"), what, expected)
+
+    def remembers(self, settings: Udf) -> str:
+        return "" if settings.state is None else settings.state.scope
 
     def kept_bytes(self, settings: Udf) -> int:
         return 0 if settings.state is None else settings.state.max_bytes * 11 // 5
