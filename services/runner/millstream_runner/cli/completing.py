@@ -138,8 +138,10 @@ def _has(value: Any, name: str) -> bool:
     return isinstance(value, list) and any(_has(item, name) for item in value)
 
 
-def _sources(arguments: argparse.Namespace, _: str) -> Values:
-    return {name: kind for name, kind in _vertices(arguments, "").items() if kind == "source"}
+def _forgotten(arguments: argparse.Namespace, _: str) -> Values:
+    """Vertices with something that only `--forget` gives up: sources, and those with a state."""
+    vertices = _members(arguments, "vertices")
+    return _words(str(vertex.get("name", "")) for vertex in vertices if "source" in vertex or _has(vertex, "state"))
 
 
 def _edges(arguments: argparse.Namespace, _: str) -> Values:
@@ -196,7 +198,7 @@ VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {
     "DIR": partial(_paths, suffixes=()),
     "VERTEX": _vertices,
     "debug_function": _debugged,
-    "SOURCE": _sources,
+    "forget": _forgotten,
     "EDGE": _edges,
     "NAME": lambda *_: _words(_run_names()),
     "LEDGER": _ledgers,

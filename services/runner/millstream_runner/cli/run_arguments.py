@@ -73,7 +73,7 @@ RUN = (
         action="append",
         default=[],
         metavar="VERTEX",
-        help="drop a source or a vertex with `state` that is no longer in the pipeline, with its position or its state; "
+        help="drop a source that is no longer in the pipeline, and its position, or a vertex with `state`, and that; "
         "can be repeated",
     ),
     flag(
