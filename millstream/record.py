@@ -92,6 +92,12 @@ WINDOW_INPUT = "window"
 """`LaneId.input` of a reduce's lanes, which read all of its edges. No edge can have this name either."""
 
 
+def changelog_of(vertex: str) -> str:
+    """`BufferId.edge` of the changelogs of a vertex's state, which are in its own ledger. No edge can have this name,
+    and no copy that edges share."""
+    return f"_state-{vertex}"
+
+
 class BufferId(NamedTuple):
     """The durable queue of one (edge, partition), in the ledger of the edge's upstream vertex."""
 

@@ -21,7 +21,7 @@ from millstream.ledger.subjects import stream_name
 from millstream.nats.access import INBOX
 from millstream.plan.plan import Plan
 from millstream.plan.sharing import copy_of, same_frames
-from millstream.record import WINDOW_INPUT
+from millstream.record import WINDOW_INPUT, changelog_of
 from millstream.spec.models import Edge
 
 VIEWER = "_view"
@@ -110,9 +110,10 @@ def _viewer(plan: Plan) -> BrokerUser:
         publish += [
             f"$JS.API.{what}.{name}" for name in (stream, f"KV_{bucket_name(pipeline, vertex.name)}") for what in _READ
         ]
-        if plan.edges_out[vertex.name]:
+        names = [*_names(plan, plan.edges_out[vertex.name]), *_changelogs(plan, vertex.name)]
+        if names:
             publish.append(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
-        publish += [_consumer(stream, name) for name in _names(plan, plan.edges_out[vertex.name])]
+        publish += [_consumer(stream, name) for name in names]
     return BrokerUser(f"{pipeline}.{VIEWER}", inbox, (*publish, SETTINGS_SUBJECT), (f"{inbox}.>",))
 
 
@@ -171,4 +172,12 @@ def _read_buffers(plan: Plan, vertex: str) -> dict[str, list[str]]:
     if group_by is not None and group_by.keeps_input:
         # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
-    return buffers
+    buffers.setdefault(vertex, []).extend(_changelogs(plan, vertex))
+    return {name: inputs for name, inputs in buffers.items() if inputs}
+
+
+def _changelogs(plan: Plan, vertex: str) -> Iterator[str]:
+    """The buffers in which a vertex that remembers something reads its state, in its own ledger."""
+    step = plan.vertex(vertex)
+    if step.definition.remembers(step.settings):
+        yield changelog_of(vertex)

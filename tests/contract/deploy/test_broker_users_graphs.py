@@ -75,6 +75,40 @@ async def test_a_cycle_runs_and_ends_with_a_user_for_each_vertex(files: Pipeline
     assert sorted(files.numbers("out")) == list(range(200))
 
 
+REMEMBERING = """
+import millstream_udf as udf
+
+
+@udf.map
+class Count:
+    count = udf.counter()
+
+    def process(self, record: udf.Record) -> udf.Message:
+        self.count += 1
+        return udf.Message({"key": record.keys[0], "number": self.count.value})
+"""
+
+
+@pytest.mark.timeout(900)
+async def test_a_vertex_reads_and_trims_what_it_remembers_with_its_own_user(files: PipelineFiles) -> None:
+    (files.directory / "remembering.py").write_text(REMEMBERING, encoding="utf-8")
+    path = files.write(
+        # So many that everything is written anew, and what lies before it is trimmed.
+        files.generator(20_000, keyCount=3000)
+        + "- name: map\n  partitions: 2\n  udf: {python: 'remembering.py:Count', state: {}}\n"
+        + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+
+    await run(path)
+
+    numbers: dict[str, list[int]] = {}
+    for row in files.rows("out"):
+        numbers.setdefault(row["key"], []).append(row["number"])
+    assert sum(map(len, numbers.values())) == 20_000
+    assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
+
+
 @pytest.mark.timeout(900)
 async def test_windows_and_their_late_records_come_with_a_user_for_each_vertex(
     files: PipelineFiles, spark: SparkDriver

@@ -20,7 +20,7 @@ from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
 from millstream.ledger.witness import given_up_of
 from millstream.limits import FRAME_BYTES_MAX
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, changelog_of
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex.state.image import SLOTS
 from millstream_vertex.state.keyed import KeyedState
@@ -28,12 +28,10 @@ from millstream_vertex.state.steps import decode_step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
-_PREFIX = "_state-"
-
 
 def changelog_buffer(lane: LaneId) -> BufferId:
-    """The buffer with the changelog of a lane. No edge has this name, and no copy that edges share."""
-    return BufferId(f"{_PREFIX}{lane.vertex}", lane.partition)
+    """The buffer with the changelog of a lane."""
+    return BufferId(changelog_of(lane.vertex), lane.partition)
 
 
 class _Written(NamedTuple):
