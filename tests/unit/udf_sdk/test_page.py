@@ -76,6 +76,14 @@ def test_outputs_and_their_test() -> None:
     assert results.values == [b"empty"]
 
 
+def test_state_and_its_test() -> None:
+    example_test("test_customers.py").test_a_customer_is_remembered()
+    readings = [udf.Record(f'{{"celsius": {degrees}}}'.encode(), keys=("attic",)) for degrees in (20, 21)]
+    assert run(example("remembers.py"), readings).values == [b"1: from None to 20", b"2: from 20 to 21"]
+    records = [udf.Record(b"", keys=(key,)) for key in "aba"]
+    assert run(example("counted_batch.py"), records).values == [b"1", b"1", b"2"]
+
+
 def test_outcomes() -> None:
     readings = [
         b"no json",
