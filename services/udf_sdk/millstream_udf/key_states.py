@@ -42,6 +42,7 @@ class Column:
         "has_items",
         "has_type",
         "index",
+        "is_simple",
         "read",
         "renewed",
         "spec",
@@ -54,6 +55,7 @@ class Column:
         self.index = index
         self.spec = spec
         self.has_items = spec.kind in (MAP, LIST)
+        self.is_simple = not self.has_items and not spec.lifetime.ttl_us
         self.stored: dict[int, Any] = {}
         """By index of the key, the bytes of the value; if it has items, a dictionary of them by item."""
         self.before: dict[Any, bytes | None] = {}
@@ -247,6 +249,8 @@ class CallStates:
             column = columns[name]
             if value is GONE:
                 writes.append((column, NO_ITEM, None))
+            elif column.read is None and type(value) is bytes:
+                writes.append((column, NO_ITEM, value))
             else:
                 writes.append((column, NO_ITEM, column.written(value, column.stored.get(key))))
         for name, value in turn.read.items():
@@ -263,7 +267,16 @@ class CallStates:
             for column, item, _ in writes:
                 column.spec.check_version(self._versions.get((column, key, item), column.spec.version))
         for column, item, data in writes:
-            self._apply(turn, column, item, data)
+            if not column.is_simple or self._versions:
+                self._apply(turn, column, item, data)
+            elif (before := column.stored.get(key)) != data:
+                # As `_apply` does, without the call.
+                if key not in column.before:
+                    column.before[key] = before
+                if data is None:
+                    del column.stored[key]
+                else:
+                    column.stored[key] = data
 
     def compare(
         self, column: Column, key: int, item: bytes, value: Any, before: bytes | None, writes: list[Write]

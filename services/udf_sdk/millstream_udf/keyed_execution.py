@@ -56,11 +56,15 @@ class KeyedCall:
         """Run a function that is not async over these items, and put in the result of each."""
         states, call, items, places = self._states, self._call, self._items, self._places
         arguments, takes_state, enter, settle = self._arguments, self._takes_state, CURRENT_TURN.set, states.settle
+        keys, held = states.record_keys, states.held
         for index in indexes:
-            turn = states.begin(places[index])
-            if turn is None:
+            # As `begin` does, without the call.
+            place = places[index]
+            key = keys[place]
+            if key in held:
                 results[index] = _HELD_UP
                 continue
+            turn = Turn(states, key, place)
             enter(turn)
             if takes_state:
                 arguments = self._arguments_of(turn)

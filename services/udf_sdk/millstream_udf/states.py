@@ -96,7 +96,12 @@ class Value(Declaration, Generic[_T]):
         return self if instance is None else CURRENT_TURN.get().value(self.name)
 
     def __set__(self, instance: object, value: _T) -> None:
-        self.assign(CURRENT_TURN.get(), value)
+        turn = CURRENT_TURN.get()
+        if value is None or not turn.is_open:
+            self.assign(turn, value)
+        else:
+            # As `assign` does, without the calls.
+            turn.assigned[self.name] = value
 
     def __delete__(self, instance: object) -> None:
         CURRENT_TURN.get().remove(self.name)

@@ -38,10 +38,7 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     """
 
     def __init__(self, function: Any, contents: Mapping[Any, Mapping[str, Any]] | None = None) -> None:
-        definition = function if isinstance(function, Definition) else _defined(function)
-        if not definition.states:
-            raise TypeError(f"{definition.name} has no states")
-        self._specs = {spec.name: spec for spec in definition.states}
+        self._specs = {spec.name: spec for spec in _definition_of(function).states}
         self._entries: dict[tuple[str, ...], _Entries] = {}
         for key, values in (contents or {}).items():
             self[key] = values
@@ -57,6 +54,13 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
                     raise TypeError(f"state {name} is not {_form(here)} there")
             other._entries[key] = dict(entries)
         return other
+
+    def check(self, function: Any) -> None:
+        """Raises `TypeError` if they are those of another function."""
+        here = [(name, spec.version, *_form(spec)) for name, spec in self._specs.items()]
+        definition = _definition_of(function)
+        if here != [(spec.name, spec.version, *_form(spec)) for spec in definition.states]:
+            raise TypeError(f"the states are not those of {definition.name}: use states.carried({definition.name})")
 
     def __getitem__(self, key: Keys) -> KeyOfStates:
         """What is remembered for a key, perhaps nothing."""
@@ -203,11 +207,20 @@ def kept_states(
     """The states for a run of a function; None if it has none. Raises `TypeError` if it has none and some are given."""
     if not definition.states and given is None:
         return None
-    return given if isinstance(given, KeptStates) else KeptStates(definition, given)
+    if not isinstance(given, KeptStates):
+        return KeptStates(definition, given)
+    given.check(definition)
+    return given
 
 
-def _defined(function: Any) -> Definition:
-    return define(function, getattr(function, "__name__", type(function).__name__))
+def _definition_of(function: Any) -> Definition:
+    """The definition of a function with states. Raises `TypeError` if it has none."""
+    definition = function
+    if not isinstance(definition, Definition):
+        definition = define(function, getattr(function, "__name__", type(function).__name__))
+    if not definition.states:
+        raise TypeError(f"{definition.name} has no states")
+    return definition
 
 
 def _form(spec: StateSpec) -> tuple[Any, ...]:

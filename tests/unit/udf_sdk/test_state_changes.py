@@ -236,6 +236,8 @@ def test_versions_of_a_function_in_the_kit() -> None:
     states = run(new, [udf.Record(b"", keys=("ada",))], states=old.carried(new)).states
     assert states is not None
     assert states["ada"] == {"one": 11, "some": {"x": 6}}
+    with pytest.raises(TypeError, match=r"the states are not those of Function: use states.carried\(Function\)"):
+        run(new, [b""], states=old)
     with pytest.raises(TypeError, match="state some is not"):
         KeptStates(of_value(bytes, id), {"a": {"some": {"x": b""}}}).carried(new)
 
