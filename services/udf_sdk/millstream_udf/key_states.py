@@ -87,13 +87,22 @@ class Column:
         return data
 
     def item(self, item: Any) -> bytes:
-        """The bytes of an item of a map. Raises `BadOutput` if it cannot be one."""
+        """The bytes of an item of a map. Raises `TypeError` if it cannot be one."""
         assert self.write_item is not None
         try:
             return self.write_item(item)
         except FAILURES as error:
             failure(error)
             return self.spec.write_item(item)
+
+
+class _Columns(dict[str, Column]):
+    """The columns by name."""
+
+    def __missing__(self, name: str) -> Column:
+        raise StateError(
+            f"state {name} is not one of the function that runs, which has those that its class and its bases declare"
+        )
 
 
 class View(Protocol):
@@ -182,7 +191,7 @@ class CallStates:
         self.held: set[int] = set()
         """Keys of which a record has failed or is to be retried: later records of it are not processed."""
         self._ordered = [Column(index, spec) for index, spec in enumerate(specs)]
-        self.columns: Mapping[str, Column] = {column.spec.name: column for column in self._ordered}
+        self.columns: Mapping[str, Column] = _Columns({column.spec.name: column for column in self._ordered})
         self._versions: dict[tuple[Column, int, bytes], int] = {}
         """The versions of stored values that are of another one than the function's."""
         self._inputs = inputs

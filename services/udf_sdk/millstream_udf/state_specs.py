@@ -146,12 +146,12 @@ class StateSpec:
             raise BadOutput(f"state {self.name}: {error}") from None
 
     def write_item(self, item: Any) -> bytes:
-        """The bytes of an item of a map. Raises `BadOutput`."""
+        """The bytes of an item of a map. Raises `TypeError`, in users' code, whose traceback is of use."""
         assert self.item_codec is not None
         try:
             return self.item_codec.checked(item)
         except BadOutput as error:
-            raise BadOutput(f"state {self.name}: {error}") from None
+            raise TypeError(f"state {self.name}: {error}") from None
 
     def read_item(self, data: bytes) -> Any:
         """The inverse of `write_item`. Raises `StateError`."""

@@ -281,7 +281,8 @@ def test_wrong_items() -> None:
     does: Any
     for does in (lambda f: f.some.get(1), lambda f: f.some.__setitem__(1, 1), lambda f: 1 in f.some):
         (outcome,) = answered(of_value(int, does), [b""], []).outcomes
-        assert "state some: an item of the state is a str, not a int" in outcome.reason
+        assert outcome.reason == "TypeError: state some: an item of the state is a str, not a int"
+        assert "in <lambda>" in outcome.detail
 
 
 def test_counters_have_64_bits() -> None:

@@ -378,6 +378,26 @@ def test_a_state_belongs_to_its_record() -> None:
         run(InSetup, [b""])
 
 
+def test_a_state_of_another_class() -> None:
+    class Other:
+        count = udf.counter()
+        more = udf.value(int)
+
+    @udf.map
+    class Using:
+        total = udf.value(int)
+        other = Other()
+
+        def process(self, value: bytes) -> None:
+            if value == b"read":
+                self.other.count.add()
+            self.other.more = 1
+
+    for value in (b"read", b"assign"):
+        (outcome,) = run(Using, [value]).outcomes
+        assert "is not one of the function that runs, which has those that its class" in outcome.reason
+
+
 def test_an_object_that_was_kept_does_not_change_what_is_remembered() -> None:
     @udf.map
     class Keeps:
