@@ -177,8 +177,34 @@ def test_expiry() -> None:
     renew = of_value(int, lambda f: setattr(f, "one", 1), ttl=ttl, clock="processing")
     assert changed(renew, [b""], [(0, 0, b"", b"1")]) == [change(b"1", expires_us=3_000_000)]
     assert changed(of_value(int, lambda f: f.one, ttl=ttl), [b""], [(0, 0, b"", b"1")]) == []
+
+
+def test_expiry_after_a_deletion() -> None:
+    ttl = timedelta(seconds=2)
+
+    def write_or_delete(f: Any) -> None:
+        if f.one is None:
+            f.one = 1
+        else:
+            del f.one
+
+    function = of_value(int, write_or_delete, ttl=ttl)
+    assert changed(function, [b"", b""], [], times=[5, 3]) == []
+    assert changed(function, [b"", b"", b""], [], times=[5, 4, 3]) == [change(b"1", expires_us=2_000_003)]
     deleted = of_value(int, lambda f: delattr(f, "one"), ttl=ttl)
     assert changed(deleted, [b""], [(0, 0, b"", b"1")]) == [change(None)]
+
+
+def test_expiry_in_a_batch_is_of_the_latest_record() -> None:
+    @udf.map(batch=True)
+    class Batch:
+        one = udf.value(int, default=0, ttl=timedelta(seconds=2))
+
+        def process(self, values: list[bytes], states: Any) -> list[None]:
+            states[0].one += 1
+            return [None] * len(values)
+
+    assert changed(Batch, [b"", b"", b""], [], times=[5, 7, 3]) == [change(b"1", expires_us=2_000_007)]
 
 
 def test_versions() -> None:

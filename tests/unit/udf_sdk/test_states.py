@@ -207,6 +207,25 @@ def test_outputs_of_a_generator_are_made_within_the_record() -> None:
     assert results.states[()] == {"total": 3}
 
 
+def test_an_output_is_what_it_was_when_its_record_ended() -> None:
+    headers: dict[str, Any] = {}
+
+    @udf.map
+    class Reusing:
+        total = udf.value(int, default=0)
+
+        def process(self, value: bytes) -> udf.Message:
+            self.total += 1
+            headers["value"] = value if value != b"bad" else 7
+            return udf.Message(value, headers=headers)
+
+    results = run(Reusing, [b"a", b"bad"])
+    assert [message.headers for message in results.messages] == [{"value": b"a"}]
+    assert [(one.index, one.result) for one in results.outcomes] == [(1, "error")]
+    assert results.states is not None
+    assert results.states[()]["total"] == 1
+
+
 @udf.map
 class Deleting:
     total = udf.value(int, default=3)
