@@ -200,7 +200,10 @@ class CallStates:
 
     def _fill(self, entries: StateEntries) -> None:
         first = self._ordered[0]
-        if entries.versions is not None or any(column.spec.version != 1 for column in self._ordered):
+        versions = entries.versions
+        version = 1 if not versions else versions[0]
+        is_uniform = not versions or versions.count(version) == len(versions)
+        if not is_uniform or any(column.spec.version != version for column in self._ordered):
             self._fill_versions(entries)
         if len(self._ordered) == 1 and not first.has_items:
             first.stored = dict(zip(entries.keys, entries.values, strict=True))
@@ -214,7 +217,7 @@ class CallStates:
                 column.stored[key] = value
             elif key in column.stored:
                 column.stored[key][item] = value
-            elif entries.items is None:
+            elif entries.items is None and column.spec.kind == LIST:
                 raise ValueError(f"the entries of state {column.spec.name} have no items")
             else:
                 column.stored[key] = {item: value}

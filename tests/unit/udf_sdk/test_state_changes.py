@@ -333,11 +333,22 @@ def test_a_call_without_entries() -> None:
         ([0, 0], [], "have keys for 2 records, the call has 1"),
         ([0], [(1, 0, b"", b"")], "has a key or a state that does not exist"),
         ([0], [(0, 4, b"", b"")], "has a key or a state that does not exist"),
-        ([0], [(0, 1, b"", b"")], "the entries of state some have no items"),
+        ([0], [(0, 2, b"", b"")], "the entries of state several have no items"),
     ],
 )
 def test_entries_that_do_not_fit(keys: list[int], rows: list[Row], message: str) -> None:
     assert message in answered(of_value(int, id), [b""], rows, keys=keys).error
+
+
+def test_an_item_may_be_empty() -> None:
+    @udf.map
+    class Function:
+        some = udf.map_state(bytes, int)
+
+        def process(self, value: bytes) -> None:
+            self.some[b""] += 1
+
+    assert changed(Function, [b""], [(0, 0, b"", b"1")]) == [change(b"2")]
 
 
 def test_changes_on_the_wire() -> None:
