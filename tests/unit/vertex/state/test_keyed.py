@@ -91,7 +91,7 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
         first -= 1
         covered += log[first][1]
     assert covered >= SLOTS, "every slot was written anew"
-    assert 0 < first, "what lies before is not needed"
+    assert first > 0, "what lies before is not needed"
     again = opened([data for data, _ in log[first:]], state.encoded_states)
     assert contents(again, set(keys)) == model
     assert again.size == state.size
@@ -173,7 +173,7 @@ def test_nothing_expires_at_the_end_of_the_input() -> None:
     ("declared", "expected"),
     [
         ((TOTAL,), "does not declare `seen`"),
-        ((DeclaredState("total", StateKind.COUNTER, "json"), SEEN), "declares a counter of json"),
+        ((DeclaredState("total", StateKind.COUNTER, ""), SEEN), "and the function declares a counter. Give"),
         ((DeclaredState("total", StateKind.VALUE, "bytes"), SEEN), "declares a value of bytes"),
         ((DeclaredState("total", StateKind.VALUE, "json", version=3, oldest_version=3), SEEN), "migrate={2: ...}"),
         ((DeclaredState("total", StateKind.VALUE, "json"), SEEN), "Run the newer function"),
