@@ -50,6 +50,7 @@ def contents(state: KeyedState, keys: set[bytes], now_us: int = 0) -> Model:
     return {(ordered[key], STATES[number].name, item): value for key, number, item, value in rows}
 
 
+@pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 2000)
@@ -97,6 +98,7 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     assert again.size == state.size
 
 
+@pytest.mark.guarantee("I7", "I12")
 def test_what_is_taken_back_was_never_there() -> None:
     state = opened()
     put(state, b"a", b"1")
@@ -111,12 +113,14 @@ def test_what_is_taken_back_was_never_there() -> None:
     assert state.take_steps() == []
 
 
+@pytest.mark.guarantee("I7", "I12")
 def test_a_refused_change_leaves_the_others_of_the_result() -> None:
     state = opened(key_size_max=100)
     state.begin()
     assert put(state, b"a", b"1") is None
     refused = put(state, b"b", bytes(200))
-    assert refused is not None and "state.maxBytesPerKey" in refused
+    assert refused is not None
+    assert "state.maxBytesPerKey" in refused
     assert contents(state, {b"a", b"b"}) == {(b"a", "total", b""): b"1"}
     (step,) = state.take_steps()
     assert decode_step(step[0]).entries.keys == [b"a"]
@@ -126,7 +130,8 @@ def test_a_full_state_still_lets_deletions_through() -> None:
     state = opened(size_max=200)
     assert put(state, b"a", bytes(100)) is None
     refused = put(state, b"b", bytes(100))
-    assert refused is not None and "state.maxBytes" in refused
+    assert refused is not None
+    assert "state.maxBytes" in refused
     assert state.apply([b"a"], StateChanges(array("I", [0]), b"\0", [], [b""], b"\1")) is None
     assert put(state, b"b", bytes(100)) is None
 
@@ -142,11 +147,13 @@ def test_expired_entries_are_invisible_at_once_and_removed_later() -> None:
     state.watermark_us = 50
     assert contents(state, {b"a"}, now_us=100) == {}
     assert state.next_expiry_us == 100
-    assert state.sweep(StateClock.PROCESSING_TIME, 100) and state.sweep(StateClock.EVENT_TIME, 50)
+    assert state.sweep(StateClock.PROCESSING_TIME, 100)
+    assert state.sweep(StateClock.EVENT_TIME, 50)
     assert not state.sweep(StateClock.PROCESSING_TIME, 100)
     (step,) = state.take_steps()
     assert list(decode_step(step[0]).entries.deleted) == [1, 1]
-    assert state.size == 0 and state.next_expiry_us is None
+    assert state.size == 0
+    assert state.next_expiry_us is None
 
 
 def test_an_entry_that_was_written_again_survives_its_first_expiry() -> None:
