@@ -1,4 +1,4 @@
-"""The examples with servers run, in a short form, and find nothing wrong with what their targets have."""
+"""The examples run, those with servers in a short form, and find nothing wrong with what their targets have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tests.support.children import started
 WHY = kafka_server.why_missing() or postgres_server.why_missing()
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
 
-
+@pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -28,10 +27,36 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
     ],
 )
 async def test_it_checks_what_its_target_has(example: str, option: str, says: str) -> None:
-    command = [sys.executable, str(EXAMPLES / example / f"{example.replace('-', '_')}.py"), option]
+    ended, out, err = await ran(str(EXAMPLES / example / f"{example.replace('-', '_')}.py"), option)
+    assert ended == 0, out + err
+    assert says in out
+    assert "account: BALANCED" in out
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "says"),
+    [
+        ("totals", [], "totals: 37 rows of 5 users, 0 users with wrong rows, 0 remembered wrongly"),
+        ("dedup", [], "of 41 clicks went on, which is right"),
+        pytest.param("totals", ["--payments=20000"], "of 100 users, 0 users with wrong rows", marks=pytest.mark.sweep),
+        pytest.param("dedup", ["--clicks=20000"], "clicks went on, which is right", marks=pytest.mark.sweep),
+    ],
+)
+async def test_what_remembers_something_checks_its_rows(example: str, options: list[str], says: str) -> None:
+    ended, out, err = await ran(str(EXAMPLES / example / f"{example}.py"), *options)
+    assert ended == 0, out + err
+    assert says in out
+
+
+@pytest.mark.parametrize("example", ["totals", "dedup"])
+async def test_the_tests_of_its_function_pass(example: str) -> None:
+    ended, out, err = await ran("-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=EXAMPLES / example)
+    assert ended == 0, out + err
+
+
+async def ran(*arguments: str, cwd: Path | None = None) -> tuple[int | None, str, str]:
+    """Exit code and output of Python with these arguments."""
     pipe = asyncio.subprocess.PIPE
-    async with started(*command, stdout=pipe, stderr=pipe) as running:
+    async with started(sys.executable, *arguments, stdout=pipe, stderr=pipe, cwd=cwd) as running:
         out, err = await running.communicate()
-    assert running.returncode == 0, out.decode() + err.decode()
-    assert says in out.decode()
-    assert "account: BALANCED" in out.decode()
+    return running.returncode, out.decode(), err.decode()

@@ -90,6 +90,19 @@ async def test_map(tmp_path: Path) -> None:
     assert len(rows(project, "all")) == 5
 
 
+async def test_state(tmp_path: Path) -> None:
+    project = made(tmp_path, "state")
+    await run(project)
+    totals = {(row["customer"], row["number"]): row["total"] for row in rows(project, "all")}
+    assert totals == {
+        ("ada", 1): 79.0, ("ada", 2): 88.6, ("ada", 3): 163.6, ("alan", 1): 359.6, ("grace", 1): 420.0,
+        ("grace", 2): 459.5
+    }  # fmt: skip
+    assert sorted(str(row["item"]) for row in rows(project, "first")) == ["chair", "desk", "lamp"]
+    shown = await command(project, "state", "account", "--key", "ada")
+    assert shown.out.splitlines()[:2] == ["ada  total = 163.6", "ada  orders = 3"]
+
+
 @pytest.mark.sweep
 async def test_reduce(tmp_path: Path) -> None:
     project = made(tmp_path, "reduce")
@@ -104,7 +117,10 @@ async def test_reduce(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["async", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("reduce", "source", "sink", "http", "batch"))],
+    [
+        "async",
+        *(pytest.param(one, marks=pytest.mark.sweep) for one in ("state", "reduce", "source", "sink", "http", "batch")),
+    ],
 )
 async def test_its_tests_and_its_case(tmp_path: Path, template: str) -> None:
     await passed(made(tmp_path, template))

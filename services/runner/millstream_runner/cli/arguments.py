@@ -12,6 +12,7 @@ PIPELINE_FILE = "pipeline.yaml"
 """The pipeline file that is used if none is named."""
 TEMPLATES = {
     "map": "a function called for each record, with tags and dead letters",
+    "state": "a function that remembers something for each key",
     "reduce": "windows of event time, by a function and by a query (needs the extra `reduce`)",
     "source": "your own source, with a position that makes each record count once",
     "sink": "your own sink, which writes to a database",

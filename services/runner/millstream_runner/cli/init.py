@@ -28,6 +28,7 @@ _GO_SDK = Path("millstream-sdk")
 """Where a Go project has the SDK, according to its `go.mod`."""
 _FUNCTIONS = {
     "map": "price",
+    "state": "account",
     "source": "convert",
     "sink": "table",
     "async": "lookup",

@@ -314,7 +314,8 @@ class KeyedState:
 
 
 def _described(kind: StateKind, codec: str, item_codec: str) -> str:
-    return f"{kind.name.lower()} of {codec} by {item_codec}" if item_codec else f"{kind.name.lower()} of {codec}"
+    # A counter has no encoding of its own to name.
+    return kind.name.lower() + (f" of {codec}" if codec else "") + (f" by {item_codec}" if item_codec else "")
 
 
 def _quoted(names: Sequence[str]) -> str:

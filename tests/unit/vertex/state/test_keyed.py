@@ -50,6 +50,7 @@ def contents(state: KeyedState, keys: set[bytes], now_us: int = 0) -> Model:
     return {(ordered[key], STATES[number].name, item): value for key, number, item, value in rows}
 
 
+@pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 2000)
@@ -97,6 +98,7 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     assert again.size == state.size
 
 
+@pytest.mark.guarantee("I7", "I12")
 def test_what_is_taken_back_was_never_there() -> None:
     state = opened()
     put(state, b"a", b"1")
@@ -111,6 +113,7 @@ def test_what_is_taken_back_was_never_there() -> None:
     assert state.take_steps() == []
 
 
+@pytest.mark.guarantee("I7", "I12")
 def test_a_refused_change_leaves_the_others_of_the_result() -> None:
     state = opened(key_size_max=100)
     state.begin()
@@ -177,7 +180,7 @@ def test_nothing_expires_at_the_end_of_the_input() -> None:
     ("declared", "expected"),
     [
         ((TOTAL,), "does not declare `seen`"),
-        ((DeclaredState("total", StateKind.COUNTER, "json"), SEEN), "declares a counter of json"),
+        ((DeclaredState("total", StateKind.COUNTER, ""), SEEN), "and the function declares a counter. Give"),
         ((DeclaredState("total", StateKind.VALUE, "bytes"), SEEN), "declares a value of bytes"),
         ((DeclaredState("total", StateKind.VALUE, "json", version=3, oldest_version=3), SEEN), "migrate={2: ...}"),
         ((DeclaredState("total", StateKind.VALUE, "json"), SEEN), "Run the newer function"),

@@ -1,0 +1,85 @@
+"""`udf.state`: where a function may remember something, and what such a vertex needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.limits import MIB
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load
+from millstream.spec.problems import SpecError
+from millstream.spec.programs import Udf
+from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
+
+PROGRAM = {"python": "f.py:f"}
+WINDOW = {"window": {"fixed": {"length": "1s"}}}
+
+
+def remembering(**state: Any) -> dict[str, Any]:
+    return {"udf": {**PROGRAM, "state": state}}
+
+
+def problems_of(path: Path, vertices: dict[str, Any], edges: Sequence[dict[str, Any]]) -> list[str]:
+    """The problems of a pipeline file: code, place, what, and what is expected."""
+    listed = [{"name": name, **contents} for name, contents in vertices.items()]
+    spec = {"vertices": listed, "edges": edges}
+    head = {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}}
+    path.write_text(json.dumps({**head, "spec": spec}))
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    return [f"{one.code.id} {one.path}: {one.what}; {one.expected}" for one in caught.value.problems]
+
+
+def test_a_state_has_limits_and_a_scope() -> None:
+    graph = Graph.of(pipeline({"in": IN, "v": remembering(), "out": OUT}, [arrow("in>v"), arrow("v>out")]))
+    vertex = graph.vertex("v")
+    assert vertex.definition.name == "keyed map"
+    assert vertex.definition.kept_bytes(vertex.settings) == 256 * MIB * 11 // 5
+    assert isinstance(vertex.settings, Udf)
+    state = vertex.settings.state
+    assert state is not None
+    assert (state.scope, state.max_bytes, state.max_bytes_per_key) == ("key", 256 * MIB, MIB)
+
+
+@pytest.mark.parametrize(
+    ("udf", "says"),
+    [
+        ({**PROGRAM, "state": {}, "groupBy": WINDOW}, ("udf.state: ", "`groupBy`")),
+        ({"builtin": {"name": "cat"}, "state": {}}, ("udf.state: ", "on a built-in; no `state`, or a function")),
+        ({**PROGRAM, "state": {"maxBytesPerKey": "5Mi"}}, ("udf.state.maxBytesPerKey: ", "at most 4Mi")),
+        ({**PROGRAM, "state": {"scope": "record"}}, ("udf.state.scope: ", "one of key, lane")),
+    ],
+    ids=["in a reduce", "of a built-in", "too large", "of another scope"],
+)
+def test_a_state_that_cannot_be_is_named(udf: dict[str, Any], says: tuple[str, ...], tmp_path: Path) -> None:
+    vertices = {"in": IN, "v": {"udf": udf}, "out": OUT}
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, [arrow("in>v"), arrow("v>out")])
+    for part in says:
+        assert part in problem
+
+
+def test_only_one_edge_leads_to_it(tmp_path: Path) -> None:
+    vertices = {"a": IN, "b": IN, "v": remembering(), "out": OUT}
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, [arrow("a>v"), arrow("b>v"), arrow("v>out")])
+    assert "2 edges lead to a function with `state`" in problem
+    assert "built-in `cat`" in problem
+
+
+def test_it_does_not_follow_in_a_chain(tmp_path: Path) -> None:
+    vertices = {"in": IN, "v": remembering(), "out": OUT}
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, [arrow("in>v", chain=True), arrow("v>out")])
+    assert "MS-2240" in problem
+    assert "`v` is a keyed map, and a chain can only continue with a map or a sink" in problem
+
+
+@pytest.mark.parametrize("chain", [None, True])
+def test_no_chain_is_made_into_it_and_one_may_begin_with_it(chain: bool | None) -> None:
+    vertices = {"in": IN, "v": remembering(), "next": MAP, "out": OUT}
+    edges = [arrow("in>v"), arrow("v>next"), arrow("next>out")]
+    graph = Graph.of(pipeline(vertices, edges, **({} if chain is None else {"chain": chain})))
+    assert graph.chains == (("v", "next"),)
