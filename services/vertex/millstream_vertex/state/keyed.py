@@ -185,6 +185,10 @@ class KeyedState:
             state = self._numbers[changes.states[index]]
             item = changes.items[index] if changes.items else b""
             expires_us = changes.expires_us[index] if changes.expires_us else 0
+            if expires_us and declared.clock is StateClock.EVENT_TIME:
+                # A late record does not make an entry older.
+                known = self._image.get(state, keys[number], item)
+                expires_us = max(expires_us, known.expires_us if isinstance(known, Versioned) else expires_us)
             gone = bool(changes.deleted and changes.deleted[index])
             stored = None if gone else stored_of(changes.values[index], expires_us, declared.version)
             self._put(state, keys[number], item, stored)

@@ -90,9 +90,10 @@ class KeyedStage(MapStage):
         """Why an answer cannot be used, if it cannot."""
         held_up = {record_keys[one.index] for one in answer.outcomes if one.result is Result.HELD_UP}
         if held_up:
-            failed = (one for one in answer.outcomes if one.result in (Result.ERROR, Result.RETRY))
-            if held_up - {record_keys[one.index] for one in failed}:
-                return "the function holds records up although none of their keys has failed"
+            # In a batch, also by one that is given up: the records of a key have changed its states together.
+            others = {record_keys[one.index] for one in answer.outcomes if one.result is not Result.HELD_UP}
+            if held_up - others:
+                return "the function holds records up although every other record of their keys succeeded"
         if answer.size > RECORD_BYTES_MAX:
             output = self._output(frame, answer, self._parents(answer))
             if output is not None and is_too_large(output):

@@ -169,6 +169,14 @@ def test_an_entry_that_was_written_again_survives_its_first_expiry() -> None:
     assert again.sweep(StateClock.EVENT_TIME, 300)
 
 
+def test_a_late_record_does_not_make_an_entry_older() -> None:
+    state = opened()
+    put(state, b"a", b"1", expires_us=200)
+    put(state, b"a", b"2", expires_us=150)
+    assert not state.sweep(StateClock.EVENT_TIME, 199)
+    assert state.sweep(StateClock.EVENT_TIME, 200)
+
+
 def test_nothing_expires_at_the_end_of_the_input() -> None:
     state = opened()
     put(state, b"a", b"1", expires_us=100)
