@@ -148,7 +148,12 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
             closed[name] = what
     for name, old in before["edges"].items():
         new = now["edges"].get(name)
-        if new is None:
+        if new is None and "state" in before["vertices"][old["to"]] and old["to"] in now["vertices"]:
+            refused.append(
+                f"edge {name} ({old['from']} to {old['to']}) was removed, and what vertex {old['to']} remembers "
+                f"belongs to it: put it back, or rename vertex {old['to']}; it then starts empty"
+            )
+        elif new is None:
             emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) was removed")
         elif "chained" in old and "chained" not in new and not _delivers(before, old["from"]):
             separated.append(f"edge {name} was chained and has a buffer now")
@@ -186,6 +191,8 @@ def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
         return f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}"
     if old.get("windows") != new.get("windows"):
         return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
+    if old.get("state") != new.get("state"):
+        return f"what vertex {name} remembers belonged to a {old.get('state')} and now belongs to a {new.get('state')}"
     if old["partitions"] != new["partitions"]:
         return f"vertex {name} had {counted(old['partitions'], 'partition')} and now has {new['partitions']}"
     return ""
@@ -207,6 +214,8 @@ def _fault(
     if new is None:
         return ""
     other_kind = old["kind"] != new["kind"] or old.get("windows") != new.get("windows")
+    if "state" in old and not other_kind:
+        return "keys would not find what is remembered for them. Undo it, or rename the vertex; it then starts empty"
     return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""
 
 

@@ -17,6 +17,7 @@ from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph, with_edges
 from millstream.spec.loading import LoadedPipeline
 from millstream.spec.models import Edge, GroupBy, Vertex
+from millstream.spec.programs import Udf
 from millstream.spec.sources import Source
 from millstream.spec.values import as_duration
 
@@ -35,6 +36,7 @@ def shape_of(plan: Plan) -> dict[str, Any]:
                 "of": _end_of(vertex),
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
+                **({"state": scope} if (scope := _scope_of(vertex)) else {}),
                 **({"ledger": plan.ledgers[vertex.name]} if vertex.name in plan.ledgers else {}),
                 **({"keys": _KEYS} if _has_byte_keys(vertex) and vertex.name not in plan.former_keys else {}),
             }
@@ -73,6 +75,12 @@ def _has_byte_keys(vertex: Vertex) -> bool:
 def _end_of(vertex: Vertex) -> str:
     """The connector of a source or sink; empty for other vertices."""
     return next((placed.end.kind for placed in vertex.ends), "")
+
+
+def _scope_of(vertex: Vertex) -> str:
+    """To what belongs what its function remembers; empty if it remembers nothing."""
+    settings = vertex.settings
+    return settings.state.scope if isinstance(settings, Udf) and settings.state is not None else ""
 
 
 def _has_former_keys(vertex: Vertex, before: Mapping[str, Any]) -> bool:

@@ -116,6 +116,37 @@ def test_a_map_is_no_reduce() -> None:
     assert said.startswith("vertex map was a map and is now a reduce: rename it")
 
 
+REMEMBERS = {"udf": {"python": "functions.py:f", "state": {}}}
+
+
+@pytest.mark.guarantee("I7")
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"partitions": 7}, "vertex map had 2 partitions and now has 7: keys would not find what is remembered for"),
+        (
+            {"udf": {"python": "functions.py:f", "state": {"scope": "lane"}}},
+            "what vertex map remembers belonged to a key and now belongs to a lane: keys would not find",
+        ),
+        ({"udf": {"python": "functions.py:f"}}, "vertex map was a keyed map and is now a map: rename it"),
+    ],
+)
+def test_what_a_function_remembers_stays_with_its_keys(now: dict[str, Any], said: str) -> None:
+    before = {"partitions": 2, **REMEMBERS}
+    (refused,) = diff(changed(map=before), changed(map={**before, **now})).refused
+    assert refused.startswith(said)
+    other = {"udf": {"python": "other.py:g", "state": {"maxBytes": "1Mi"}}}
+    assert not diff(changed(map=before), changed(map={**before, **other})).any
+
+
+@pytest.mark.guarantee("I7")
+def test_what_a_function_remembers_belongs_to_the_edge_into_its_vertex() -> None:
+    before, now = changed(map=REMEMBERS), changed(map=REMEMBERS)
+    now["edges"]["other-map"] = now["edges"].pop("in-map")
+    (refused,) = diff(before, now).refused
+    assert refused.startswith("edge in-map (in to map) was removed, and what vertex map remembers belongs to it")
+
+
 def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["dead"]
