@@ -106,6 +106,7 @@ def totals(
     udf: str = "",
     source: str = "",
     edges: Sequence[str] = (),
+    is_chained: bool = False,
     more: str = "",
 ) -> None:
     """A pipeline whose function `states.py:FUNCTION` gets the records of `in.jsonl` by user."""
@@ -115,9 +116,9 @@ def totals(
         f"- name: in\n  source: {{file: {{paths: [in.jsonl], format: jsonl, follow: {str(follow).lower()}}}, "
         f"keys: [user]{source}}}\n"
         f"- name: totals\n  partitions: {partitions}\n  udf: {{python: 'states.py:{function}'{remembers}{udf}}}\n"
-        + files.file_sink("out")
+        + files.file_sink("out", more=f"  partitions: {partitions if is_chained else 1}\n")
         + (files.file_sink("dead") if edges else ""),
-        ["in -> totals", "totals -> out", *edges],
+        ["in -> totals", f"{{from: totals, to: out, chain: {str(is_chained).lower()}}}", *edges],
         more=more,
     )
 
@@ -231,6 +232,15 @@ async def survives(files: PipelineFiles, directory: Path) -> None:
 @pytest.mark.guarantee("I1", "I7", "I12")
 async def test_totals_are_exact_whatever_is_killed(files: PipelineFiles, tmp_path: Path) -> None:
     totals(files, partitions=4, follow=True)
+    await survives(files, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I1", "I7", "I12")
+async def test_totals_in_a_chain_that_ends_in_a_sink_are_exact_whatever_is_killed(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    totals(files, partitions=2, follow=True, is_chained=True)
     await survives(files, tmp_path)
 
 

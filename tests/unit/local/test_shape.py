@@ -131,11 +131,13 @@ def remembering(**more: Any) -> dict[str, Any]:
         ),
     ],
 )
+@pytest.mark.guarantee("I7")
 def test_what_a_vertex_remembers_is_not_left_behind(now: dict[str, Any], said: str) -> None:
     (refused,) = diff(remembering(), now).refused
     assert refused.startswith(f"{said}: what it remembers is kept by partition")
 
 
+@pytest.mark.guarantee("I7")
 def test_what_a_vertex_remembers_belongs_to_the_edge_that_it_reads() -> None:
     now = remembering()
     now["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in now["edges"].items()}

@@ -1,0 +1,205 @@
+"""A lane whose function remembers, from owner to owner: outputs and state are those of its records, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from millstream.errors import DamageError
+from millstream.frame import Frame, frame_of_records
+from millstream.record import BufferId, Record
+from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.udf.answers import MapAnswer, Outcome, Result
+from millstream.udf.states import DeclaredState, StateChanges, StateEntries, StateKind
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_udf.columns import pack_bytes, pack_offsets
+from millstream_vertex.lane import Lane
+from millstream_vertex.state import keyed as keyed_module
+from millstream_vertex.state.changelog import Changelog, changelog_buffer, read_changelog
+from millstream_vertex.state.keyed import KeyedState
+from millstream_vertex.state.stage import KeyedStage
+from millstream_vertex.trimming import Trimmer
+from millstream_writer.routing import Route
+from tests.support.ledgers import SettableClock
+from tests.unit.vertex.lane_rig import LANE, Rig, open_rig
+
+OUT = BufferId("map-out", 0)
+STATES = (DeclaredState("total", StateKind.VALUE, "bytes"),)
+POLICY = RetryPolicy(Backoff(0.0, steps=3), OnFailure.STOP)
+WIDTH = 80
+
+
+class Summing:
+    """A function that puts out, for each record, the total of its key so far. A 13 succeeds at the second attempt, and
+    holds up what follows of its key until then."""
+
+    calls_max = 8
+    takes_arrow = False
+    states = STATES
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        raise AssertionError("its calls have states")
+
+    async def keyed_call(self, frame: Frame, states: StateEntries, *, attempt: int = 0, **options: Any) -> MapAnswer:
+        totals = dict.fromkeys(states.record_keys, 0)
+        totals |= {key: int(value) for key, value in zip(states.keys, states.values, strict=True)}
+        held, changed = set[int](), dict[int, int]()
+        outputs, parents, outcomes = list[bytes](), list[int](), list[Outcome]()
+        for index, (key, value) in enumerate(zip(states.record_keys, frame.values(), strict=True)):
+            if key in held:
+                outcomes.append(Outcome(index, Result.HELD_UP))
+            elif int(value) == 13 and not attempt:
+                held.add(key)
+                outcomes.append(Outcome(index, Result.ERROR, "unlucky"))
+            else:
+                totals[key] += int(value)
+                changed[key] = totals[key]
+                outputs.append(str(totals[key]).encode())
+                parents.append(index)
+        values = [str(total).encode().rjust(WIDTH) for total in changed.values()]
+        changes = StateChanges(array("I", changed), bytes(len(changed)), [], values)
+        return MapAnswer(
+            records=len(outputs),
+            values=pack_bytes(outputs),
+            parents=pack_offsets(parents),
+            outcomes=outcomes,
+            changes=changes if changed else StateChanges(),
+        )
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with open_rig() as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def owned(rig: Rig) -> AsyncIterator[Lane]:
+    """The lane of the next owner, with what was committed."""
+    ledger = await rig.ledger(LANE.vertex)
+    stored = await ledger.mark(LANE)
+    mark = mark_pb2.Mark() if stored is None else stored.mark
+    trimmer = Trimmer(ledger.trim)
+    state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10)
+    changelog = Changelog(changelog_buffer(LANE), trimmer)
+    state.stored_states(mark.states.get(LANE.vertex, b""))
+    await changelog.load(ledger, LANE, mark, state)
+    state.declare(STATES)
+    clock = SettableClock()
+    stage = KeyedStage(
+        Summing(),
+        POLICY,
+        state=state,
+        changelog=changelog,
+        clock=clock,
+        by_key=True,
+        needs_keys=False,
+        where=str(LANE),
+        has_dead_letter=False,
+        needs_tags=False,
+        rng=random.Random(1),
+    )
+    async with rig.stage_lane(stage, [Route(OUT.edge, 1, None)], clock) as lane:
+        yield lane
+    await trimmer.finish()
+
+
+async def put_out(rig: Rig) -> list[tuple[str, int]]:
+    """Key and total of each output."""
+    return [(record.keys[0], int(record.value)) for frame in await rig.stored(OUT) for record in frame.to_records()]
+
+
+async def remembered(rig: Rig) -> dict[str, int]:
+    """What is committed, by key."""
+    state, mark = KeyedState(str(LANE), size_max=0, key_size_max=0), await rig.mark()
+    state.stored_states(mark.states[LANE.vertex])
+    await read_changelog(await rig.ledger(LANE.vertex), LANE, mark, state)
+    return {key.decode(): int(stored.value) for key, _, _, stored in state.all()}
+
+
+def frame_of(rows: Sequence[tuple[str, int]]) -> Frame:
+    return frame_of_records([Record(str(number).encode(), 0, (key,)) for key, number in rows], ingest_time_us=0)
+
+
+async def until_put_out(rig: Rig, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(await put_out(rig)) < count:  # noqa: ASYNC110 - a buffer has no event for it
+            await asyncio.sleep(0.001)
+
+
+def by_key(rows: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for key, number in rows:
+        found[key].append(number)
+    return found
+
+
+@pytest.mark.guarantee("I7", "I12")
+@pytest.mark.parametrize("seed", range(3))
+async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    # So that slots are written anew with each result, and all of them within the work of a few owners.
+    monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 1)
+    rng, rows = random.Random(seed), list[tuple[str, int]]()
+    for _ in range(12):
+        first = len(rows)
+        for _ in range(10):
+            part = [(f"k{rng.randrange(60)}", rng.randrange(20)) for _ in range(8)]
+            rows += part
+            await rig.feed(frame_of(part))
+        async with owned(rig) as lane:
+            running = asyncio.create_task(lane.run())
+            await until_put_out(rig, first + rng.randrange(1, 81))
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    async with owned(rig) as lane:
+        running = asyncio.create_task(lane.run())
+        await until_put_out(rig, len(rows))
+        lane.stop()
+        await running
+    wanted = by_key(rows)
+    assert by_key(await put_out(rig)) == {key: list(accumulate(numbers)) for key, numbers in wanted.items()}
+    assert await remembered(rig) == {key: sum(numbers) for key, numbers in wanted.items()}
+    # What is not needed any more was removed: less than what two cycles write.
+    left = await rig.stored(changelog_buffer(LANE))
+    (total,) = [one for one in (await rig.mark()).written if one.edge == changelog_buffer(LANE).edge]
+    assert len(left) < total.frames / 2
+
+
+@pytest.mark.guarantee("I4")
+async def test_what_was_held_up_follows_in_order(rig: Rig) -> None:
+    rows = [("a", 1), ("b", 5), ("a", 13), ("a", 2), ("b", 6), ("a", 3)]
+    await rig.feed(frame_of(rows))
+    async with owned(rig) as lane:
+        running = asyncio.create_task(lane.run())
+        await until_put_out(rig, len(rows))
+        lane.stop()
+        await running
+    assert by_key(await put_out(rig)) == {"a": [1, 14, 16, 19], "b": [5, 11]}
+    assert await remembered(rig) == {"a": 19, "b": 11}
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_changelog_that_lost_a_part_is_damage(rig: Rig) -> None:
+    async with owned(rig) as lane:
+        running = asyncio.create_task(lane.run())
+        for number in (1, 2):
+            await rig.feed(frame_of([("a", number)]))
+            await until_put_out(rig, number)
+        lane.stop()
+        await running
+    ledger, buffer = await rig.ledger(LANE.vertex), changelog_buffer(LANE)
+    (first, _) = await ledger.peek(buffer, 0, 10)
+    await ledger.trim({buffer: first.sequence})
+    with pytest.raises(DamageError, match="its changelog has frames 2 to 2 of 2"):
+        await remembered(rig)
