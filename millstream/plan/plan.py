@@ -45,10 +45,6 @@ class Plan(Network):
         ledger = self.ledger_of(vertex)
         return tuple(stage for stage in self.order if self.ledger_of(stage) == ledger)
 
-    def writer_of(self, edge: str) -> str:
-        """The vertex whose outputs an edge takes: of a chain, the one that has the edge in the pipeline file."""
-        return self.graph.edge(edge).from_
-
 
 def plan_of(graph: Graph, ledgers: Mapping[str, str] = MappingProxyType({}), former_keys: Collection[str] = ()) -> Plan:
     """The plan of a pipeline. `ledgers`, `former_keys`: see the fields of `Plan`; empty for a pipeline without stored

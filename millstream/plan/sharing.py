@@ -32,13 +32,11 @@ def same_frames(plan: Plan, vertex: str) -> Mapping[str, tuple[str, ...]]:
 def copy_of(plan: Plan, edge: Edge) -> str | None:
     """The name of the copy that an edge shares with all others that carry the same frames. None for an edge whose
     buffers depend on more than its condition and its reader's mark."""
-    group_by = plan.vertex(edge.to).group_by
-    keeps_input = group_by is not None and group_by.keeps_input
     in_cycle = any(edge.from_ in group and edge.to in group for group in plan.sccs)
-    if edge.kind != "data" or edge.chain or edge.on_full == "discardLatest" or keeps_input or in_cycle:
+    if edge.kind != "data" or edge.chain or edge.on_full == "discardLatest" or plan.keeps_input(edge.to) or in_cycle:
         return None
     # A chain writes the edges of all its vertices to one ledger, and only those of one vertex carry the same frames.
-    name = f"{_PREFIX}{plan.writer_of(edge.name)}-{plan.vertex(edge.to).partitions}"
+    name = f"{_PREFIX}{plan.graph.edge(edge.name).from_}-{plan.vertex(edge.to).partitions}"
     tags = edge.conditions.tags if edge.conditions is not None else None
     if tags is None or not tags.values:
         return name

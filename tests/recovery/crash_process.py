@@ -39,7 +39,6 @@ from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import FRAME_APART_BYTES_MIN, FRAME_RECORDS_MAX
 from millstream.plan import resolved
-from millstream.plan.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.queue import QueueLimits
@@ -133,7 +132,7 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.ResolvedPipeline, 
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name
     async with _open(run, name) as buffer:
-        for lane in all_lanes(spec.plan):
+        for lane in spec.plan.all_lanes():
             ledger = await buffer.broker.existing_ledger(lane.vertex)
             assert ledger is not None
             stored = await ledger.mark(lane)

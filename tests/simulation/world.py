@@ -25,7 +25,6 @@ from millstream.ledger.compression import COMPRESSED_BYTES_MIN
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import Commit, DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.plan.lanes import all_lanes, inputs_of
 from millstream.record import SOURCE_INPUT
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
@@ -194,8 +193,8 @@ class World:
         context.run(CURRENT.set, self.world)
         self.network = Network(self.rng, self.plan.weather, context)
         self._context = context
-        for lane in all_lanes(self.stages):
-            for buffer in inputs_of(self.stages, lane):
+        for lane in self.stages.all_lanes():
+            for buffer in self.stages.inputs_of(lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
         self.outside.splits.update(given(self.rng, self.graph, shape, self.span_s))
         for chain in self.graph.chains:
@@ -215,7 +214,7 @@ class World:
     def _judge_sources(self) -> None:
         """Have what the lanes of sources promise judged by what their splits give."""
         watermark = self.resolved.pipeline.spec.watermark
-        for lane in all_lanes(self.stages):
+        for lane in self.stages.all_lanes():
             if lane.input == SOURCE_INPUT:
                 self.history.sources[lane.vertex, lane.key] = SourceJudge(
                     str(lane),
@@ -264,7 +263,7 @@ class World:
             await asyncio.sleep(RESTART_S * (0.5 + self.rng.random()))
 
     def _has_ended(self, vertex: str, replica: int) -> bool:
-        lanes = [lane for lane in all_lanes(self.stages) if lane.vertex == vertex]
+        lanes = [lane for lane in self.stages.all_lanes() if lane.vertex == vertex]
         replicas = self.stages.vertex(vertex).replicas
         own = [lane for lane in lanes if lane.partition % replicas == replica]
         return all(self.history.lanes[vertex, lane.key].ended for lane in own)
@@ -275,7 +274,7 @@ class World:
         return bool(readers) and all(
             self.history.lanes[reader, lane.key].ended
             for reader in readers
-            for lane in all_lanes(self.stages)
+            for lane in self.stages.all_lanes()
             if lane.vertex == reader
         )
 

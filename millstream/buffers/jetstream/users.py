@@ -167,8 +167,7 @@ def _read_buffers(plan: Plan, vertex: str) -> dict[str, list[str]]:
     buffers: dict[str, list[str]] = {}
     for edge in plan.edges_in[vertex]:
         buffers.setdefault(edge.from_, []).extend(_names(plan, [edge]))
-    group_by = plan.vertex(vertex).group_by
-    if group_by is not None and group_by.keeps_input:
+    if plan.keeps_input(vertex):
         # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
     return buffers

@@ -30,7 +30,6 @@ from millstream.limits import (
     REPLAY_RECORDS_MAX,
     REPLAY_TIMEOUT_S,
 )
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, Record, id_digest
 from millstream.spec import topology
@@ -90,7 +89,7 @@ class Replay:
         await self._reopen(edges, done)
         for upstream in sorted({self._plan.edge(edge).from_ for edge in edges}):
             mine = [record for record in returned if self._plan.edge(record.buffer.edge).from_ == upstream]
-            await self._write(lanes_of(self._plan, upstream)[0], mine, done)
+            await self._write(self._plan.lanes_of(upstream)[0], mine, done)
         return done
 
     async def _take_apart(self, edges: set[str]) -> None:
@@ -111,7 +110,7 @@ class Replay:
         read = edges | {edge.name for edge in plan.edges if edge.from_ in downstream}
         ended: list[LaneId] = []
         for vertex in reversed([name for name in plan.order if name in downstream]):
-            for lane in lanes_of(plan, vertex):
+            for lane in plan.lanes_of(vertex):
                 if not await self._has_ended(lane):
                     continue
                 if plan.vertex(vertex).definition.has_windows:
@@ -191,7 +190,7 @@ class Replay:
         routes = [
             replace(route(self._plan, edge), discard_when_full=False) for edge in self._plan.edges_out[lane.vertex]
         ]
-        buffers = [buffer for edge in self._plan.edges_out[lane.vertex] for buffer in buffers_of(self._plan, edge)]
+        buffers = [buffer for edge in self._plan.edges_out[lane.vertex] for buffer in self._plan.buffers_of(edge)]
         members = members_of(self._plan.graph, lane.vertex)
         ot = await self._stores.store(lane.vertex)
         stored = (await newest(ot)).get(lane.key)

@@ -21,7 +21,6 @@ from millstream.errors import UserError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.rewriting import rewritten
 from millstream.ledger.sharing import Sharing
-from millstream.plan.lanes import buffers_of, inputs_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.plan.sharing import same_frames
 from millstream.record import BufferId, LaneId, Position
@@ -77,7 +76,7 @@ async def leave(
     ledger = await ledger_of(vertex)
     assert ledger is not None, "it says which edges share"
     # This fences former owners that may still be running: they would write to the copy.
-    lanes = [lane for one in plan.stored_with(vertex) for lane in lanes_of(plan, one)]
+    lanes = [lane for one in plan.stored_with(vertex) for lane in plan.lanes_of(one)]
     writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes}
     prepared = _prepared(writers.values())
     for edge in edges:
@@ -120,11 +119,11 @@ async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:
 
 def _readers(plan: Plan, edge: str) -> list[tuple[LaneId, BufferId]]:
     """The lanes that read an edge, each with its buffer."""
-    buffers = set(buffers_of(plan, plan.edge(edge)))
+    buffers = set(plan.buffers_of(plan.edge(edge)))
     return [
         (lane, buffer)
-        for lane in lanes_of(plan, plan.edge(edge).to)
-        for buffer in inputs_of(plan, lane)
+        for lane in plan.lanes_of(plan.edge(edge).to)
+        for buffer in plan.inputs_of(lane)
         if buffer in buffers
     ]
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from millstream.clock import Clock
-from millstream.plan.lanes import owned_lanes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.logging import log_lane
 from millstream.telemetry.opening import Identity, ProcessTelemetry
@@ -91,7 +90,7 @@ async def open_vertex(
         for one in numbers:
             one.shared = shared
         await stack.enter_async_context(shared.damage_judged())
-        for lane in owned_lanes(shared.plan, config.vertex, config.replica):
+        for lane in shared.plan.owned_lanes(config.vertex, config.replica):
             opened = await open_lane(shared, lane, telemetry, stack)
             lanes.append(opened)
         await shared.catch_up()

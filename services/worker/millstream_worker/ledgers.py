@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import Sharing
-from millstream.plan.lanes import inputs_of, owned_lanes
 from millstream.record import BufferId
 from millstream.watermark.store import OtListener
 from millstream_vertex.settings import ledger_limits
@@ -57,8 +56,8 @@ class ReplicaLedgers:
             sharing = await self.sharing(vertex)
             limits = ledger_limits(self._plan, vertex)
             self._trimmers[vertex] = trimmer = await self._outside.trimmers.trimmer(vertex, limits, sharing)
-            lanes = owned_lanes(self._plan, self._config.vertex, self._config.replica)
-            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self._plan, lane)}:
+            lanes = self._plan.owned_lanes(self._config.vertex, self._config.replica)
+            for buffer in {buffer: None for lane in lanes for buffer in self._plan.inputs_of(lane)}:
                 if self._plan.edge(buffer.edge).from_ == vertex:
                     await self._listen_to_others(buffer, sharing, trimmer)
         return self._trimmers[vertex]

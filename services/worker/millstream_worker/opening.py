@@ -20,7 +20,6 @@ from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.pauses import Pauses, RepeatedFailure
-from millstream.plan.lanes import inputs_of, upstream_lanes
 from millstream.record import LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
@@ -264,10 +263,10 @@ class LaneOpening(StageOpening):
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:
         """The input of a lane that reads a buffer. `in_parts`: see `BufferReader`; `run`: see `BufferInput`."""
         shared, lane = self.shared, self.lane
-        (buffer,) = inputs_of(shared.plan, lane)
+        (buffer,) = shared.plan.inputs_of(lane)
         writer = shared.plan.edge(lane.input).from_
         back_edge = lane.input in shared.plan.back_edges
-        lane_input = LaneInput(buffer, upstream_lanes(shared.plan, buffer), back_edge=back_edge)
+        lane_input = LaneInput(buffer, shared.plan.upstream_lanes(buffer), back_edge=back_edge)
         if back_edge:
             shared.closing_cycle.append(lane_input)
         await shared.listen(writer, lane_input)

@@ -17,9 +17,9 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import SEPARATE
 from millstream.naming import Naming
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.record import LaneId
 from millstream.spec.graph import Network
+from millstream.spec.models import EdgeKind
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.input import Cycle, LaneInput
 from millstream_vertex.ownership import Ownership
@@ -62,7 +62,7 @@ class ReplicaResources:
             {
                 buffer: buffer_limits(self.plan, edge)
                 for edge in self.plan.edges_out[config.vertex]
-                for buffer in buffers_of(self.plan, edge)
+                for buffer in self.plan.buffers_of(edge)
             }
         )
 
@@ -116,9 +116,9 @@ class ReplicaResources:
 
     def router(self, network: Network, vertex: str) -> Router:
         """The router for the edges of a vertex in that network that have buffers."""
+        kinds: tuple[EdgeKind, ...] = ("data", "deadLetter", "late")
         data, dead, late = (
-            [route(network, edge) for edge in edges if not edge.chain]
-            for edges in (network.data_edges(vertex), network.dead_letter_edges(vertex), network.late_edges(vertex))
+            [route(network, edge) for edge in network.edges_of(vertex, kind) if not edge.chain] for kind in kinds
         )
         copies: defaultdict[str, list[Route]] = defaultdict(list)
         for one in data:
@@ -130,7 +130,7 @@ class ReplicaResources:
         members = next(group for group in self.plan.sccs if self.config.vertex in group)
         entering: list[LaneId] = []
         inside: list[tuple[LaneId, str]] = []
-        for lane in (lane for member in members for lane in lanes_of(self.plan, member)):
+        for lane in (lane for member in members for lane in self.plan.lanes_of(member)):
             writer = self.plan.edge(lane.input).from_
             if writer in members:
                 inside.append((lane, writer))

@@ -17,7 +17,6 @@ from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
-from millstream.plan.lanes import inputs_of, upstream_lanes
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
@@ -109,7 +108,7 @@ class ReduceOpening:
         positions = queue.positions()
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), queue.witnesses(buffer.edge), stack)
-            for buffer in inputs_of(plan, lane)
+            for buffer in plan.inputs_of(lane)
         ]
         milestones = None
         if group_by.keeps_input:
@@ -153,7 +152,7 @@ class ReduceOpening:
         plan = self.resolved.plan
         vertex = plan.vertex(self.core.lane.vertex)
         writer = plan.edge(buffer.edge).from_
-        lane_input = LaneInput(buffer, upstream_lanes(plan, buffer), back_edge=False)
+        lane_input = LaneInput(buffer, plan.upstream_lanes(buffer), back_edge=False)
         await self.listen(writer, lane_input)
         upstream = await self.ledger(writer)
         # If the log is behind the mark, it is rebuilt from frames that the mark has read: they are still the same.

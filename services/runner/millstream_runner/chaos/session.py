@@ -21,7 +21,6 @@ import psutil
 
 from millstream.background import beside
 from millstream.clock import MICROSECONDS, SystemClock
-from millstream.plan.lanes import all_lanes, lanes_of, owned_lanes
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
@@ -148,7 +147,7 @@ class ExperimentSession:
     async def _first_progress(self) -> None:
         """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
         resume."""
-        sinks = [lanes_of(self._plan, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
+        sinks = [self._plan.lanes_of(self._graph.head(vertex.name)) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._runner.over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
@@ -165,7 +164,7 @@ class ExperimentSession:
             await self._runner.wait_over(min(strike.wait_s, left_s))
             # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
             # is decided before the pause: timers of the event loop may fire a little early.
-            ended = self._runner.over or self._board.ended(all_lanes(self._plan))
+            ended = self._runner.over or self._board.ended(self._plan.all_lanes())
             if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
             if await self._strike(strike):
@@ -269,15 +268,15 @@ class ExperimentSession:
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
             # The function of a vertex that follows in a chain works for the lanes of its first vertex.
             served = [(self._graph.head(one.vertex), one.number) for one in victim.replicas]
-            return tuple(lane for vertex, number in served for lane in owned_lanes(self._plan, vertex, number))
+            return tuple(lane for vertex, number in served for lane in self._plan.owned_lanes(vertex, number))
         if victim is not None and victim.role in SPARK_ROLES:
-            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._plan, vertex.name))
-        return all_lanes(self._plan)
+            return tuple(lane for vertex in self._graph.reduces for lane in self._plan.lanes_of(vertex.name))
+        return self._plan.all_lanes()
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._runner.over:
-            taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._graph.sources)
+            taken = sum(self._board.records(self._plan.lanes_of(vertex.name)) for vertex in self._graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
@@ -291,7 +290,7 @@ class ExperimentSession:
             await self._runner.wait_over(END_TIMEOUT_S)
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
-        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._plan))
+        self._outcome.drained = self._outcome.drained and not self._board.ended(self._plan.all_lanes())
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:

@@ -13,7 +13,6 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import InfrastructureError, RetryLaterError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.watermark.store import OtStore
@@ -53,7 +52,7 @@ async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access:
 
 
 async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
-    lanes = {lane.key: lane for lane in lanes_of(plan, vertex)}
+    lanes = {lane.key: lane for lane in plan.lanes_of(vertex)}
     async with store.watch() as updates:
         async for update in updates:
             lane: LaneId | None = lanes.get(update.key)

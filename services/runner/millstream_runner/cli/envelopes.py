@@ -15,7 +15,6 @@ from millstream.errors import UserError
 from millstream.json_parser import parse_json
 from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
 from millstream_runner.local.view import PipelineView, stored_frames
 
@@ -60,7 +59,7 @@ async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[FoundEnv
     for edge in plan.edges:
         if edge.kind != "deadLetter":
             continue
-        for buffer in buffers_of(plan, edge):
+        for buffer in plan.buffers_of(edge):
             ledger = await view.ledger_of(buffer)
             async for stored in stored_frames(ledger, buffer, await view.consumed(buffer)):
                 frame = decoded(ledger.vertex, buffer, stored)

@@ -19,7 +19,6 @@ from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
-from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.watermark.store import OtStores, forget
@@ -100,7 +99,7 @@ async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:
             continue
         own = frozenset(plan.chain(vertex))
         marks = {}
-        for lane in lanes_of(plan, vertex):
+        for lane in plan.lanes_of(vertex):
             stored = await ledger.mark(lane)
             if stored is not None and any(_has_left(plan, one, own) for one in stored.mark.members):
                 marks[lane] = stored

@@ -27,7 +27,6 @@ from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
-from millstream.plan.lanes import owned_lanes
 from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
@@ -446,7 +445,7 @@ class _Run:
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"
         marks = await self._view.marks(replica.vertex)
-        lanes = owned_lanes(self._graph, replica.vertex, replica.number)
+        lanes = self._graph.owned_lanes(replica.vertex, replica.number)
         return all(lane in marks and marks[lane].ended for lane in lanes)
 
     def _result(self, exit_code: int, failure: Failure | None, summary: Summary | None) -> RunResult:

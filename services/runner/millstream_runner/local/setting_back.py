@@ -21,13 +21,11 @@ from millstream.errors import UserError
 from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.rewriting import rewritten
-from millstream.plan.lanes import all_lanes
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy
 from millstream.watermark.store import OtUpdate
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.stored import StoredPipeline
-from millstream_vertex.settings import keeps_input
 
 OWNER = "watermark"
 
@@ -74,7 +72,7 @@ class Watermarks:
         """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, OtUpdate]] = {}
-        for lane in all_lanes(self._plan):
+        for lane in self._plan.all_lanes():
             stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
@@ -93,7 +91,7 @@ class Watermarks:
         Raises `UserError` if lanes cannot be set back.
         """
         plan = self._plan
-        kept = [vertex.name for vertex in plan.reduces if keeps_input(plan, vertex.name)]
+        kept = [vertex.name for vertex in plan.reduces if plan.keeps_input(vertex.name)]
         if kept:
             raise UserError(
                 codes.NOT_SET_BACK,

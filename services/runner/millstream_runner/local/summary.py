@@ -18,7 +18,6 @@ from millstream import codes
 from millstream.account import Account, account_of, consumed
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
-from millstream.plan.lanes import lanes_of
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
@@ -117,7 +116,7 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
     for vertex in graph.vertices:
         total = Account()
         head = graph.head(vertex.name)
-        lanes = lanes_of(graph, head)
+        lanes = graph.lanes_of(head)
         for lane in lanes:
             account = account_of(vertex.name, lane, marks[lane]) if lane in marks else Account()
             total.add(account)

@@ -236,11 +236,10 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StageOpening) -> N
 
 def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
-    from millstream.plan.lanes import inputs_of
     from millstream_vertex.taking_over import held_instead
 
     async def found() -> HeldInstead:
-        (buffer,) = inputs_of(opening.plan, opening.lane)
+        (buffer,) = opening.plan.inputs_of(opening.lane)
         return partial(
             held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
         )

@@ -19,7 +19,6 @@ from millstream.ledger.packs import finished_bytes, frames_in
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.ledger.rewriting import rewritten
 from millstream.ledger.witness import from_messages, given_up_of
-from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -27,7 +26,6 @@ from millstream_runner.local.repair.finding import Finding, LostStretch, bare, r
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
 from millstream_runner.local.stored import StoredPipeline
 from millstream_runner.local.view import stored_frames
-from millstream_vertex.settings import keeps_input
 
 if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
@@ -45,7 +43,7 @@ class StageInputs:
         self._windows = windows
 
     async def logs(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.plan)):
+        for lane in self._stored.known(self._stored.plan.all_lanes()):
             if not self._stored.plan.vertex(lane.vertex).definition.has_windows:
                 continue
             ledger, mark = await self._stored.ledger_and_mark(lane)
@@ -101,9 +99,9 @@ class StageInputs:
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
         """Whether the log can be rebuilt from the input that the lane keeps."""
-        if not keeps_input(self._stored.plan, lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
+        if not self._stored.plan.keeps_input(lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
             return False
-        for buffer in inputs_of(self._stored.plan, lane):
+        for buffer in self._stored.plan.inputs_of(lane):
             upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
             if upstream is None:
                 return False
@@ -126,15 +124,15 @@ class StageInputs:
         return await look.before_position(_frames(own, buffer, 0, None))
 
     async def buffers(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.plan)):
+        for lane in self._stored.known(self._stored.plan.all_lanes()):
             own, mark = await self._stored.ledger_and_mark(lane)
             if own is None:
                 continue
             look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-            is_kept = keeps_input(self._stored.plan, lane.vertex)
-            for buffer in inputs_of(self._stored.plan, lane):
+            is_kept = self._stored.plan.keeps_input(lane.vertex)
+            for buffer in self._stored.plan.inputs_of(lane):
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
-                if upstream is None or self._stored.unknown.intersection(upstream_lanes(self._stored.plan, buffer)):
+                if upstream is None or self._stored.unknown.intersection(self._stored.plan.upstream_lanes(buffer)):
                     continue
                 if is_kept and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)
@@ -150,7 +148,7 @@ class StageInputs:
         """What is wrong between the reader's position and the end of the buffer."""
         sequence, read = _read_up_to(mark, buffer, look)
         written = {}
-        for writer in upstream_lanes(self._stored.plan, buffer):
+        for writer in self._stored.plan.upstream_lanes(buffer):
             stored = await self._stored.mark(upstream, writer)
             totals = stored.mark.written if stored is not None else ()
             written[writer.key] = next((total.frames for total in totals if _is(total, buffer)), 0)
@@ -192,7 +190,7 @@ class StageInputs:
         await self._stored.forget(lane)
         async with rewritten(own, lane, _OWNER) as mark:
             # No sequence that was read is used again.
-            writer = next(iter(upstream_lanes(self._stored.plan, buffer)))
+            writer = next(iter(self._stored.plan.upstream_lanes(buffer)))
             last = await self._stored.repairs.last_sequence(upstream.vertex)
             while last < reading.up_to.sequence:
                 last = (await upstream.take_over(writer, _OWNER)).sequence
@@ -221,7 +219,7 @@ class StageInputs:
         """Records and stored bytes that were written to the buffer, minus those that were read and those that wait."""
         buffer = reading.up_to.buffer
         records, size = -reading.waiting_records, -reading.waiting_bytes
-        for writer in upstream_lanes(self._stored.plan, buffer):
+        for writer in self._stored.plan.upstream_lanes(buffer):
             stored = await self._stored.mark(upstream, writer)
             for total in stored.mark.written if stored is not None else ():
                 if _is(total, buffer):
@@ -248,7 +246,7 @@ class StageInputs:
             if await self._stored.repairs.holds_mark(ledger.vertex, frame.sequence):
                 writer = frame.witness.lane if frame.witness is not None else ""
                 plan = self._stored.plan
-                lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in lanes_of(plan, vertex))
+                lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in plan.lanes_of(vertex))
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
             await self._stored.repairs.remove(ledger.vertex, buffer, frame.sequence)
@@ -260,7 +258,7 @@ class StageInputs:
         edges = {edge.name: edge.to for edge in plan.edges}
         others = [one for one in ledger.sharing.readers(ledger.sharing.stored(buffer)) if one != buffer]
         for other in (one for one in others if one.edge in edges):
-            for lane in (lane for lane in lanes_of(plan, edges[other.edge]) if other in inputs_of(plan, lane)):
+            for lane in (lane for lane in plan.lanes_of(edges[other.edge]) if other in plan.inputs_of(lane)):
                 own, mark = await self._stored.ledger_and_mark(lane)
                 if own is None:
                     continue
