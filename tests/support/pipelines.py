@@ -13,8 +13,8 @@ from pathlib import Path
 
 from millstream.account import Account, account_of
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.connection import open_connection

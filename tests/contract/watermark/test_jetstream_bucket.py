@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.record import LaneId
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
