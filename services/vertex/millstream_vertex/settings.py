@@ -23,7 +23,6 @@ from millstream.limits import (
     OT_LITTLE_SHARE,
 )
 from millstream.plan.plan import Plan
-from millstream.plan.sharing import same_frames
 from millstream.spec.connectors import IdBounds
 from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge, Pipeline
@@ -101,7 +100,7 @@ def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
-        sharing=Sharing.of(same_frames(plan, vertex)),
+        sharing=Sharing.of(plan.same_frames(vertex)),
     )
 
 

@@ -97,7 +97,7 @@ async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:
         ledger = await broker.existing_ledger(vertex)
         if ledger is None:
             continue
-        own = frozenset(plan.chain(vertex))
+        own = frozenset(plan.graph.chain(vertex))
         marks = {}
         for lane in plan.lanes_of(vertex):
             stored = await ledger.mark(lane)
@@ -120,7 +120,7 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
     for lane, stored in chain.marks.items():
         gone = {one.vertex: one for one in stored.mark.members if _has_left(plan, one, chain.own)}
         for vertex, member in gone.items():
-            if plan.head(vertex) != vertex:
+            if plan.graph.head(vertex) != vertex:
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
             was = stored.mark
@@ -143,8 +143,8 @@ def _add(
     account = Account.from_message(mark.account)
     account.add(Account.from_message(gone[vertex].account))
     mark.account.CopyFrom(account.to_message())
-    _add_members(mark, [gone[name] for name in plan.chain(vertex)[1:] if name in gone])
-    edges = {edge.name for name in plan.chain(vertex) for edge in plan.graph.edges_out[name]}
+    _add_members(mark, [gone[name] for name in plan.graph.chain(vertex)[1:] if name in gone])
+    edges = {edge.name for name in plan.graph.chain(vertex) for edge in plan.graph.edges_out[name]}
     _add_written(mark, [one for one in written if one.edge in edges])
 
 
