@@ -16,8 +16,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.account import Account, account_of, consumed
-from millstream.errors import DamageError
-from millstream.ledger.witness import REPAIR
+from millstream.errors import REPAIR, DamageError
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
