@@ -23,7 +23,6 @@ from millstream.naming import Origin
 from millstream.record import LaneId
 from millstream.telemetry.telemetry import Telemetry
 from millstream.telemetry.untraced import Span
-from millstream_reader.buffer import late_records
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters
@@ -117,7 +116,7 @@ class Stages:
             if result.frame is not None:
                 unit.observed = result.frame.times_only()
         else:
-            result.account.late = late_records(frame, watermark_us)
+            result.account.late = frame.late_records(watermark_us)
         if place:
             passed = unit.passed[place - 1]
             passed.records += frame.records
