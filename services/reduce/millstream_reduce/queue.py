@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
+from millstream.errors import REPAIR, DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
-from millstream.ledger.witness import REPAIR, from_messages
+from millstream.ledger.witness import from_messages
 from millstream.limits import (
     HAND_OVER_BYTES_MAX,
     HAND_OVER_PIECES_MAX,
@@ -41,7 +41,7 @@ from millstream.limits import (
     LOG_UNSYNCED_BYTES_MAX,
     MIB,
 )
-from millstream.pauses import Pauses, RepeatedFailure
+from millstream.pauses import Pauses, RepeatedFailure, until_done
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -218,14 +218,13 @@ class Queue:
 
     async def _once_there_is_room(self, write: Callable[[], Awaitable[None]], advice: str = "") -> None:
         """Write, as often as it takes on a full disk. `advice`: follows what the log says about that."""
-        pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
-        while True:
-            try:
-                await write()
-                return full.over(_log, f"{self._log.identity}: ")
-            except StorageFullError as error:
-                full.warn(_log, "", f"{error}{advice}")
-                await pauses.wait()
+        full = RepeatedFailure()
+
+        def report(error: StorageFullError) -> None:
+            full.warn(_log, "", f"{error}{advice}")
+
+        await until_done(write, StorageFullError, report, Pauses(_RETRY_FIRST_S, _RETRY_LAST_S))
+        full.over(_log, f"{self._log.identity}: ")
 
     async def room(self, timeout_s: float | None = None) -> bool:
         """Wait until something may be appended, at most so long; whether it may.
