@@ -47,7 +47,7 @@ class VertexProcess:
                 task.cancel()
         await self._shared.ledgers.finish_trimming()
         for lane in self._lanes:
-            await lane.core.publish_last()
+            await lane.core.publisher.flush()
             log_finished(lane.statistics())
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import Sharing
@@ -14,7 +15,7 @@ from millstream.record import BufferId
 from millstream.watermark.store import OtListener
 from millstream_vertex.settings import ledger_limits
 from millstream_vertex.shared_copies import checked
-from millstream_vertex.trimming import OtherReader, Trimmer
+from millstream_vertex.trimming import Trimmer
 from millstream_worker.environment import Environment, VertexConfig
 
 
@@ -73,6 +74,6 @@ class ReplicaLedgers:
         """Report to the trimmer the positions of the other readers of this buffer's copy."""
         for other in sharing.readers(sharing.stored(buffer)):
             if other != buffer:
-                vertex, listener = self._plan.edge(other.edge).to, OtherReader(other, trimmer)
+                vertex, listener = self._plan.edge(other.edge).to, partial(trimmer.consumed_elsewhere, other)
                 await self._listen(vertex, listener)
                 self._others[vertex].append(listener)

@@ -19,7 +19,7 @@ from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import FRAME_RECORDS_MAX
-from millstream.pauses import Pauses, RepeatedFailure
+from millstream.pauses import Pauses, RepeatedFailure, until_done
 from millstream.record import LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
@@ -134,19 +134,16 @@ class StageOpening:
         While the system is unavailable, this waits and asks again. The replica's readiness has the reason, and a
         replica that has to stop does not wait for the system: nothing is in flight.
         """
-        readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
-        failure = RepeatedFailure()
-        while True:
-            try:
-                found = await ask()
-            except RetryLaterError as error:
-                failure.warn(_log, "", str(error))
-                readiness.waits_for_outside(str(error))
-                await pauses.wait()
-            else:
-                failure.over(_log, f"{self.lane}: ")
-                readiness.reached_outside()
-                return found
+        readiness, failure = self.shared.readiness, RepeatedFailure()
+
+        def report(error: RetryLaterError) -> None:
+            failure.warn(_log, "", str(error))
+            readiness.waits_for_outside(str(error))
+
+        found = await until_done(ask, RetryLaterError, report, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S))
+        failure.over(_log, f"{self.lane}: ")
+        readiness.reached_outside()
+        return found
 
     def step(self, stage: Stage, number: int = 0) -> Step:
         """The stage as a part of the lane. `number`: the place of its vertex in the chain."""
@@ -269,7 +266,7 @@ class LaneOpening(StageOpening):
         lane_input = LaneInput(buffer, shared.plan.upstream_lanes(buffer), back_edge=back_edge)
         if back_edge:
             shared.closing_cycle.append(lane_input)
-        await shared.listen(writer, lane_input)
+        await shared.listen(writer, lane_input.observe)
         mark = self.core.committer.mark
         reader = await self.stack.enter_async_context(
             open_buffer_reader(

@@ -74,11 +74,11 @@ class ReplicaResources:
         shared = cls(config, clock, outside, readiness)
         shared._sharing = await shared.ledgers.sharing(config.vertex)
         try:
-            await shared.listen(config.vertex, shared.ownership)
+            await shared.listen(config.vertex, shared.ownership.observe)
             for buffer, fill in shared.backpressure.fills.items():
-                await shared.listen(shared.plan.edge(buffer.edge).to, fill.downstream)
+                await shared.listen(shared.plan.edge(buffer.edge).to, fill.on_reader)
                 if shared.vertex.replicas > 1:
-                    await shared.listen(config.vertex, fill.upstream)
+                    await shared.listen(config.vertex, fill.on_writer)
             yield shared
         finally:
             outside.watches.forget(shared._listeners)

@@ -21,6 +21,7 @@ from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
 from millstream.udf.protocol import StreamName
+from millstream.watermark.store import OtListener
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
 from millstream_reduce.engine import OpenWindowEngine
@@ -62,8 +63,8 @@ class ReduceOpening:
     """The ledger of a vertex."""
     trimmer: Callable[[str], Awaitable[Trimmer]]
     """The trimmer of the ledger of a vertex."""
-    listen: Callable[[str, LaneInput], Awaitable[None]]
-    """Passes the updates of that vertex's OT store to an input."""
+    listen: Callable[[str, OtListener], Awaitable[None]]
+    """Passes the updates of that vertex's OT store to a listener."""
     open_engine: OpenWindowEngine
     files: Files
     """The file operations of the log."""
@@ -153,7 +154,7 @@ class ReduceOpening:
         vertex = plan.vertex(self.core.lane.vertex)
         writer = plan.edge(buffer.edge).from_
         lane_input = LaneInput(buffer, plan.upstream_lanes(buffer), back_edge=False)
-        await self.listen(writer, lane_input)
+        await self.listen(writer, lane_input.observe)
         upstream = await self.ledger(writer)
         # If the log is behind the mark, it is rebuilt from frames that the mark has read: they are still the same.
         read = next((done.read for done in self.core.committer.mark.reduce.inputs if done.edge == buffer.edge), ())

@@ -29,7 +29,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
 from millstream.spec.loading import LoadedPipeline, load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.store import OtStore, OtStores, OtUpdate
+from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime, read_json
@@ -262,9 +262,7 @@ async def _watch(
 
 async def _follow(stores: OtStores, vertex: str, take: Callable[[OtUpdate], None]) -> None:
     """Pass on what a vertex publishes."""
-    async with (await _store(stores, vertex)).watch() as updates:
-        async for update in updates:
-            take(update)
+    await follow(await _store(stores, vertex), [take])
 
 
 async def _store(stores: OtStores, vertex: str) -> OtStore:
