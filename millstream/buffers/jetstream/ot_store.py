@@ -96,7 +96,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 queue.fail(error)
 
         client = self._connection.client
-        subscription = await self._connection.listen(f"{self._prefix}>", on_update)
+        subscription = await self._connection.client.listen(f"{self._prefix}>", on_update)
         try:
             yield
         finally:
