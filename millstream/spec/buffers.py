@@ -10,8 +10,7 @@ from millstream import codes
 from millstream.compression import Compression
 from millstream.nearest import one_of
 from millstream.spec.registry import Registry
-from millstream.spec.rules import After
-from millstream.spec.values import problem
+from millstream.spec.values import After, problem
 
 DEFAULT = "jetstream"
 TECHNOLOGIES: Registry[object] = Registry(

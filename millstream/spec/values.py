@@ -1,4 +1,4 @@
-"""The scalar types of the pipeline file, from which models are built, and their base class.
+"""The scalar types of the pipeline file, from which models are built, with their rules and their base class.
 
 Owns the written forms of durations, quantities and names. Above it: the models. It knows nothing of pipelines.
 """
@@ -22,7 +22,7 @@ from millstream.spec.model import (
     listed,
     problem,
 )
-from millstream.spec.rules import After, Before, Schema, Strict
+from millstream.spec.rules import After, Before, Chosen, NotEmpty, Schema, Strict, Tag
 
 NAME_LENGTH_MAX = 63
 """Maximum length of a vertex, edge or pipeline name, in characters (a DNS label)."""
@@ -253,18 +253,24 @@ __all__ = [
     "NAME_LENGTH_MAX",
     "NONE_GIVEN",
     "SPEC_PROBLEM",
+    "After",
+    "Before",
+    "Chosen",
     "Count",
     "Duration",
     "EdgeName",
     "Flag",
     "Name",
     "Needed",
+    "NotEmpty",
     "PositiveCount",
     "PositiveDuration",
     "Quantity",
     "ShapeProblem",
     "Share",
     "SpecModel",
+    "Strict",
+    "Tag",
     "Text",
     "as_duration",
     "at_most_one",

@@ -9,8 +9,7 @@ from typing import Annotated
 from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
+from millstream.spec.values import After, PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from millstream import codes
-from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import (
+    After,
     Flag,
     Needed,
+    NotEmpty,
     PositiveCount,
     PositiveDuration,
     Quantity,

@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 
 from millstream import codes
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, exactly_one, field
+from millstream.spec.values import (
+    After,
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    conflicts,
+    exactly_one,
+    field,
+)
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
 _WAYS = ("path", "recordField", "link")

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference, secret_in_file
-from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import (
     Flag,
     PositiveDuration,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
     field,
     text_check,

@@ -11,13 +11,14 @@ from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, is_open, stays_on_this_machine
 from millstream.spec.values import (
+    After,
     Flag,
     PositiveDuration,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
     exactly_one,
     field,

@@ -11,9 +11,19 @@ from millstream import codes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem, without_effect
+from millstream.spec.values import (
+    After,
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Strict,
+    Text,
+    field,
+    problem,
+    without_effect,
+)
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
 from millstream_connectors.shared.tables.settings import TableSink, repeated
 
