@@ -515,7 +515,7 @@ class JetStreamBroker:
         if info is None:
             info = await self._make("CREATE", stream, wanted, limits)
         elif any(info["config"].get(key) != value for key, value in wanted.items() if key != "metadata"):
-            info = await self._make("UPDATE", stream, {**info["config"], **wanted, **_as_made(info)}, limits)
+            info = await self._make("UPDATE", stream, _changed(info, wanted), limits)
         ledger = await self._opened(stream, vertex, info)
         durability.check(ledger.durability, self._require, self._connection.place)
         return ledger
@@ -573,7 +573,7 @@ class JetStreamBroker:
             if error.code == NAME_IN_USE:
                 # Another process created it at the same time, from another specification.
                 made = await until_answered(self._connection, f"STREAM.INFO.{stream}")
-                return await self._make("UPDATE", stream, {**config, **_as_made(made)}, limits)
+                return await self._make("UPDATE", stream, _changed(made, config), limits)
             if error.code in NO_STORAGE:
                 raise InfrastructureError(
                     codes.BROKER_RESERVATION,
@@ -640,9 +640,10 @@ def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def _as_made(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stream that an update must not change."""
-    return {"metadata": info["config"]["metadata"]}
+def _changed(info: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of an existing stream with the settings that a ledger requires. The metadata stays: a stream
+    keeps its layout. So does everything else, such as the number of copies, which is the operator's."""
+    return {**info["config"], **wanted, "metadata": info["config"]["metadata"]}
 
 
 def jetstream_broker(

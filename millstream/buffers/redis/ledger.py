@@ -290,11 +290,6 @@ class RedisBroker:
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         """Open the ledger of a vertex; create it if it is missing."""
-        if limits.replicas > 1:
-            raise InfrastructureError(
-                codes.BROKER_ROLE,
-                "a commit to Redis waits for one copy only, so a ledger cannot have more copies there",
-            )
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):

@@ -125,7 +125,7 @@ async def test_a_bucket_that_was_set_back_is_read_as_it_is_now(tmp_path: Path) -
         await store.flush()
         assert len(await store.get_all()) == len(lanes)
         await connection.api("STREAM.DELETE.KV_p-clean-OT")
-        await store.create("p", 1)
+        await store.create("p")
         assert await store.get_all() == {}
         for lane in lanes[:2]:
             await connection.request(f"$KV.p-clean-OT.{lane.key}", OtEntry(epoch=2).SerializeToString())

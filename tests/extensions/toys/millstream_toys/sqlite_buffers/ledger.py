@@ -287,8 +287,6 @@ class SqliteBroker:
         self._ledgers: dict[str, SqliteLedger] = {}
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
-        if limits.replicas > 1:
-            raise InfrastructureError(codes.BROKER_ROLE, "SQLite keeps one copy of a ledger")
         bounds = (limits.frames_per_buffer_max, limits.bytes_max)
 
         def make(database: sqlite3.Connection) -> None:
