@@ -14,23 +14,28 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from millstream.background import beside
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.clock import MICROSECONDS, SystemClock
+from millstream.errors import InfrastructureError, RetryLaterError, first_cause
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.lanes import all_lanes, lanes_of, owned_lanes
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
+from millstream.watermark.store import OtStore
 from millstream_runner.chaos.faults import Injector
 from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
 from millstream_runner.chaos.processes import RunProcess, processes_of
 from millstream_runner.chaos.resume import Board, OpenFault
 from millstream_runner.chaos.running import RunnerProcess
-from millstream_runner.chaos.watching import watch
 
 RESUME_TIMEOUT_S = 60.0
 """A run that has not recovered after this time is not waited for any longer, and the verdict says so."""
@@ -43,6 +48,7 @@ _FIND_TIMEOUT_S = 3.0
 _FIND_SPARK_TIMEOUT_S = 60.0
 """The same for a process of Spark, which takes longer."""
 _POLL_S = 0.03
+_WATCH_POLL_S = 0.05
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
@@ -310,3 +316,49 @@ def leftovers(data_dir: Path) -> list[str]:
         if any(str(data_dir) in part for part in command):
             found.append(f"{process.info['pid']} {' '.join(command)[:200]}")
     return found
+
+
+async def watch(plan: Plan, runner: RunnerProcess, board: Board) -> None:
+    """Pass everything that lanes publish to the board, across all restarts of the broker and the runner, until
+    cancelled."""
+    while True:
+        access = _access(plan, runner)
+        if access is None:
+            await asyncio.sleep(_WATCH_POLL_S)
+            continue
+        with suppress(InfrastructureError, RetryLaterError):
+            await _watch_broker(plan, runner, board, access)
+
+
+async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access: Access) -> None:
+    """Watch as long as the broker of the run has this port and this key."""
+    opening = technology_of(plan.pipeline).open(
+        access, plan.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
+    )
+    async with opening as buffer:
+        opened = {vertex: await buffer.stores.store(vertex) for vertex in plan.order}
+        try:
+            async with AsyncExitStack() as hearing:
+                for vertex, store in opened.items():
+                    await hearing.enter_async_context(beside(_hear(plan, board, vertex, store), f"hear {vertex}"))
+                while _access(plan, runner) in (None, access):  # noqa: ASYNC110  # a file tells
+                    await asyncio.sleep(_WATCH_POLL_S)
+        except BaseExceptionGroup as group:
+            # One failure stands for all: they have one cause, the broker.
+            raise first_cause(group) or group from None
+
+
+async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
+    lanes = {lane.key: lane for lane in lanes_of(plan, vertex)}
+    async with store.watch() as updates:
+        async for update in updates:
+            lane: LaneId | None = lanes.get(update.key)
+            if lane is not None:
+                board.observe(lane, update)
+
+
+def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
+    runtime = runner.runtime()
+    if runtime is None or not runtime.broker_url:
+        return None
+    return runner.data.access(runtime, technology_of(plan.pipeline))

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,6 @@ from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
 from millstream_runner.local.screen import Screen
-from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
 from millstream_runner.local.summary import Summary, check_stored, summarize
@@ -82,9 +82,30 @@ _LOOKS_MAX = 100
 """How often the broker is asked for what the summary needs: 5 s if it answers at once."""
 SAME_DECISION_S = 0.3
 """Signals within this time are one decision: `timeout` signals its child, and then the group of both."""
+ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOCK = SystemClock()
 ABORTED = 130
 """Exit code after a second Ctrl-C, as shells report it."""
+
+
+@contextlib.contextmanager
+def signals_handled(handler: Callable[[], None]) -> Iterator[None]:
+    """Make SIGINT, SIGTERM and SIGHUP call `handler`. Afterwards they have no effect while the loop exists, so that a
+    run that has ended can finish."""
+    loop = asyncio.get_running_loop()
+    for number in ASKED_TO_STOP:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in ASKED_TO_STOP:
+            loop.add_signal_handler(number, lambda: None)
+
+
+def ignore_signals() -> None:
+    """The same without a loop, for a process that only has to print its result."""
+    for number in ASKED_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +257,7 @@ class _Run:
     async def run(self, plans: Sequence[ProcessPlan], port: int | None) -> RunResult:
         """`plans`: those of the workers. `port`: that of the broker of the previous run."""
         logs = self._directory.logs
-        with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
+        with signals_handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
             members = self._open_members(files, plans, port)
             try:
                 summary = await self._run_processes(members)
