@@ -35,24 +35,28 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 def lines(experiment: Experiment) -> list[str]:
     """The report for people."""
     struck = experiment.outcome.struck
-    rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
-    rows += [
-        _row(what, [one for one in struck if one.strike.what == what])
-        for what in sorted({one.strike.what for one in struck})
+    rows = [
+        ("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX"),
+        *(
+            _row(what, [one for one in struck if one.strike.what == what])
+            for what in sorted({one.strike.what for one in struck})
+        ),
+        _row("all without Spark", [one for one in struck if not one.spark_again]),
     ]
-    rows.append(_row("all without Spark", [one for one in struck if not one.spark_again]))
     if any(one.spark_again for one in struck):
         rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
     found = [*aligned(rows, left={0}), ""]
-    checks: list[tuple[str, ...]] = [("CHECK", "OF", "RESULT", "")]
-    checks += [
-        (
-            check["what"],
-            check["subject"],
-            check["result"].upper() if check["result"] == "violated" else check["result"],
-            check["detail"],
-        )
-        for check in experiment.verdict["checks"]
+    checks = [
+        ("CHECK", "OF", "RESULT", ""),
+        *(
+            (
+                check["what"],
+                check["subject"],
+                check["result"].upper() if check["result"] == "violated" else check["result"],
+                check["detail"],
+            )
+            for check in experiment.verdict["checks"]
+        ),
     ]
     found += aligned(checks, left={0, 1, 2, 3})
     if experiment.outcome.succeeded:
@@ -72,8 +76,7 @@ def lines(experiment: Experiment) -> list[str]:
 def _conclusion(experiment: Experiment) -> str:
     if experiment.sound:
         return "SOUND"
-    violated = experiment.faults or not experiment.verdict["sound"]
-    return "VIOLATED" if violated else "INCOMPLETE"
+    return "VIOLATED" if experiment.faults or not experiment.verdict["sound"] else "INCOMPLETE"
 
 
 def fault_line(struck: Struck) -> str:

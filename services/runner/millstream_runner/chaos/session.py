@@ -125,7 +125,6 @@ class ExperimentSession:
         are over, and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle
-        self._graph = plan.graph
         self._plan = plan
         self._runner = runner
         self._injector = injector
@@ -154,7 +153,7 @@ class ExperimentSession:
     async def _first_progress(self) -> None:
         """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
         resume."""
-        sinks = [lanes_of(self._plan, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
+        sinks = [lanes_of(self._plan, self._plan.graph.head(vertex.name)) for vertex in self._plan.graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._runner.over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
@@ -162,7 +161,7 @@ class ExperimentSession:
             await asyncio.sleep(_POLL_S)
 
     async def _strike_all(self) -> None:
-        roles = roles_of(self._graph)
+        roles = roles_of(self._plan.graph)
         done = 0
         for strike in strikes(self._assignment.seed, self._assignment.kinds, roles):
             if not strike.into_recovery:
@@ -174,8 +173,7 @@ class ExperimentSession:
             ended = self._runner.over or self._board.ended(all_lanes(self._plan))
             if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
-            if await self._strike(strike):
-                done += 1
+            done += await self._strike(strike)
         await self._until_back()
 
     async def _strike(self, strike: Strike) -> bool:
@@ -192,7 +190,7 @@ class ExperimentSession:
             victim.name if victim is not None else "",
             victim.process.pid if victim is not None else 0,
             time.monotonic() - self._begun_s,
-            bool(self._graph.reduces) and strike.role in (Role.RUNNER, Role.SPARK, Role.JVM),
+            bool(self._plan.graph.reduces) and strike.role in (Role.RUNNER, Role.SPARK, Role.JVM),
         )
         lanes = self._lanes_of(victim)
         results = strike.role in SPARK_ROLES
@@ -259,8 +257,7 @@ class ExperimentSession:
         return None
 
     async def _find(self, strike: Strike) -> RunProcess | None:
-        patience_s = _FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + (_FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S)
         while not self._runner.over:
             found = [one for one in processes_of(self._runner.pid) if one.role is strike.role]
             if found:
@@ -274,16 +271,16 @@ class ExperimentSession:
         """The lanes that a process serves; all of them if no process is given."""
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
             # The function of a vertex that follows in a chain works for the lanes of its first vertex.
-            served = [(self._graph.head(one.vertex), one.number) for one in victim.replicas]
+            served = [(self._plan.graph.head(one.vertex), one.number) for one in victim.replicas]
             return tuple(lane for vertex, number in served for lane in owned_lanes(self._plan, vertex, number))
         if victim is not None and victim.role in SPARK_ROLES:
-            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._plan, vertex.name))
+            return tuple(lane for vertex in self._plan.graph.reduces for lane in lanes_of(self._plan, vertex.name))
         return all_lanes(self._plan)
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._runner.over:
-            taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._graph.sources)
+            taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._plan.graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
@@ -310,12 +307,10 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
 
 def leftovers(data_dir: Path) -> list[str]:
     """Processes that still work on this data directory, or that a run has left behind."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = process.info["cmdline"] or []
-        if any(str(data_dir) in part for part in command):
-            found.append(f"{process.info['pid']} {' '.join(command)[:200]}")
-    return found
+    running = [(one.info["pid"], one.info["cmdline"] or []) for one in psutil.process_iter(["pid", "cmdline"])]
+    return [
+        f"{pid} {' '.join(command)[:200]}" for pid, command in running if any(str(data_dir) in part for part in command)
+    ]
 
 
 async def watch(plan: Plan, runner: RunnerProcess, board: Board) -> None:
@@ -332,10 +327,9 @@ async def watch(plan: Plan, runner: RunnerProcess, board: Board) -> None:
 
 async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access: Access) -> None:
     """Watch as long as the broker of the run has this port and this key."""
-    opening = technology_of(plan.pipeline).open(
+    async with technology_of(plan.pipeline).open(
         access, plan.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
-    )
-    async with opening as buffer:
+    ) as buffer:
         opened = {vertex: await buffer.stores.store(vertex) for vertex in plan.order}
         try:
             async with AsyncExitStack() as hearing:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,42 +24,36 @@ from millstream_runner.chaos.oracle.sinks import Row
 _US = 1_000_000
 
 
-@dataclass(slots=True)
-class Numbers:
-    """Numbered rows of one sink."""
-
-    ids: dict[int, str] = field(default_factory=dict)
-    repeated: list[int] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, rows: Iterable[Row]) -> Numbers:
-        found = cls()
-        for row in rows:
-            number = int(row["number"])
-            if number in found.ids:
-                found.repeated.append(number)
-            found.ids[number] = row["id"]
-        return found
+def _numbered(rows: Iterable[Row]) -> tuple[dict[int, str], list[int]]:
+    """The ids of the numbered rows of one sink, and the numbers that are repeated."""
+    ids: dict[int, str] = {}
+    repeated: list[int] = []
+    for row in rows:
+        number = int(row["number"])
+        if number in ids:
+            repeated.append(number)
+        ids[number] = row["id"]
+    return ids, repeated
 
 
 def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
     """Each number once in each sink, with the same id in all of them."""
     checks: list[Check] = []
-    first: tuple[str, Numbers] | None = None
+    first: tuple[str, dict[int, str]] | None = None
     for name, rows in sinks.items():
-        found = Numbers.read(rows)
-        lost = [number for number in range(records) if number not in found.ids]
-        foreign = [number for number in found.ids if not 0 <= number < records]
+        ids, repeated = _numbered(rows)
+        lost = [number for number in range(records) if number not in ids]
+        foreign = [number for number in ids if not 0 <= number < records]
         faults = [f"{len(lost):,} numbers are missing, the first is {lost[0]}"] if lost else []
         faults += [f"{len(foreign):,} numbers were never made, such as {foreign[0]}"] if foreign else []
-        faults += [f"number {number} is repeated" for number in found.repeated]
-        counts = {"lost": len(lost), "repeated": len(found.repeated) + len(foreign)}
-        checks.append(checked(name, "each number once", faults, f"{len(found.ids):,} numbers", **counts))
+        faults += [f"number {number} is repeated" for number in repeated]
+        counts = {"lost": len(lost), "repeated": len(repeated) + len(foreign)}
+        checks.append(checked(name, "each number once", faults, f"{len(ids):,} numbers", **counts))
         if first is None:
-            first = name, found
+            first = name, ids
             continue
-        both = first[1].ids.keys() & found.ids.keys()
-        differing = sorted(number for number in both if first[1].ids[number] != found.ids[number])
+        both = first[1].keys() & ids.keys()
+        differing = sorted(number for number in both if first[1][number] != ids[number])
         faults = [f"number {number} has a different id than in {first[0]}" for number in differing]
         what = f"the same id for each number as in {first[0]}"
         checks.append(checked(name, what, faults, f"{len(both):,} numbers", disagreeing=len(differing)))
