@@ -188,13 +188,10 @@ class _Reader:
     def _expected(self, place: Place, item: Any) -> ExpectedRecord:
         members = self._record(place, item, _EXPECTED)
         given = self._one_of(place, members, (*_VALUES, "contains"))
-        contains = None
-        if given == "contains":
-            contains = self._mapping((*place, "contains"), members["contains"])
         return ExpectedRecord(
             line=self._document.place_of(place).line,
             json=members["value"] if given == "value" else _MISSING,
-            contains=contains,
+            contains=self._mapping((*place, "contains"), members["contains"]) if given == "contains" else None,
             raw=self._raw((*place, given), given, members[given]) if given in ("text", "base64") else None,
             time_us=self._time(place, members),
             keys=self._keys(place, members),

@@ -34,13 +34,13 @@ from millstream.spec.models import Vertex
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream.spec.values import parse_quantity
-from millstream_connectors.file.settings import FileSink
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.reporting import check_place, reporting
 from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local.directory import DataDirectory, read_json, root_of
 from millstream_runner.local.formatting import duration_text, folded
+from millstream_runner.local.outputs import file_sinks
 from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult, ignore_signals
@@ -315,13 +315,10 @@ def _listed(names: list[str]) -> str:
 
 
 def _results(loaded: LoadedPipeline) -> Iterator[str]:
-    for vertex in loaded.graph.vertices:
-        for placed in vertex.ends:
-            settings = placed.end.settings
-            if isinstance(settings, FileSink):
-                directory = loaded.base_dir / settings.path
-                if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
-                    yield os.path.relpath(directory)
+    for _, path in file_sinks(loaded.graph):
+        directory = loaded.base_dir / path
+        if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
+            yield os.path.relpath(directory)
 
 
 def _changes(loaded: LoadedPipeline) -> Iterator[tuple[str, bool]]:

@@ -93,8 +93,7 @@ def _program(key: str) -> str:
     from millstream.ledger.protocol import DurabilityLevel
 
     with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
-        server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0)
-        command = server.command()
+        command = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0).command()
     if not command:
         return f"files of {key}, without a server"
     return _first_line(command[0], "--version") or command[0]

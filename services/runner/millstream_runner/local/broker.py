@@ -215,7 +215,7 @@ class EmbeddedBroker:
         that follows has what the disk has. If that fails again and again soon after a start, the disk is broken.
         """
         begun_s = time.monotonic()
-        await self._until(self._cannot_write)
+        await self._until(lambda: self._write_failure is not None or self._free_bytes() < _FULL_BYTES)
         if self._write_failure is WriteFailure.BROKEN and self._free_bytes() >= ROOM_BYTES_MIN:
             steady = time.monotonic() - begun_s >= STEADY_S
             self._failed_writes = 1 if steady else self._failed_writes + 1
@@ -244,9 +244,6 @@ class EmbeddedBroker:
         await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN or self._stop.is_set())
         if not self._stop.is_set():
             _log.warning("there is space again: the broker is restarted")
-
-    def _cannot_write(self) -> bool:
-        return self._write_failure is not None or self._free_bytes() < _FULL_BYTES
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Polls once a second, because a file system reports no changes."""

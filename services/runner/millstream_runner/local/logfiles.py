@@ -115,8 +115,7 @@ def short_entry(entry: Mapping[str, Any]) -> str:
     """One line for a person who is watching: level and code of an error, process, message."""
     code = f"[{entry['code']}]" if entry.get("code") else ""
     level = "" if entry.get(NOTICE) and level_of(entry) == "INFO" else f"{level_of(entry).lower()}{code}: "
-    head = in_line(f"{level}{entry.get('process', '')}: ")
-    text = head + indented(str(entry.get("message", "")))
+    text = in_line(f"{level}{entry.get('process', '')}: ") + indented(str(entry.get("message", "")))
     if entry.get("exception") and level_of(entry) in ("ERROR", "CRITICAL"):
         vertex = str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
         text += f"\n    (the whole traceback: `millstream logs {vertex}`)"

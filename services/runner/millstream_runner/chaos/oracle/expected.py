@@ -177,16 +177,9 @@ def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapp
     checks: list[Check] = []
     first: tuple[str, dict[int, str]] | None = None
     for name, rows in sinks.items():
-        ids: dict[int, str] = {}
-        repeated: list[int] = []
-        changed: list[int] = []
-        for row in rows:
-            number = row["number"]
-            if number in ids:
-                repeated.append(number)
-            if nonces.get(number) != row["nonce"]:
-                changed.append(number)
-            ids[number] = row["id"]
+        kept = list(rows)
+        ids, repeated = _numbered(kept)
+        changed = [row["number"] for row in kept if nonces.get(row["number"]) != row["nonce"]]
         lost = sorted(acknowledged - ids.keys())
         faults = [f"{len(lost):,} acknowledged numbers are missing, the first is {lost[0]}"] if lost else []
         faults += [f"number {number} is repeated" for number in repeated]
