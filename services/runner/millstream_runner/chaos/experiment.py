@@ -189,9 +189,8 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         if FaultKind.NETWORK in options.kinds:
             path = await stack.enter_async_context(open_lossy_path(lambda: _broker_port(data)))
             command += ["--broker-path", path.url]
-        small_disk = directory if FaultKind.DISK in options.kinds else None
         runner = RunnerProcess(command, data, directory / "runner.log")
-        injector = Injector(directory / "successors.log", path, small_disk)
+        injector = Injector(directory / "successors.log", path, directory if FaultKind.DISK in options.kinds else None)
         finish = None
         if options.pipeline == "push":
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))

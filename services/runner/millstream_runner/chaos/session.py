@@ -161,9 +161,8 @@ class ExperimentSession:
             await asyncio.sleep(_POLL_S)
 
     async def _strike_all(self) -> None:
-        roles = roles_of(self._plan.graph)
         done = 0
-        for strike in strikes(self._assignment.seed, self._assignment.kinds, roles):
+        for strike in strikes(self._assignment.seed, self._assignment.kinds, roles_of(self._plan.graph)):
             if not strike.into_recovery:
                 await self._until_back()
             left_s = max(0.0, self._until_s - time.monotonic())

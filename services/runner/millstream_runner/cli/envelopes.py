@@ -19,8 +19,8 @@ from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
 from millstream_runner.local.view import PipelineView, stored_frames
 
-_LINES = (".jsonl", ".txt")
-_TABLES = (".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".txt", ".csv", ".parquet")
+"""Of lines, and of tables."""
 _NESTED = ("keys", "headers", "headersBase64")
 """Members that a column contains as JSON text."""
 _ROWS_AT_ONCE = 1024
@@ -43,8 +43,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[FoundEnvelope]:
     for path in paths:
         if not path.exists():
             raise UserError(codes.NO_DEAD_LETTERS, f"{path} does not exist")
-        known = (*_LINES, *_TABLES)
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in known)
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
         for file in files:
             number = 0
             try:

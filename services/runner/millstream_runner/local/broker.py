@@ -70,8 +70,12 @@ class EmbeddedBroker:
         `on_started` is called after every start, when the port and the process are known.
         """
         self._directory = directory
-        buffers = sum(plan.vertex(edge.to).partitions for edge in plan.edges)
-        self._server = technology_of(plan.pipeline).server(directory, durability=durability, port=port, buffers=buffers)
+        self._server = technology_of(plan.pipeline).server(
+            directory,
+            durability=durability,
+            port=port,
+            buffers=sum(plan.vertex(edge.to).partitions for edge in plan.edges),
+        )
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()

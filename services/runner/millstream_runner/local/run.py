@@ -232,7 +232,6 @@ class _Run:
         recording: Recording,
     ) -> None:
         self._loaded = loaded
-        self._plan = loaded.plan
         self._graph = loaded.graph
         self._options = options
         self._screen = screen
@@ -256,8 +255,11 @@ class _Run:
 
     async def run(self, plans: Sequence[ProcessPlan], port: int | None) -> RunResult:
         """`plans`: those of the workers. `port`: that of the broker of the previous run."""
-        logs = self._directory.logs
-        with signals_handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
+        with (
+            signals_handled(self._on_signal),
+            runner_log(self._directory.logs, self._screen.message),
+            contextlib.ExitStack() as files,
+        ):
             members = self._open_members(files, plans, port)
             try:
                 summary = await self._run_processes(members)
@@ -284,7 +286,7 @@ class _Run:
 
         broker = EmbeddedBroker(
             self._directory.broker,
-            self._plan,
+            self._loaded.plan,
             durability=self._options.durability,
             port=port,
             on_line=broker_log.write,
@@ -324,7 +326,7 @@ class _Run:
             level = self._options.durability
             if self._change is not None:
                 await self._change.make(members.broker.access, level)
-            async with open_view(self._plan, members.broker.access, level) as view:
+            async with open_view(self._loaded.plan, members.broker.access, level) as view:
                 self._view = view
                 summary = await self._run_vertices(members, view)
             showing.cancel()
@@ -412,7 +414,7 @@ class _Run:
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
         self._state = State.DRAINING
-        await members.workers.drain(self._plan, view, self._progress)
+        await members.workers.drain(self._loaded.plan, view, self._progress)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""

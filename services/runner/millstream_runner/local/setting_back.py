@@ -67,14 +67,13 @@ class Watermarks:
 
     def __init__(self, stored: StoredPipeline, windows: Path) -> None:
         self._stored = stored
-        self._plan = stored.plan
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
         """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, OtUpdate]] = {}
-        for lane in all_lanes(self._plan):
+        for lane in all_lanes(self._stored.plan):
             stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
@@ -92,7 +91,7 @@ class Watermarks:
 
         Raises `UserError` if lanes cannot be set back.
         """
-        plan = self._plan
+        plan = self._stored.plan
         kept = [vertex.name for vertex in plan.reduces if keeps_input(plan, vertex.name)]
         if kept:
             raise UserError(
@@ -134,9 +133,11 @@ class Watermarks:
         from millstream_reduce.log.segments import LogIdentity
         from millstream_reduce.setting_back import set_log_back
 
-        group_by = self._plan.vertex(lane.vertex).group_by
+        group_by = self._stored.plan.vertex(lane.vertex).group_by
         assert group_by is not None, "its mark speaks of windows"
-        identity = LogIdentity(self._plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
+        identity = LogIdentity(
+            self._stored.plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id
+        )
         directory = self._windows / lane.vertex / str(lane.partition)
         return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 

@@ -98,8 +98,7 @@ async def _open_jetstream(store: Path, pipeline: str, directory: Path) -> AsyncI
         f"accounts {{ {_ACCOUNT} {{ jetstream: enabled, users: [{{user: oracle, password: $ORACLE_KEY}}] }} }}\n"
     )
     program = str(beside) if beside.exists() else "nats-server"
-    environment = {**os.environ, "ORACLE_KEY": key}
-    async with _open_server(log, program, "-c", str(config), environment=environment) as process:
+    async with _open_server(log, program, "-c", str(config), environment={**os.environ, "ORACLE_KEY": key}) as process:
         ports = directory / f"nats-server_{process.pid}.ports"
 
         async def url() -> str:
