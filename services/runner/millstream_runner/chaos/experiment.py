@@ -317,8 +317,12 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
     Raises `InfrastructureError` if that takes too long, because the source is not there.
     """
     receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
-    feeder = ["--source", "orders", "--port", str(ports.source), "--splits", str(SPLITS)]
-    feeder += ["--rate", str(rate), "--file", str(directory / INPUTS)]
+    feeder = [
+        *("--source", "orders"),
+        *("--port", str(ports.source), "--splits", str(SPLITS)),
+        *("--rate", str(rate)),
+        *("--file", str(directory / INPUTS)),
+    ]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_running("receiver", receiver))
         feeding = await stack.enter_async_context(_running("feeder", feeder))

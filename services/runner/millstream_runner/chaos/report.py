@@ -14,6 +14,11 @@ from millstream_runner.local.formatting import aligned
 def as_json(experiment: Experiment) -> dict[str, Any]:
     """The report for programs."""
     struck = experiment.outcome.struck
+    violated = [
+        f"{check['subject']}: {check['what']}: {check['detail']}"
+        for check in experiment.verdict["checks"]
+        if check["result"] == "violated"
+    ]
     return {
         "sound": experiment.sound,
         "seconds": round(experiment.outcome.seconds, 1),
@@ -24,7 +29,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
             "spark_again": _figures(one for one in struck if one.spark_again),
         },
         "counts": experiment.verdict["counts"],
-        "violations": [*experiment.faults, *_violated(experiment)],
+        "violations": [*experiment.faults, *violated],
         "shortfall": experiment.shortfall or None,
         "checks": experiment.verdict["checks"],
         "zombies": {"woken": experiment.outcome.succeeded, "fenced": experiment.outcome.fenced},
@@ -35,7 +40,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 def lines(experiment: Experiment) -> list[str]:
     """The report for people."""
     struck = experiment.outcome.struck
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX"),
         *(
             _row(what, [one for one in struck if one.strike.what == what])
@@ -46,7 +51,7 @@ def lines(experiment: Experiment) -> list[str]:
     if any(one.spark_again for one in struck):
         rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
     found = [*aligned(rows, left={0}), ""]
-    checks = [
+    checks: list[tuple[str, ...]] = [
         ("CHECK", "OF", "RESULT", ""),
         *(
             (
@@ -89,14 +94,6 @@ def fault_line(struck: Struck) -> str:
         how = "the next fault came first" if not struck.measured else "nothing was left to do"
     process = f" ({struck.process})" if struck.process else ""
     return f"{struck.at_s:7.1f} s  {struck.strike.number}. {struck.strike.what}{process}: {how}"
-
-
-def _violated(experiment: Experiment) -> list[str]:
-    return [
-        f"{check['subject']}: {check['what']}: {check['detail']}"
-        for check in experiment.verdict["checks"]
-        if check["result"] == "violated"
-    ]
 
 
 def _row(what: str, struck: Sequence[Struck]) -> tuple[str, ...]:

@@ -38,11 +38,10 @@ class OpenFault:
 
     def resumed_us(self) -> int | None:
         """When the last lane recovered; None until all have."""
-        if self.since_us is None:
+        if self.since_us is None or self.absent():
             return None
-        moments = [min((at for at in commits if at > self.since_us), default=None) for commits in self.lanes.values()]
-        known = [moment for moment in moments if moment is not None]
-        return max(known, default=self.struck_us) if len(known) == len(moments) else None
+        moments = (min(at for at in commits if at > self.since_us) for commits in self.lanes.values())
+        return max(moments, default=self.struck_us)
 
     def absent(self) -> list[LaneId]:
         """Lanes that have not recovered."""

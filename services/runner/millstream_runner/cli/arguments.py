@@ -151,7 +151,6 @@ RUN = (
         help="run nothing: list what differs from the last run of the data directory, and for each difference whether "
         "a restart is enough, whether it needs a drain, or why it is refused",
     ),
-    # For the authors of functions
     flag(
         "--watch",
         help="restart a function when one of its files changes, while the pipeline continues; a function that "
@@ -172,7 +171,6 @@ RUN = (
         metavar="PORT",
         help="local port for debuggers; further functions and replicas use the following ports (default: 5678)",
     ),
-    # Of the run
     flag("--quiet", help="print no progress and no summary, only warnings and errors"),
     argument(
         "--ledger",
@@ -186,7 +184,6 @@ RUN = (
         default="fsync",
         help="what a commit survives: a power loss (fsync, the default) or the death of any process (process; faster)",
     ),
-    # Of the workers
     number(
         "--workers",
         help="number of worker processes that share the vertices (default: the number of processors, at least two)",
@@ -216,14 +213,13 @@ RUN = (
         default="info",
         help="log level of the workers (default: info)",
     ),
-    # Of its end
     path(
         "--report",
         metavar="FILE",
         help="write a page about the run when it ends, for whatever reason: rates, account, errors; it opens offline",
     ),
 )
-"""All but the pipeline file and the format of the output."""
+"""Of `run`: all but the pipeline file and the format of the output."""
 _TEMPLATE = next(iter(TEMPLATES))
 _TEMPLATES_SHOWN = "; ".join(f"`{name}`: {text}" for name, text in TEMPLATES.items())
 COMMANDS = (

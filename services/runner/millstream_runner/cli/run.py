@@ -1,5 +1,5 @@
 """`millstream run`: checks the file, runs the pipeline and reports the outcome, or, with `--dry-run`, what a changed
-pipeline requires of the data of its last run.
+pipeline requires of the data of its last run. With `--debug-function`, it also says which functions cannot be debugged.
 """
 
 from __future__ import annotations

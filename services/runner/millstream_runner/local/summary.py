@@ -141,8 +141,9 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         for buffer in buffers:
             in_buffer = in_marks[buffer] if edge.chain else waiting.get(buffer)
             found += _buffer_differences(buffer, written[buffer], read[buffer], in_buffer)
-        sums = (sum(counts[buffer] for buffer in buffers) for counts in (written, read))
-        edges.append(EdgeAccount(edge.name, *sums))
+        edges.append(
+            EdgeAccount(edge.name, sum(written[buffer] for buffer in buffers), sum(read[buffer] for buffer in buffers))
+        )
     return Summary(vertices, edges, found)
 
 

@@ -122,8 +122,9 @@ class LocalWorker(Supervisor):
             return self._over[replica]
         if self.failure is not None and self.failure.process != replica.name:
             # It ended with another replica that failed.
-            names = {replica.name for replica in self.plan.replicas}
-            return State.STOPPED if self.failure.process in names else State.FAILED
+            return (
+                State.STOPPED if any(self.failure.process == one.name for one in self.plan.replicas) else State.FAILED
+            )
         if self.state is not State.RUNNING:
             return self.state
         if replica in self.current.held_up:

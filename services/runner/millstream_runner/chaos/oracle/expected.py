@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,12 @@ def _numbered(rows: Iterable[Row]) -> tuple[dict[int, str], list[int]]:
     return ids, repeated
 
 
+def _same_ids(name: str, other: str, faults: Sequence[str], count: int) -> Check:
+    """`faults`: one for each number that has different ids in two sinks."""
+    what = f"the same id for each number as in {other}"
+    return checked(name, what, faults, f"{count:,} numbers", disagreeing=len(faults))
+
+
 def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
     """Each number once in each sink, with the same id in all of them."""
     checks: list[Check] = []
@@ -53,10 +59,12 @@ def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]
             first = name, ids
             continue
         both = first[1].keys() & ids.keys()
-        differing = sorted(number for number in both if first[1][number] != ids[number])
-        faults = [f"number {number} has a different id than in {first[0]}" for number in differing]
-        what = f"the same id for each number as in {first[0]}"
-        checks.append(checked(name, what, faults, f"{len(both):,} numbers", disagreeing=len(differing)))
+        faults = [
+            f"number {number} has a different id than in {first[0]}"
+            for number in sorted(both)
+            if first[1][number] != ids[number]
+        ]
+        checks.append(_same_ids(name, first[0], faults, len(both)))
     return checks
 
 
@@ -191,8 +199,10 @@ def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapp
         if first is None:
             first = name, ids
             continue
-        differing = sorted(number for number in first[1].keys() | ids.keys() if first[1].get(number) != ids.get(number))
-        faults = [f"number {number} differs from {first[0]}" for number in differing]
-        what = f"the same id for each number as in {first[0]}"
-        checks.append(checked(name, what, faults, f"{len(ids):,} numbers", disagreeing=len(differing)))
+        faults = [
+            f"number {number} differs from {first[0]}"
+            for number in sorted(first[1].keys() | ids.keys())
+            if first[1].get(number) != ids.get(number)
+        ]
+        checks.append(_same_ids(name, first[0], faults, len(ids)))
     return checks

@@ -87,15 +87,13 @@ class StageInputs:
         faults = look.faults or [
             "it has lost entries that the lane's mark relies on, and so has the input that the lane keeps"
         ]
-        what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
-        of_windows = [LostStretch(look.windows_text)] if look.windows else []
         return Finding(
             "log",
-            what,
+            f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}",
             f"all windows of lane {look.lane} that are not committed: {counted(mark.account.open, 'record')}. These "
             "windows get no result; records that are read from now on start new windows",
             accept,
-            of_windows,
+            [LostStretch(look.windows_text)] if look.windows else [],
             records=mark.account.open,
         )
 
