@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from millstream import codes
 from millstream.dead_letter import MEMBERS, Envelope, envelope_line, envelope_of, read_envelope, time_text
 from millstream.errors import UserError
+from millstream.extract import microseconds_of
 from millstream.json_parser import parse_json
 from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
@@ -24,7 +25,6 @@ _SUFFIXES = (".jsonl", ".txt", ".csv", ".parquet")
 _NESTED = ("keys", "headers", "headersBase64")
 """Members that a column contains as JSON text."""
 _ROWS_AT_ONCE = 1024
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,7 @@ def _line_of(cells: Mapping[str, Any]) -> bytes:
     for name in MEMBERS:
         cell = cells.get(name)
         if isinstance(cell, datetime):
-            cell = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
-            cell = time_text((cell - _EPOCH) // timedelta(microseconds=1))
+            cell = time_text(microseconds_of(cell))
         if cell:
             envelope[name] = parse_json(cell) if name in _NESTED else cell
     if "value" in cells and not {"value", "valueBase64"} & envelope.keys():
