@@ -51,12 +51,12 @@ class OpenFault:
         return [lane for lane, commits in self.lanes.items() if not any(at > since_us for at in commits)]
 
 
+@dataclass(slots=True)
 class Board:
     """What every lane published last, and the faults from which the run has not recovered."""
 
-    def __init__(self) -> None:
-        self._entries: dict[LaneId, OtEntry] = {}
-        self._waiting: list[OpenFault] = []
+    _entries: dict[LaneId, OtEntry] = field(default_factory=dict)
+    _waiting: list[OpenFault] = field(default_factory=list)
 
     def observe(self, lane: LaneId, update: OtUpdate) -> None:
         """Record what a lane has published."""

@@ -57,13 +57,13 @@ def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None)
         yield ProcessPlan(name, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 
+@dataclass(slots=True)
 class Waits:
     """What the lanes of one worker have been waiting for, for a while, as the lines of its log say (see
     `millstream.pauses.RepeatedFailure`)."""
 
-    def __init__(self) -> None:
-        self._waits: dict[int, tuple[str, str, float]] = {}
-        """Vertex, reason, and since when; by their number in the process."""
+    _waits: dict[int, tuple[str, str, float]] = field(default_factory=dict)
+    """Vertex, reason, and since when; by their number in the process."""
 
     def take(self, entry: Mapping[str, Any], now_s: float) -> None:
         """Takes a line of the log into account."""
