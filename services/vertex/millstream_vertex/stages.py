@@ -21,8 +21,7 @@ from millstream.frame import Frame
 from millstream.limits import STAGE_STATE_BYTES_MAX
 from millstream.naming import Origin
 from millstream.record import LaneId
-from millstream.telemetry.telemetry import Telemetry
-from millstream.telemetry.untraced import Span
+from millstream.telemetry.telemetry import Span, Telemetry
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters

@@ -314,8 +314,7 @@ def _joined(parts: Sequence[OtEntry], lanes: int) -> OtEntry:
         (joined.outputs, [state for part in parts for state in part.outputs]),
     ):
         for buffer, of_one in groupby(sorted(given, key=_place), key=_place):
-            counts = [(state.sequence, state.records, state.bytes) for state in of_one]
-            sequences, records, sizes = zip(*counts, strict=True)
+            sequences, records, sizes = zip(*((one.sequence, one.records, one.bytes) for one in of_one), strict=True)
             edge, partition = buffer
             states.add(edge=edge, partition=partition, sequence=max(sequences), records=sum(records), bytes=sum(sizes))
     return joined
@@ -337,5 +336,4 @@ def lowest(watermarks: Sequence[int | None]) -> int | None:
 
 def vertex_from_json(data: Mapping[str, Any]) -> VertexProgress:
     """Inverse of `dataclasses.asdict`, for `status.json`."""
-    lanes = tuple(PublishedProgress(**lane) for lane in data["lanes"])
-    return VertexProgress(**{**data, "lanes": lanes})
+    return VertexProgress(**{**data, "lanes": tuple(PublishedProgress(**lane) for lane in data["lanes"])})

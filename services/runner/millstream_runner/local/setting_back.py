@@ -65,14 +65,13 @@ class Watermarks:
 
     def __init__(self, stored: StoredPipeline, windows: Path) -> None:
         self._stored = stored
-        self._plan = stored.plan
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
         """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, OtUpdate]] = {}
-        for lane in self._plan.all_lanes():
+        for lane in self._stored.plan.all_lanes():
             stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
@@ -90,7 +89,7 @@ class Watermarks:
 
         Raises `UserError` if lanes cannot be set back.
         """
-        plan = self._plan
+        plan = self._stored.plan
         kept = [vertex.name for vertex in plan.reduces if plan.keeps_input(vertex.name)]
         if kept:
             raise UserError(
@@ -132,9 +131,11 @@ class Watermarks:
         from millstream_reduce.log.segments import LogIdentity
         from millstream_reduce.setting_back import set_log_back
 
-        group_by = self._plan.vertex(lane.vertex).group_by
+        group_by = self._stored.plan.vertex(lane.vertex).group_by
         assert group_by is not None, "its mark speaks of windows"
-        identity = LogIdentity(self._plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
+        identity = LogIdentity(
+            self._stored.plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id
+        )
         directory = self._windows / lane.vertex / str(lane.partition)
         return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 

@@ -85,15 +85,13 @@ class StageInputs:
         faults = look.faults or [
             "it has lost entries that the lane's mark relies on, and so has the input that the lane keeps"
         ]
-        what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
-        of_windows = [LostStretch(look.windows_text)] if look.windows else []
         return Finding(
             "log",
-            what,
+            f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}",
             f"all windows of lane {look.lane} that are not committed: {counted(mark.account.open, 'record')}. These "
             "windows get no result; records that are read from now on start new windows",
             accept,
-            of_windows,
+            [LostStretch(look.windows_text)] if look.windows else [],
             records=mark.account.open,
         )
 
@@ -105,23 +103,22 @@ class StageInputs:
             upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
             if upstream is None:
                 return False
-            if (await self._kept(upstream, lane, buffer, mark)).is_incomplete:
+            if (await self._kept_input(upstream, lane, buffer, mark)).is_incomplete:
                 return False
         own = await self._stored.ledger(lane.vertex)
         return own is not None and not (await self._milestones(own, lane, mark)).is_incomplete
 
-    async def _kept(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
+    async def _kept(self, holder: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark, through: int) -> Reading:
+        """What is wrong with frames that a lane keeps, up to a sequence."""
+        up_to = ReadUpTo(lane, buffer, through, (), given_up_of(mark, buffer.edge))
+        return await Look(holder.vertex, up_to, self._stored.naming).before_position(_frames(holder, buffer, through))
+
+    async def _kept_input(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
         """What is wrong with the input that was read and is kept."""
-        sequence, _ = _read_up_to(mark, buffer)
-        look = Look(
-            upstream.vertex, ReadUpTo(lane, buffer, sequence, (), given_up_of(mark, buffer.edge)), self._stored.naming
-        )
-        return await look.before_position(_frames(upstream, buffer, 0, sequence))
+        return await self._kept(upstream, lane, buffer, mark, _read_up_to(mark, buffer)[0])
 
     async def _milestones(self, own: Ledger, lane: LaneId, mark: mark_pb2.Mark) -> Reading:
-        buffer = BufferId(lane.input, lane.partition)
-        look = Look(lane.vertex, ReadUpTo(lane, buffer, _END, (), given_up_of(mark, buffer.edge)), self._stored.naming)
-        return await look.before_position(_frames(own, buffer, 0, None))
+        return await self._kept(own, lane, BufferId(lane.input, lane.partition), mark, _END)
 
     async def buffers(self) -> AsyncIterator[Finding]:
         for lane in self._stored.known(self._stored.plan.all_lanes()):
@@ -134,7 +131,7 @@ class StageInputs:
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
                 if upstream is None or self._stored.unknown.intersection(self._stored.plan.upstream_lanes(buffer)):
                     continue
-                if is_kept and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
+                if is_kept and (kept := await self._kept_input(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)
                 reading = await self._behind(upstream, lane, buffer, mark, look)
                 if reading.faults:
@@ -158,7 +155,7 @@ class StageInputs:
         up_to = ReadUpTo(lane, buffer, sequence, read, given_up_of(mark, buffer.edge))
         return await Look(upstream.vertex, up_to, self._stored.naming).behind_position(
             there[0] if there else None,
-            _frames(upstream, buffer, sequence, None),
+            stored_frames(upstream, buffer, sequence),
             written,
             last,
         )
@@ -313,9 +310,9 @@ async def _counted_bytes(upstream: Ledger, up_to: ReadUpTo, records: int) -> int
     return finished_bytes(frames_in(stored.data), len(stored.data), records)
 
 
-async def _frames(ledger: Ledger, buffer: BufferId, after: int, through: int | None) -> AsyncIterator[StoredFrame]:
-    async for frame in stored_frames(ledger, buffer, after):
-        if through is not None and frame.sequence > through:
+async def _frames(ledger: Ledger, buffer: BufferId, through: int) -> AsyncIterator[StoredFrame]:
+    async for frame in stored_frames(ledger, buffer, 0):
+        if frame.sequence > through:
             return
         yield frame
 
