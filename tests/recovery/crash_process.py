@@ -29,8 +29,8 @@ import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
 import millstream_connectors.file.sink.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
-import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
+import millstream_worker.kinds.reduce_lane  # noqa: F401  # as above
 from millstream.account import Account, account_of
 from millstream.buffers.registry import over
 from millstream.buffers.technology import InterStepBuffer

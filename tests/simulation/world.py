@@ -29,10 +29,11 @@ from millstream.record import SOURCE_INPUT
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
+from millstream_worker import environment as worker
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.environment import VertexConfig
-from millstream_worker.trimmers import Trimmers, open_trimmers
-from millstream_worker.watches import Watches, open_watches
+from millstream_worker.trimmers import open_trimmers
+from millstream_worker.watches import open_watches
 from millstream_writer import committer
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
@@ -106,22 +107,11 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class SimEnvironment:
-    """`Environment` of one incarnation."""
+class SimEnvironment(worker.Outside):
+    """The environment of one incarnation."""
 
     world: World
     life: Incarnation
-    broker: SimBroker
-    stores: SimOtStores
-    watches: Watches
-    trimmers: Trimmers
-    rng: random.Random
-
-    def programs_of(self, vertex: str) -> SimPrograms:
-        return SimPrograms(self.world.outside, vertex, self.world.shape.behaviours.get(vertex, ""))
-
-    def trouble(self) -> str | None:
-        return None
 
     @asynccontextmanager
     async def engine(self, address: str) -> AsyncIterator[SimEngine]:
@@ -318,14 +308,20 @@ class World:
                 watches = await stack.enter_async_context(open_watches(stores))
                 broker = SimBroker(self.broker, life.link, self.history)
                 trimmers = await stack.enter_async_context(open_trimmers(broker))
+                programs = {
+                    vertex: SimPrograms(self.outside, vertex, self.shape.behaviours.get(vertex, ""))
+                    for vertex in self.graph.chain(life.vertex)
+                }
                 yield SimEnvironment(
-                    self,
-                    life,
                     broker,
                     stores,
                     watches,
                     trimmers,
+                    programs,
                     self.rng,
+                    lambda: None,
+                    self,
+                    life,
                 )
 
         async with open_vertex(config, self.clock, environment=environment) as running:

@@ -163,8 +163,13 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         raise TypeError(
             f"{definition.name} is not async: use threads=n, if it blocks; concurrency=n is for async functions"
         )
-    gives = gives_of(definition, hints)
-    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour, gives=gives)
+    return replace(
+        definition,
+        takes=takes,
+        wants_context=len(parameters) == 2,
+        flavour=flavour,
+        gives=gives_of(definition, hints),
+    )
 
 
 def _check_installed(definition: Definition) -> None:

@@ -24,7 +24,7 @@ from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.input import Cycle, LaneInput
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, route
-from millstream_worker.environment import Environment, VertexConfig
+from millstream_worker.environment import Outside, VertexConfig
 from millstream_worker.ledgers import ReplicaLedgers
 from millstream_worker.readiness import Readiness
 from millstream_writer.backpressure import Backpressure
@@ -34,7 +34,7 @@ from millstream_writer.routing import Route, Router, shared_route
 class ReplicaResources:
     """What the lanes of one replica share."""
 
-    def __init__(self, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness) -> None:
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Outside, readiness: Readiness) -> None:
         self.config = config
         self.clock = clock
         self.outside = outside
@@ -44,8 +44,7 @@ class ReplicaResources:
         self.graph = config.resolved.graph
         """The pipeline as its author wrote it: every vertex with its own edges and settings."""
         self.vertex = self.plan.vertex(config.vertex)
-        self.kind = self.vertex.kind
-        self.programs = outside.programs_of(config.vertex)
+        self.programs = outside.programs[config.vertex]
         self.pipeline = config.resolved.pipeline.name
         self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
@@ -69,7 +68,7 @@ class ReplicaResources:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
+        cls, config: VertexConfig, clock: Clock, outside: Outside, readiness: Readiness
     ) -> AsyncIterator[ReplicaResources]:
         shared = cls(config, clock, outside, readiness)
         shared._sharing = await shared.ledgers.sharing(config.vertex)

@@ -168,13 +168,9 @@ def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.Inpu
         done.read.extend(read)
 
 
-def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
-    """Raises `DamageError` unless the queue has the records that the mark counts as open."""
-    check_records_known(where, queue.directory, queue.records_known(), mark)
-
-
 def check_records_known(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
-    """The same for a log that holds `told` of the records that the mark counts.
+    """Raises `DamageError` unless the log, which holds `found` of the records that the mark counts as open, has them
+    all.
 
     For lanes that keep their input: a rebuilt log lacks records when they did not keep it all the time.
     """
