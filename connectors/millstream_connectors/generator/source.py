@@ -27,7 +27,6 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.values import Values
 from millstream_connectors.generator.settings import GeneratorSource
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_udf import columns
@@ -68,9 +67,8 @@ class GeneratorLane(PositionedLane):
         body = self._unpacked(owner.position)
         if body is None:
             body = {"made": 0, "origin_us": owner.clock.now_us()}
-        made, origin_us = body.get("made"), body.get("origin_us")
-        if not isinstance(made, int) or not isinstance(origin_us, int):
-            raise unreadable_position(self._where, owner.position, self.noun)
+        with self._restoring():
+            made, origin_us = int(body["made"]), int(body["origin_us"])
         first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
         self._first = first

@@ -21,8 +21,7 @@ from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.file.source.table_file import UNREADABLE, unreadable_file
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -131,19 +130,18 @@ class TableReader(ABC, Generic[F]):
         return UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
 
 
-class TableSourceLane(PositionedLane, ABC, Generic[F]):
+class TableSourceLane(RemoteLane, ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(
         self, owner: SourceOwner, worker: Worker, table: TableReader[F], place: str, poll_every_s: float | None
     ) -> None:
         """`place`: the table, for messages. `poll_every_s`: None to end at the newest state."""
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._worker = worker
         self._table = table
         self._place = place
         self._poll_every_s = poll_every_s
-        self._reaching = Reaching(owner.clock, _log)
         # The position.
         self._id = ""
         self._whole = False
@@ -206,9 +204,6 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
     @abstractmethod
     def pending_versions(self) -> int | None:
         """States that are not read to their end, of those that existed when the table was looked at last."""
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     def close(self) -> None:
         """Called when the worker has ended."""

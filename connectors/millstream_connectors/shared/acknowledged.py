@@ -32,9 +32,7 @@ from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import divided, invalid, size_of
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import unreadable_position
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
@@ -166,7 +164,7 @@ class PushedSubscription:
         """A message is held as long as the connection lasts."""
 
 
-class AcknowledgedLane(PositionedLane):
+class AcknowledgedLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     replayable = False
@@ -174,8 +172,8 @@ class AcknowledgedLane(PositionedLane):
     def __init__(
         self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, messages_max: int
     ) -> None:
-        super().__init__(owner)
-        self.kind, self.noun = kind, f"a {kind} source"
+        super().__init__(owner, _log)
+        self.kind = kind
         self._queue = queue
         self._subscription = subscription
         self._messages_max = messages_max
@@ -184,7 +182,6 @@ class AcknowledgedLane(PositionedLane):
         self._given = 0
         self._inbox: AcknowledgedInbox | None = None
         """None while there is no connection."""
-        self._reaching = Reaching(owner.clock, _log)
         self._leased_until_s = -math.inf
         """Until when the server may withhold messages that were held over an earlier connection."""
         self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
@@ -195,10 +192,8 @@ class AcknowledgedLane(PositionedLane):
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
         body = self._unpacked(self._owner.position)
-        given = 0 if body is None else body.get("given")
-        if not isinstance(given, int):
-            raise unreadable_position(self._where, self._owner.position, self.noun)
-        self._given = given
+        with self._restoring():
+            self._given = 0 if body is None else int(body["given"])
         if not self._idle:
             await self._connect()
             if body is not None:
@@ -244,10 +239,6 @@ class AcknowledgedLane(PositionedLane):
             return False
         away = self._inbox is None or self._inbox.lost is not None
         return away or self._owner.clock.monotonic_s() < self._leased_until_s
-
-    async def drain(self) -> None:
-        # Messages that the lane has not read go back to the server when the connection is closed.
-        self._draining = True
 
     async def tend(self) -> None:
         """Acknowledge what is committed, and extend leases, until `stop`."""

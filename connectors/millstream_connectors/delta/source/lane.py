@@ -25,7 +25,7 @@ from millstream_reader.connector import SourceOwner
 class DeltaSourceLane(TableSourceLane[AddedFile]):
     """One lane of a table. See `SourceLane`."""
 
-    kind, noun = "delta", "a delta source"
+    kind = "delta"
 
     def __init__(self, settings: DeltaSource, owner: SourceOwner, worker: Worker) -> None:
         self._log = TableLog(settings, owner.base_dir, f"lane {owner.lane}")

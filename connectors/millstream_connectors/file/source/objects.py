@@ -28,8 +28,7 @@ from millstream_connectors.file.source.lane import begun, bytes_read
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -39,7 +38,7 @@ _CHANGED = "Put the object back as it was, or start over with --fresh; write new
 _log = logging.getLogger(__name__)
 
 
-class ObjectSourceLane(PositionedLane):
+class ObjectSourceLane(RemoteLane):
     """One lane of objects. See `SourceLane`."""
 
     kind, noun = KIND, "a file source that reads objects"
@@ -53,7 +52,7 @@ class ObjectSourceLane(PositionedLane):
         worker: Worker,
     ) -> None:
         """`poll_every_s`: None to end when all objects are read."""
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._buckets = buckets
         self._text = text
         self._poll_every_s = poll_every_s
@@ -68,7 +67,6 @@ class ObjectSourceLane(PositionedLane):
         self._mark = FileMark()
         self._file: SourceFile | None = None
         self._began = False
-        self._reaching = Reaching(owner.clock, _log)
         self._started = False
         """Whether the objects that were read earlier have been checked."""
         self._ended = False
@@ -136,9 +134,6 @@ class ObjectSourceLane(PositionedLane):
             return None
         current = self._item.size if self._item is not None else 0
         return self._next_bytes + max(0, current - bytes_read(self._file))
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     def close(self) -> None:
         self._close_file()

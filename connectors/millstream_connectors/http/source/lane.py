@@ -49,7 +49,7 @@ from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
 from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
 from millstream_connectors.http.source.server import HttpServer
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.positioned_lane import pack_position, unpack_position, unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.ids import FULL_REPORTED_EVERY_S, full
 from millstream_reader.source import SourceBatch

@@ -89,7 +89,6 @@ class KafkaSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     kind = "kafka"
-    noun = "a kafka source"
 
     def __init__(self, spec: KafkaSource, owner: SourceOwner, thread: ClientThread) -> None:
         super().__init__(owner)

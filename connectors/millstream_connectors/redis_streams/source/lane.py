@@ -50,8 +50,7 @@ from millstream_connectors.redis_streams.source.entries import (
 )
 from millstream_connectors.shared.failing import on_failure_await
 from millstream_connectors.shared.faults import Fault, check_fit
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
@@ -148,19 +147,17 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane(PositionedLane):
+class RedisSourceLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind = "redisStreams"
-    noun = "a redisStreams source"
 
     def __init__(self, spec: RedisSource, owner: SourceOwner) -> None:
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._spec = spec
         self._streams = [_Stream(name) for name in spec.streams if self._owns(name)]
         self._link: StreamsLink | None = None
         self._warned = False
-        self._reaching = Reaching(owner.clock, _log)
         self._to_tell = b""
         """The last committed position, if the group is not set to it yet."""
         self._next_tell_s = 0.0
@@ -180,9 +177,6 @@ class RedisSourceLane(PositionedLane):
 
     def pending(self) -> int | None:
         return sum(stream.pending for stream in self._streams)
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     async def close(self) -> None:
         """Ends the connection."""
@@ -384,11 +378,7 @@ class RedisSourceLane(PositionedLane):
         """The next batch."""
         whole, batch = self._spec.format == "record", RecordBatch("the entry")
         for stream in self._streams:
-            while stream.waiting and len(batch.values) < records_max:
-                entry = stream.waiting[0]
-                if not batch.fits(entry.size, bytes_max):
-                    break
-                stream.waiting.popleft()
+            for entry in batch.fitting(stream.waiting, records_max, bytes_max):
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
                 try:
                     read = read_entry(entry, whole=whole, key_mapping=self._owner.key_mapping)

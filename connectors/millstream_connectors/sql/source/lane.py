@@ -33,7 +33,6 @@ class SqlSourceLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
     kind = "sql"
-    noun = "a sql source"
 
     def __init__(self, spec: SqlSource, owner: SourceOwner, way: SqlThread) -> None:
         super().__init__(owner, _log)

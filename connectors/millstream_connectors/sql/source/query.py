@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from millstream.limits import RECORD_BYTES_MAX, SQL_PAGE_ROWS
 from millstream_connectors.shared.faults import Fault
-from millstream_connectors.shared.query_rows import QueryRow
+from millstream_connectors.shared.query_lane import QueryRow
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.sql.settings import SqlSource
 from millstream_connectors.sql.source.values import Cursor, json_of
