@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,7 @@ from millstream.limits import MQTT_UNCONFIRMED_MAX
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
-from millstream_connectors.shared.failing import on_failure, on_failure_await
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of, on_failure, on_failure_await
 
 _KEEPALIVE_S = 15
 _SETTLE_S = 5.0
@@ -144,7 +143,7 @@ class MqttLink:
         finally:
             self._answers.pop(mid, None)
 
-    async def close(self, topic: str | None = None) -> None:
+    async def aclose(self, topic: str | None = None) -> None:
         """Wait until the broker has every acknowledgement, by subscribing to `topic` again.
 
         Paho closes its socket with unread data in it, so the system resets the connection, and the broker discards what
@@ -281,22 +280,12 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Mqt
         context.sslsocket_class = _Socket
         client.tls_set_context(context)
     link = MqttLink(broker, where, client, session)
-    async with on_failure_await(link.close):
+    async with on_failure_await(link.aclose):
         await link.begin()
     return link
 
 
-@asynccontextmanager
-async def linked(broker: MqttBroker, base_dir: Path, where: str) -> AsyncIterator[MqttLink]:
-    """A short-lived connection, without a session. Raises Millstream errors."""
-    link = await open_link(broker, base_dir, where)
-    try:
-        yield link
-    finally:
-        await link.close()
-
-
 async def look(broker: MqttBroker, base_dir: Path) -> None:
     """Raises Millstream errors if the broker cannot be reached or refuses the user."""
-    async with linked(broker, base_dir, "validate --online"):
+    async with aclosing(await open_link(broker, base_dir, "validate --online")):
         pass

@@ -19,12 +19,13 @@ import asyncio
 import itertools
 import logging
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from millstream.background import beside, open_tasks
@@ -119,49 +120,39 @@ class AcknowledgedInbox(Inbox[AcknowledgedMessage]):
         self._unconfirmed.append((self.given, message))
 
 
-class Subscription(Protocol):
+class Subscription(ABC):
     """Access to one queue of one kind of server. It raises Millstream errors: `RetryLaterError` where a retry helps."""
 
-    @property
-    def lease_s(self) -> float | None:
-        """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not
-        while the connection lasts."""
+    lease_s: float | None = None
+    """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not while
+    the connection lasts."""
 
+    @abstractmethod
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         """Open a connection that puts messages into `inbox`, and calls its `lose` at the end. Closes an earlier
         connection first."""
 
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some send messages by themselves
         """Request messages while the inbox has space, if the server does not send them by itself. Cancelled at the
         end."""
 
+    @abstractmethod
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Acknowledge these committed messages, the next in the order of their arrival."""
 
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """Extend the leases of these messages."""
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:  # noqa: B027 - some have no leases
+        """Extend the leases of these messages, if they have any."""
 
-    async def adjust(self, inbox: AcknowledgedInbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some have nothing to adjust
         """React to a change of the inbox, if this kind of server needs it. Called after its `changed`."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Return unacknowledged messages to the server. May be called in any state, and repeatedly."""
 
     def pending(self) -> int | None:
         """Number of messages that wait at the server, if it is known."""
-
-
-class PushedSubscription:
-    """The part of `Subscription` that is the same for all servers that send messages by themselves, and give them to no
-    other reader while the connection lasts."""
-
-    lease_s: float | None = None
-
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The server sends messages without requests."""
-
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
+        return None
 
 
 class AcknowledgedLane(RemoteLane):

@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.references import resolve
 from millstream.wire.bodies import BoundedResponse
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of
 from millstream_connectors.sqs.settings import SqsQueue
 
 FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError, ValueError)

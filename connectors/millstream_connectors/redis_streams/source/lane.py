@@ -48,7 +48,7 @@ from millstream_connectors.redis_streams.source.entries import (
     parse_id,
     read_entry,
 )
-from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failing import Linked, on_failure_await
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.record_batch import RecordBatch
@@ -147,7 +147,7 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane(RemoteLane):
+class RedisSourceLane(Linked[StreamsLink], RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind = "redisStreams"
@@ -156,7 +156,6 @@ class RedisSourceLane(RemoteLane):
         super().__init__(owner, _log)
         self._spec = spec
         self._streams = [_Stream(name) for name in spec.streams if self._owns(name)]
-        self._link: StreamsLink | None = None
         self._warned = False
         self._to_tell = b""
         """The last committed position, if the group is not set to it yet."""
@@ -177,12 +176,6 @@ class RedisSourceLane(RemoteLane):
 
     def pending(self) -> int | None:
         return sum(stream.pending for stream in self._streams)
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
 
     async def tell_group(self) -> None:
         """Set the group to the last committed position, which is known, while the server is connected."""
@@ -241,7 +234,7 @@ class RedisSourceLane(RemoteLane):
         spec, owner = self._spec, self._owner
         first = self._streams[0].name if self._streams else spec.streams[0]
         link = await open_link(spec, owner.base_dir, self._where, f"millstream {owner.lane}", first)
-        async with on_failure_await(link.close), translated(spec, self._where):
+        async with on_failure_await(link.aclose), translated(spec, self._where):
             if not self._warned:
                 await warn_unless_durable(link, self._where)
                 self._warned = True
