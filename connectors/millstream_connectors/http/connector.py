@@ -45,9 +45,9 @@ class _Source(SourceConnector[HttpSource]):
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.http.source.lane import http_plan, open_http
+        from millstream_connectors.http.source.lane import open_http
 
-        return open_http(http_plan(settings, owner), owner)
+        return open_http(settings, owner)
 
 
 class _Sink(SinkConnector[HttpSink]):
