@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from millstream import codes
@@ -21,6 +21,7 @@ from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.file.source.table_file import UNREADABLE, unreadable_file
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -105,12 +106,8 @@ class TableReader(ABC, Generic[F]):
     def _error(self, error: BaseException) -> MillstreamError:
         """The Millstream error for one of `failures`."""
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self.failures as error:
-            raise self._error(error) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return translating(self.failures, self._error)
 
     def _changing(self, state: int, operation: str) -> StateFiles[F]:
         """A state that changes or removes rows. Raises `UserError` if `skipChanges` is not set."""

@@ -29,7 +29,7 @@ from millstream.limits import MQTT_UNCONFIRMED_MAX
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
-from millstream_connectors.shared.failing import failure_of, on_failure, on_failure_await
+from millstream_connectors.shared.failing import failure_of, on_failure, on_failure_await, translating
 
 _KEEPALIVE_S = 15
 _SETTLE_S = 5.0
@@ -103,10 +103,8 @@ class MqttLink:
 
     async def subscribe(self, topic: str) -> None:
         """Returns when the broker has processed everything that was sent before. Raises Millstream errors."""
-        try:
+        with translating(ValueError, lambda refused: self._unfit(f"{topic!r} is not a topic filter: {refused}")):
             error, mid = self._client.subscribe(topic, options=SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW))
-        except ValueError as refused:
-            raise self._unfit(f"{topic!r} is not a topic filter: {refused}") from refused
         self._check(error)
         reason = await self.answer(mid or 0)
         if reason.value in PASSING:
@@ -136,10 +134,9 @@ class MqttLink:
             raise self.closed
         answer = self._answers[mid] = self._loop.create_future()
         try:
-            async with asyncio.timeout(self._broker.timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise self._error_of(error) from error
+            with translating(TimeoutError, self._error_of):
+                async with asyncio.timeout(self._broker.timeout_s):
+                    return await answer
         finally:
             self._answers.pop(mid, None)
 
@@ -186,13 +183,11 @@ class MqttLink:
             )
 
         self._connecting = self._loop.run_in_executor(None, connect)
-        try:
+        with translating((OSError, TimeoutError, ValueError), self._error_of):
             await asyncio.shield(self._connecting)
             self._client.loop_start()
             async with asyncio.timeout(broker.timeout_s):
                 reason = await self._connected
-        except (OSError, TimeoutError, ValueError) as error:
-            raise self._error_of(error) from error
         if reason.is_failure:
             if reason.value in _REFUSED:
                 who = f"user {broker.user}" if broker.user is not None else "connections without a user"

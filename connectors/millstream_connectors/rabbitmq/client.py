@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.rabbitmq.decoding import accept_any_content
 from millstream_connectors.rabbitmq.settings import RabbitServer
-from millstream_connectors.shared.failing import failure_of, on_failure_await
+from millstream_connectors.shared.failing import failure_of, on_failure_await, translating
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
 """Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
@@ -99,13 +99,9 @@ class RabbitLink:
             async with asyncio.timeout(_CLOSE_S):
                 await self._connection.close()
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Errors of the client become Millstream errors."""
-        try:
-            yield
-        except FAILURES as error:
-            raise self.error_of(error) from error
+        return translating(FAILURES, self.error_of)
 
     @asynccontextmanager
     async def closed_on_failure(self) -> AsyncIterator[None]:

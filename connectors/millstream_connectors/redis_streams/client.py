@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from millstream.redis.client import Script, make_client
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.redis_streams.settings import RedisServer
-from millstream_connectors.shared.failing import failure_of, on_failure_await
+from millstream_connectors.shared.failing import failure_of, on_failure_await, translating
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +83,8 @@ class StreamsLink:
 @asynccontextmanager
 async def translated(server: RedisServer, where: str) -> AsyncIterator[None]:
     """Converts errors of the client to Millstream errors."""
-    try:
+    with translating(FAILURES, partial(error_of, server=server, where=where)):
         yield
-    except FAILURES as error:
-        raise error_of(error, server, where) from error
 
 
 async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> StreamsLink:

@@ -22,6 +22,7 @@ class Link(Protocol):
 
 
 LinkT = TypeVar("LinkT", bound=Link)
+E = TypeVar("E", bound=BaseException)
 
 
 class Linked(Generic[LinkT]):
@@ -54,6 +55,15 @@ async def on_failure_await(close: Callable[[], Awaitable[object]]) -> AsyncItera
     except BaseException:
         await close()
         raise
+
+
+@contextmanager
+def translating(failures: type[E] | tuple[type[E], ...], error_of: Callable[[E], BaseException]) -> Iterator[None]:
+    """Raises what `error_of` returns for a failure in the block instead of it."""
+    try:
+        yield
+    except failures as error:
+        raise error_of(error) from error
 
 
 def failure_of(error: BaseException, place: str) -> MillstreamError:

@@ -28,6 +28,7 @@ from millstream_connectors.file.source.lane import begun, bytes_read
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
@@ -94,10 +95,8 @@ class ObjectSourceLane(RemoteLane):
                 codes.SOURCE_FILES_MISSING, f"lane {self._owner.lane}: no object matches `paths`. Correct `paths`"
             )
         mine = self._mine(listing)
-        try:
+        with translating(ReplacedError, self._replaced):
             self._ledger.recognize(mine, self._item.name if self._item is not None else "")
-        except ReplacedError as error:
-            raise self._replaced(error) from error
         self._began = self._started = True
         self._plan(mine)
 
@@ -171,10 +170,8 @@ class ObjectSourceLane(RemoteLane):
 
     def _plan(self, listing: list[ListedObject]) -> None:
         in_hand = self._item.name if self._item is not None else ""
-        try:
+        with translating(ReplacedError, self._replaced):
             self._next = deque(self._ledger.unread(listing, in_hand))
-        except ReplacedError as error:
-            raise self._replaced(error) from error
         self._next_bytes = sum(item.size for item in self._next)
 
     async def _listing(self) -> list[ListedObject]:
@@ -187,10 +184,8 @@ class ObjectSourceLane(RemoteLane):
         """Blocks."""
         path = Path(self._directory.name) / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
         path.unlink(missing_ok=True)
-        try:
+        with translating(ChangedObjectError, lambda _: self._changed(item.name)):
             self._buckets.fetch(item, path)
-        except ChangedObjectError as error:
-            raise self._changed(item.name) from error
         try:
             file = open_any_file(str(path), item.name, self._text, mark)
         finally:
