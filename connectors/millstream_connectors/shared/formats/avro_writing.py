@@ -318,31 +318,22 @@ def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
     if (kind, logical) not in _READS:
         return _PRIMITIVES[kind]
     read, unit_us = _READS[kind, logical]
-    return _or_stored(_in_unit(read, unit_us), _PRIMITIVES[kind])
+    return _or_stored(read, unit_us, _PRIMITIVES[kind])
 
 
-def _or_stored(read: Callable[[str], int], stored: Convert) -> Convert:
+def _or_stored(read: Callable[[str], int], unit_us: int, stored: Convert) -> Convert:
     """A text, or the number that Avro stores."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, str):
             return stored(value)
         try:
-            return stored(read(value))
-        except _MisfitError:
-            raise
+            whole, rest = divmod(read(value), unit_us)
+            if rest:
+                raise ValueError("it is more precise than milliseconds, which is all that the schema allows")
         except (ValueError, OverflowError) as error:
             raise _MisfitError(f"{shown(value)}: {error}") from None
-
-    return convert
-
-
-def _in_unit(read: Callable[[str], int], unit_us: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        whole, rest = divmod(read(text), unit_us)
-        if rest:
-            raise ValueError("it is more precise than milliseconds, which is all that the schema allows")
-        return whole
+        return stored(whole)
 
     return convert
 

@@ -125,20 +125,17 @@ class SqlStatements:
     def faults(self, connection: Connection) -> list[Fault]:
         """Problems of the user's table; none if it is still to be created."""
         with connection.begin():
-            return self._faults(connection)
-
-    def _faults(self, connection: Connection) -> list[Fault]:
-        settings, inspector = self._settings, sa.inspect(connection)
-        if not inspector.has_table(self._name, schema=self._schema):
-            found = f"there is no table {settings.table} in {settings.shown}"
-            return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
-        known = [column["name"] for column in inspector.get_columns(self._name, schema=self._schema)]
-        faults = settings.column_faults(known)
-        if settings.mode == "upsert" and not faults:
-            faults += self._key_faults(inspector)
-        if settings.backend in MYSQL:
-            faults += self._engine_faults(connection)
-        return faults
+            settings, inspector = self._settings, sa.inspect(connection)
+            if not inspector.has_table(self._name, schema=self._schema):
+                found = f"there is no table {settings.table} in {settings.shown}"
+                return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
+            known = [column["name"] for column in inspector.get_columns(self._name, schema=self._schema)]
+            faults = settings.column_faults(known)
+            if settings.mode == "upsert" and not faults:
+                faults += self._key_faults(inspector)
+            if settings.backend in MYSQL:
+                faults += self._engine_faults(connection)
+            return faults
 
     def _key_faults(self, inspector: sa.Inspector) -> list[Fault]:
         settings = self._settings
