@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import operator
 import random
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,6 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import gcd
-from operator import sub
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
@@ -68,7 +68,7 @@ class GeneratorLane(PositionedLane):
         if body is None:
             body = {"made": 0, "origin_us": owner.clock.now_us()}
         with self._restoring():
-            made, origin_us = int(body["made"]), int(body["origin_us"])
+            made, origin_us = operator.index(body["made"]), operator.index(body["origin_us"])
         first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
         self._first = first
@@ -105,9 +105,7 @@ class GeneratorLane(PositionedLane):
         return self._batch(self._make(count) if count else None)
 
     def pending(self) -> int | None:
-        if self._schedule.paced or self._total is not None:
-            return self._ready()
-        return None
+        return self._ready() if self._schedule.paced or self._total is not None else None
 
     @property
     def _ended(self) -> bool:
@@ -128,8 +126,7 @@ class GeneratorLane(PositionedLane):
         return max(self._schedule.wait_s(self._made), self._read_s + self._tick_s - self._clock.monotonic_s())
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
-        position = self._packed({"made": self._made, "origin_us": self._origin_us})
-        return SourceBatch(frame, position, self._ended)
+        return SourceBatch(frame, self._packed({"made": self._made, "origin_us": self._origin_us}), self._ended)
 
     def _make(self, count: int) -> Frame:
         start = self._made
@@ -162,7 +159,7 @@ class GeneratorLane(PositionedLane):
         offset = start % _SHIFTS
         repeats = -(-(offset + count) // _SHIFTS)
         stretch = self._shifts if repeats == 1 else self._shifts * repeats
-        return array("q", map(sub, times, stretch[offset : offset + count]))
+        return array("q", map(operator.sub, times, stretch[offset : offset + count]))
 
     def _stepped_times(self, step_us: float, start: int, count: int) -> array[int]:
         first = self._first + start * self._partitions

@@ -157,8 +157,7 @@ class MqttLink:
             # The call cannot be cancelled, and a socket that it opens has to be closed.
             await asyncio.wait((self._connecting,))
         self._client.disconnect()
-        stopping = self._loop.run_in_executor(None, self._client.loop_stop)
-        _, late = await asyncio.wait((stopping,), timeout=_CLOSE_S)
+        _, late = await asyncio.wait((self._loop.run_in_executor(None, self._client.loop_stop),), timeout=_CLOSE_S)
         if late:
             # The broker reads nothing; it notices by itself that the connection has ended.
             with suppress(OSError):

@@ -62,8 +62,7 @@ class RabbitSinkLane(Linked[RabbitLink], UnkeptLane):
     async def open(self) -> None:
         """Connect, and check that the target exists."""
         owner, settings = self._owner, self._settings
-        name = f"millstream {owner.pipeline}/{owner.name}"
-        link = await open_link(settings, owner.base_dir, owner.where, name)
+        link = await open_link(settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}")
         async with link.closed_on_failure():
             await _check(link.channel, settings)
         self._link = link

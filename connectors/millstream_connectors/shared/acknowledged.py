@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 from uuid import uuid4
 
@@ -184,7 +185,7 @@ class AcknowledgedLane(RemoteLane):
         """Errors: those of `SourceConnector.open`."""
         body = self._unpacked(self._owner.position)
         with self._restoring():
-            self._given = 0 if body is None else int(body["given"])
+            self._given = 0 if body is None else index(body["given"])
         if not self._idle:
             await self._connect()
             if body is not None:

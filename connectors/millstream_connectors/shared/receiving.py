@@ -19,6 +19,7 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol
 
 from millstream.background import open_tasks
@@ -124,7 +125,8 @@ class ReceivingLane(RemoteLane):
         body = self._unpacked(self._owner.position)
         if body is not None:
             with self._restoring():
-                self._given, self._place = int(body["given"]), str(body["place"])
+                # Neither accepts anything else than a number or a text.
+                self._given, self._place = index(body["given"]), body["place"] + ""
         self._inbox.place = self._place
         if not self._idle:
             await self._stream.connect(self._place)

@@ -109,8 +109,7 @@ class SqlThread:
         Millstream errors."""
         settings = self._settings
         if self._engine is None:
-            base_dir, where = self._base_dir, self._where
-            self._engine = await importing(_engine, settings, base_dir, where, create=create, writes=writes)
+            self._engine = await importing(_engine, settings, self._base_dir, self._where, create=create, writes=writes)
         opened: list[Connection] = []
         # The connection may be opened after the timeout.
         with on_failure(partial(self._thread.submit, lambda: _give_up(*opened))), self.translated():

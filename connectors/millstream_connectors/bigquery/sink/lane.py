@@ -151,8 +151,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         end = max(part.end, self._durable)
         # Requests before a refused one have been written.
         records = part.records()
-        made = records if self._owner.fallback else [row for row in records if row.end > self._durable]
-        parts = in_requests(made)
+        parts = in_requests(records if self._owner.fallback else [row for row in records if row.end > self._durable])
         if not parts and end <= self._durable and not part.refused:
             return
         requests: list[Request] = []

@@ -173,8 +173,7 @@ def _is_known(field: Any) -> bool:
 
 def _add(into: descriptor_pb2.DescriptorProto, field: Any, number: int) -> None:
     made = into.field.add(name=field.name, number=number)
-    is_list = field.mode == _Mode.REPEATED
-    made.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
+    made.label = _Field.LABEL_REPEATED if field.mode == _Mode.REPEATED else _Field.LABEL_OPTIONAL
     if field.type_ == _Type.STRUCT:
         nested = into.nested_type.add(name=f"M{number}")
         for place, one in enumerate(field.fields, 1):

@@ -269,8 +269,7 @@ class LaneBucket:
         self._last = self._read(self._number) if numbers else None
 
     def _numbers(self) -> list[int]:
-        found = listed(self._store, self._claims)
-        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for meta in found]
+        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for meta in listed(self._store, self._claims)]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, number: int) -> Claim | None:

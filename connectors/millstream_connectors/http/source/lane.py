@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
+from operator import index
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -145,8 +146,7 @@ def _listen(settings: HttpSource, owner: SourceOwner) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
-        is_meant = settings.asks_who or settings.allow_unauthenticated
-        if not is_meant and not is_loopback(str(address[0])):
+        if not (settings.asks_who or settings.allow_unauthenticated) and not is_loopback(str(address[0])):
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
                 f"{owner.where}: the http source would accept records from any machine, without authentication, on "
@@ -184,7 +184,7 @@ class HttpSourceLane(PositionedLane):
         super().__init__(owner)
         body = self._unpacked(owner.position)
         with self._restoring():
-            taken = 0 if body is None else int(body["taken"])
+            taken = 0 if body is None else index(body["taken"])
         self.address = address
         """The URL to POST to."""
         self._settings = settings
@@ -322,8 +322,7 @@ class HttpSourceLane(PositionedLane):
         tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         token = request.headers.get("Authorization", "") if self._tokens is not None else ""
-        shown = _text(token).encode() + b"\0" + (certificate or b"")
-        return blake2b(shown, digest_size=16).hexdigest()
+        return blake2b(_text(token).encode() + b"\0" + (certificate or b""), digest_size=16).hexdigest()
 
     async def _commit(self, request: web.Request) -> int:
         """Accept the request's records and wait until they are committed. Returns their number."""

@@ -183,8 +183,7 @@ class RedisSourceLane(Linked[StreamsLink], RemoteLane):
         if group is None or link is None or not position:
             return
         self._to_tell, self._next_tell_s = b"", self._now_s() + _TELL_EVERY_S
-        body = self._unpacked(position)
-        for name, (at, count, *_) in (body or {"at": {}})["at"].items():
+        for name, (at, count, *_) in (self._unpacked(position) or {"at": {}})["at"].items():
             words: tuple[Word, ...] = (name, group, at, "ENTRIESREAD", count)
             try:
                 await link.ask("XGROUP", "SETID", *words)

@@ -77,9 +77,7 @@ class _Types:
         if isinstance(schema, list):
             return self._union(schema)
         if isinstance(schema, str):
-            if schema in _PRIMITIVES:
-                return _PRIMITIVES[schema]
-            return self._reached(schema)
+            return _PRIMITIVES[schema] if schema in _PRIMITIVES else self._reached(schema)
         type_, logical = schema["type"], schema.get("logicalType", "")
         if type_ in ("record", "error"):
             return self._record(schema)
@@ -209,8 +207,7 @@ def _branch_name(schema: Any) -> str:
     """The name by which fastavro finds a type in a union."""
     if isinstance(schema, str):
         return schema
-    is_named = schema["type"] in ("record", "error", "enum", "fixed")
-    return str(schema["name"] if is_named else schema["type"])
+    return str(schema["name"] if schema["type"] in ("record", "error", "enum", "fixed") else schema["type"])
 
 
 def _expected(what: str, value: Any) -> _MisfitError:

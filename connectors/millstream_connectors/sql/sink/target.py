@@ -235,8 +235,7 @@ class SqlStatements:
         """The lane's stored state, or `fresh`, which is inserted. Its row stays locked until the transaction ends."""
         table, ours = self._positions, self._ours(pipeline, lane)
         # A statement for which every database locks the row.
-        done = connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch))
-        if done.rowcount == 0:
+        if connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch)).rowcount == 0:
             if fresh is None:
                 return None
             run, epoch, owner, (sequence, record), frame = fresh
