@@ -111,8 +111,7 @@ class PulsarCluster(SpecModel):
     @property
     def places(self) -> Sequence[tuple[str, int]]:
         """Host and port of each address, in the order in which they are written."""
-        written = self.server_addr.partition("://")[2].split(",")
-        parts = [urlsplit(f"//{place.strip()}") for place in written]
+        parts = [urlsplit(f"//{place.strip()}") for place in self.server_addr.partition("://")[2].split(",")]
         return [(one.hostname or "", one.port or _PORTS[self._scheme]) for one in parts]
 
     @property
