@@ -26,7 +26,7 @@ import uvloop
 
 from millstream import limits
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
 from tests.support.ledgers import LaneOwner

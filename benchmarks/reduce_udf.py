@@ -30,7 +30,7 @@ from millstream.udf.native.reduce_parts import PartEncoder
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import Group, Part
-from millstream_udf.reduce_arrow import arrow_part
+from millstream_udf.reduce_arrow import ArrowRows
 from millstream_udf.reducing import Answer, load
 from millstream_udf.values import Message, Window
 
@@ -52,7 +52,7 @@ def one_group(records: int) -> Iterator[Part]:
     last = records // BATCH_RECORDS - 1
     for index in range(last + 1):
         groups = [] if index else [Group(WINDOW, ("key",))]
-        yield arrow_part(groups, [BATCH_RECORDS], batch, unfinished=index < last)
+        yield Part(groups, [BATCH_RECORDS], ArrowRows(batch), index < last)
 
 
 def small_groups(records: int) -> Iterator[Part]:
@@ -61,7 +61,7 @@ def small_groups(records: int) -> Iterator[Part]:
     some = BATCH_RECORDS // GROUP_RECORDS
     for index in range(records // BATCH_RECORDS):
         groups = [Group(WINDOW, (str(index * some + key),)) for key in range(some)]
-        yield arrow_part(groups, [GROUP_RECORDS] * some, batch, unfinished=False)
+        yield Part(groups, [GROUP_RECORDS] * some, ArrowRows(batch))
 
 
 def _batch() -> pa.RecordBatch:
@@ -129,7 +129,7 @@ def measure(records: int) -> dict[str, float]:
     for name in names:
         reducer = load(f"{FUNCTIONS}:{name}")
         for parts in (one_group, small_groups):
-            figures[f"here {name}, {parts.__name__}"] = rate(reducer.answers, parts, records)
+            figures[f"here {name}, {parts.__name__}"] = rate(reducer, parts, records)
     for name in names:
         figures |= asyncio.run(behind(python_command(f"{FUNCTIONS}:{name}"), f"python {name}", records))
     with tempfile.TemporaryDirectory() as directory:

@@ -44,7 +44,7 @@ from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Queue, QueuedFrame, open_queue
 from millstream_reduce.spark.executor import windows_of
 from millstream_reduce.spark.manifest import JobWindows, manifest_of
-from millstream_reduce.spark.reducing import GroupReducer
+from millstream_reduce.spark.reducing import reduced_groups
 from millstream_reduce.spark.wire import decoded_rows, encoded_rows
 from millstream_reduce.values import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
@@ -121,7 +121,7 @@ def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> WindowRe
         manifest = manifest_of(JobWindows.of([windows_of(message)]), 1, whole_windows=True)
         manifest = pickle.loads(pickle.dumps(manifest))
     with legs.leg("function"):
-        batches = list(GroupReducer(manifest, program.SerializeToString(deterministic=True))([_TASKS]))
+        batches = list(reduced_groups(manifest, program.SerializeToString(deterministic=True), [_TASKS]))
     with legs.leg("results back"):
         table = pa.Table.from_batches(batches).select(RESULT_SCHEMA.names)
         return WindowResults(decoded_rows(list(encoded_rows(table)), RESULT_SCHEMA))

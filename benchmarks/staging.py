@@ -27,7 +27,7 @@ import psutil
 import uvloop
 
 from millstream import limits
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.frame import build_frame
 from millstream.nats.client import Msg
 from millstream.nats.connection import BrokerConnection, open_connection

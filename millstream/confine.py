@@ -502,8 +502,7 @@ def _enter(settings: dict[str, Any], inside: int, outside: int) -> None:
 
 
 def _sandboxed(settings: dict[str, Any], command: list[str]) -> int:
-    own = _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | (0 if settings["network"] else _CLONE_NEWNET)
-    _unshare(own)
+    _unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | (0 if settings["network"] else _CLONE_NEWNET))
     # The new user namespace has cleared the setting.
     _die_with_parent()
     from_inside, inside = os.pipe()

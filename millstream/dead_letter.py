@@ -55,7 +55,8 @@ MEMBERS = (
 """All members that an envelope may have, in order."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+envelope_line = json.JSONEncoder(ensure_ascii=False).encode
+"""An envelope, or a part of one, as JSON on one line, without a line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,6 @@ def envelope_of(
     except UnicodeDecodeError:
         envelope["valueBase64"] = base64.b64encode(value).decode()
     return envelope
-
-
-def envelope_line(envelope: object) -> str:
-    """An envelope, or a part of one, as JSON on one line, without a line end."""
-    return _encode(envelope)
 
 
 def read_envelope(text: str | bytes) -> Envelope:

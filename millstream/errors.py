@@ -12,6 +12,9 @@ from typing import ClassVar
 from millstream import codes
 from millstream.codes.code import Code
 
+REPAIR = "Restore it, see the advice of `millstream repair`, or start the pipeline over"
+"""The advice in messages about damage."""
+
 
 class MillstreamError(Exception):
     """Base of all our errors. An error of this class itself is a defect of Millstream."""

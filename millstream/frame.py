@@ -237,6 +237,12 @@ class Frame:
             columns.slice_bytes(self.ids_column, start, stop),
         )
 
+    def late_records(self, watermark_us: int) -> int:
+        """How many records have an event time before the watermark."""
+        if self.event_time_min_us >= watermark_us:
+            return 0
+        return sum(time_us < watermark_us for time_us in self.event_times_us())
+
     def times_only(self) -> Frame:
         """The event times of the records, without what else they hold, for uses that outlive the records."""
         return replace(self, contents=Values(), keys_column=b"", headers_column=b"", ids_column=b"")

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_FailureT = TypeVar("_FailureT", bound=Exception)
 
 
 class Pauses:
@@ -103,6 +108,22 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+async def until_done(
+    attempt: Callable[[], Awaitable[_T]],
+    failure: type[_FailureT],
+    report: Callable[[_FailureT], None],
+    pauses: Pauses,
+) -> _T:
+    """The result of the first attempt that does not raise `failure`. `report` gets the error of each of the others; an
+    error that it raises ends the attempts."""
+    while True:
+        try:
+            return await attempt()
+        except failure as error:
+            report(error)
+        await pauses.wait()
 
 
 async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:

@@ -12,7 +12,7 @@ notice, and what becomes of which code:
     invariants = ["I2"]
     breaks = "a record as old as the watermark counts as late"
     test = "tests/unit/reader/test_buffer.py::test_late_is_what_is_older_than_the_watermark"
-    in = "late_records"
+    in = "Frame.late_records"
     old = "time_us < watermark_us"
     new = "time_us <= watermark_us"
 

@@ -60,7 +60,7 @@ MAY_ROUND = {
     "connectors/millstream_connectors/shared/decoding_lane.py": "texts, as keys",
     "connectors/millstream_connectors/delta/source/log.py": "the log of the table, whose values have types",
     "connectors/millstream_connectors/delta/opening.py": "the log of the table",
-    "connectors/millstream_connectors/shared/positions.py": "our own positions",
+    "connectors/millstream_connectors/shared/positioned_lane.py": "our own positions",
     "connectors/millstream_connectors/postgres/source/catalog.py": "names of columns",
     "connectors/millstream_connectors/redis_streams/source/entries.py": "texts, as keys",
     "connectors/millstream_connectors/bigquery/sink/lane.py": "schemas",

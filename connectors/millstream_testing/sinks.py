@@ -210,9 +210,7 @@ class SinkConformance(Conformance):
 
     def _exactly_once(self, settings: Mapping[str, Any]) -> bool:
         promise = FallbackSink.model_validate(dict(settings)).promise()
-        if promise.id is GuaranteeId.BY_FUNCTION:
-            return self._is_exact
-        return promise.holds("exactlyOnce")
+        return self._is_exact if promise.id is GuaranteeId.BY_FUNCTION else promise.holds("exactlyOnce")
 
     def _check(self, place: Path, settings: Mapping[str, Any], expected: Iterable[int], when: str) -> None:
         found, wanted = list(self.arrived(place)), list(expected)

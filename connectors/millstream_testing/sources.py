@@ -178,8 +178,7 @@ class SourceConformance(Conformance):
         wanted = len(self.expected(place))
         while not batches[-1].ended and len(_values(batches, lane)) < wanted:
             # One of several lanes has only some of the records.
-            enough = 1 if self.partitions == 1 else None
-            batches += await self._read_all(lane, records_max=1000, enough=enough)
+            batches += await self._read_all(lane, records_max=1000, enough=1 if self.partitions == 1 else None)
             if self.partitions > 1:
                 break
         while not batches[-1].ended and is_held_up(lane):

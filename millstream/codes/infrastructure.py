@@ -281,7 +281,7 @@ BROKER_VERSION = Code(
 BROKER_ROLE = Code(
     4107,
     "The server is not suitable for a ledger",
-    happened="It is a replica, a member of a Redis cluster, or is asked for more copies than its technology waits for.",
+    happened="It is a replica, or a member of a Redis cluster.",
     data="Nothing was read or written.",
     do=(
         "Name the server that takes writes; ledgers in Redis need their own server, without cluster "

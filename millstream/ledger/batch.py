@@ -20,7 +20,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from millstream import codes, limits
-from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.errors import REPAIR, DamageError, MillstreamError, UserError
 from millstream.json_parser import parse_json
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
@@ -168,7 +168,7 @@ def remembered(data: bytes, ledger: str, where: str) -> bytes:
         raise DamageError(
             codes.IDS_UNREADABLE,
             f"remembered record ids in {ledger} ({where}, {len(data)} bytes) cannot be read: {error}. Records with "
-            f"these ids would be accepted again. {witness.REPAIR}",
+            f"these ids would be accepted again. {REPAIR}",
         ) from error
 
 

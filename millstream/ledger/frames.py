@@ -9,11 +9,10 @@ Above it: code that reads buffers. Below it: the codec of frames.
 from __future__ import annotations
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.frame import Frame, join_frames
 from millstream.ledger.packs import frames_in
 from millstream.ledger.protocol import StoredFrame
-from millstream.ledger.witness import REPAIR
 from millstream.record import BufferId
 
 

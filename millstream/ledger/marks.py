@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from millstream import codes
 from millstream.clock import START_OF_TIME_US
-from millstream.errors import DamageError, FencedError
+from millstream.errors import REPAIR, DamageError, FencedError
 from millstream.ledger.protocol import Commit, StoredMark
-from millstream.ledger.witness import REPAIR
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 

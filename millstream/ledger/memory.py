@@ -16,7 +16,7 @@ from uuid import UUID, uuid5
 
 from millstream import codes
 from millstream.clock import Clock, SystemClock
-from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
+from millstream.errors import REPAIR, BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import BatchMessage, commit_messages, decode_ids, frame_sequences, stored_mark
 from millstream.ledger.marks import settled, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
@@ -35,7 +35,7 @@ from millstream.ledger.protocol import (
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
-from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
+from millstream.ledger.witness import ObserverCheck, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 

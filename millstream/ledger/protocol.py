@@ -197,8 +197,6 @@ class LedgerLimits:
     bytes_max: int = limits.LEDGER_BYTES_MAX
     """Hard limit on the size of the ledger, all buffers together. The server enforces it and reserves the storage from
     the start. Without a limit, a server that runs out of storage in the middle of a batch stores half of it."""
-    replicas: int = 1
-    """Copies in a broker cluster."""
     ids_ttl_s: float = field(default=0.0)
     """The longest time that ids are kept; 0 if no lane commits ids."""
     sharing: Sharing = SEPARATE

@@ -17,15 +17,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.ledger.protocol import GivenUp, Witness
 from millstream.wire.ledger.v1 import mark_pb2
 
 NAME = "Millstream-Frame"
 """Header of a frame that contains its `Witness.name`."""
 _NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
-REPAIR = "Restore it, see the advice of `millstream repair`, or start the pipeline over"
-"""The advice in messages about damage."""
 
 
 def name_of(lane: str, number: int, commit_id: bytes) -> str:

@@ -53,11 +53,6 @@ class BrokerAccess:
         return place_of(self.url)
 
     @property
-    def servers(self) -> list[str]:
-        """The URL of each server."""
-        return self.url.split(",")
-
-    @property
     def identity(self) -> str:
         """The user, for messages."""
         named = (

@@ -24,8 +24,8 @@ from millstream import codes, limits
 from millstream.errors import InfrastructureError
 from millstream.json_parser import parse_json
 from millstream.nats.access import BrokerAccess
-from millstream.nats.client import Msg, Subscription, TcpTransport, nats_errors
-from millstream.nats.direct import DirectClient, Listener
+from millstream.nats.client import Msg, TcpTransport, nats_errors
+from millstream.nats.direct import DirectClient
 from millstream.nats.incoming import AtOnce, PieceReader, nothing_at_once
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class BrokerConnection:
             async with asyncio.timeout(timeout_s) as self._opening:
                 cancellations = self._transport.opening = _Cancellations()
                 await self.client.connect(
-                    self._access.servers,
+                    self._access.url.split(","),
                     name=self._name,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
@@ -214,10 +214,6 @@ class BrokerConnection:
         """Call `listener` whenever the connection is lost, until the returned function is called."""
         self._loss_listeners.add(listener)
         return lambda: self._loss_listeners.discard(listener)
-
-    async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Subscribe `listener` to `subject`; it is called for each message as soon as it is read."""
-        return await self.client.listen(subject, listener)
 
     def expect_answer(self) -> tuple[str, asyncio.Future[Msg]]:
         """A subject for the answer, and a future for it, which fails with `AnswerLostError` when the connection is

@@ -105,7 +105,7 @@ class PullConsumer:
 
     async def open(self) -> None:
         """Start to listen. The first consumer is created with `create`."""
-        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._received)
+        self._subscription = await self._connection.client.listen(f"{self._inbox}.*", self._received)
         self._stop_listening = self._connection.on_loss(self._news.set)
 
     async def close(self) -> None:

@@ -2,15 +2,26 @@
 
     Graph (what users see) ─► each chain is one stage ─► lanes, buffers, shared copies, ledgers
 
+Edges that carry the same frames need one stored copy only:
+
+    map ─┬─► a        the same records under the same conditions, in the same partitions: stored once
+         ├─► b
+         └─► c        with other conditions: stored separately
+
 Above it: everything that runs or looks at stored data. Below it: the spec's graph. It knows no directory and no engine.
 """
 
+import zlib
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge
+
+_COPY_PREFIX = "_"
+"""The prefix of a shared copy's name. The name of an edge cannot begin with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +37,10 @@ class Plan(Network):
     former_keys: frozenset[str]
     """Sources whose stored data began with the texts that earlier versions gave to keys that are not UTF-8."""
 
-    def head(self, vertex: str) -> str:
-        """The stage in which a vertex runs."""
-        return self.graph.head(vertex)
-
-    def chain(self, stage: str) -> tuple[str, ...]:
-        """The vertices that run in a stage, in their order; its own is first."""
-        return self.graph.chain(stage)
-
     def ledger_of(self, vertex: str) -> str:
         """The vertex that names the ledger of this one: the first of its chain, or of the chain that it followed in
         before it had lanes of its own."""
-        head = self.head(vertex)
+        head = self.graph.head(vertex)
         return self.ledgers.get(head, head)
 
     def stored_with(self, vertex: str) -> tuple[str, ...]:
@@ -45,9 +48,35 @@ class Plan(Network):
         ledger = self.ledger_of(vertex)
         return tuple(stage for stage in self.order if self.ledger_of(stage) == ledger)
 
-    def writer_of(self, edge: str) -> str:
-        """The vertex whose outputs an edge takes: of a chain, the one that has the edge in the pipeline file."""
-        return self.graph.edge(edge).from_
+    def same_frames(self, vertex: str) -> Mapping[str, tuple[str, ...]]:
+        """The groups of edges in a vertex's ledger that carry the same frames: for each group of two or more, the name
+        of its copy in a new ledger, and the names of the edges in file order."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        for edge in self.edges_out[vertex]:
+            copy = self.copy_of(edge)
+            if copy is not None:
+                groups[copy].append(edge.name)
+        return {copy: tuple(edges) for copy, edges in groups.items() if len(edges) > 1}
+
+    def copy_of(self, edge: Edge) -> str | None:
+        """The name of the copy that an edge shares with all others that carry the same frames. None for an edge whose
+        buffers depend on more than its condition and its reader's mark."""
+        in_cycle = any(edge.from_ in group and edge.to in group for group in self.sccs)
+        if (
+            edge.kind != "data"
+            or edge.chain
+            or edge.on_full == "discardLatest"
+            or self.keeps_input(edge.to)
+            or in_cycle
+        ):
+            return None
+        # A chain writes the edges of all its vertices to one ledger; only those of one vertex carry the same frames.
+        name = f"{_COPY_PREFIX}{self.graph.edge(edge.name).from_}-{self.vertex(edge.to).partitions}"
+        tags = edge.conditions.tags if edge.conditions is not None else None
+        if tags is None or not tags.values:
+            return name
+        condition = "\n".join([tags.operator, *sorted(set(tags.values))])
+        return f"{name}-{zlib.crc32(condition.encode()):08x}"
 
 
 def plan_of(graph: Graph, ledgers: Mapping[str, str] = MappingProxyType({}), former_keys: Collection[str] = ()) -> Plan:

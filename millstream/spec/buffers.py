@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 from millstream import codes
 from millstream.compression import Compression
-from millstream.errors import UserError
 from millstream.nearest import one_of
 from millstream.spec.registry import Registry
-from millstream.spec.rules import After
-from millstream.spec.values import problem
+from millstream.spec.values import After, problem
 
 DEFAULT = "jetstream"
 TECHNOLOGIES: Registry[object] = Registry(
@@ -40,24 +38,12 @@ def _checked(written: Mapping[str, Any]) -> Mapping[str, Any]:
         listed = ", ".join(f"`{key}: {{}}`" for key in TECHNOLOGIES.names)
         raise problem(codes.FIELDS_CONFLICT, what, f"one of {listed}")
     for key in technologies:
-        _check_technology(key)
+        TECHNOLOGIES.checked(key, COMPRESSION)
         if written[key]:
             raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
     if COMPRESSION in written:
         return {**written, COMPRESSION: {_TYPE: _compression_type(written[COMPRESSION])}}
     return written
-
-
-def _check_technology(key: str) -> None:
-    if key not in TECHNOLOGIES:
-        names = (*TECHNOLOGIES.names, COMPRESSION)
-        raise problem(codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, names))
-    try:
-        # The modules of our own are not needed to read a pipeline.
-        if not TECHNOLOGIES.is_own(key):
-            TECHNOLOGIES.load(key)
-    except UserError as error:
-        raise problem(codes.EXTENSION, str(error), "a package that works with this version of Millstream") from error
 
 
 def _compression_type(written: Mapping[str, str]) -> str:

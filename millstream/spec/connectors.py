@@ -20,8 +20,7 @@ from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry, models_in
-from millstream.spec.rules import Strict
-from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, field
+from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, Strict, field
 
 S = TypeVar("S", bound=SpecModel)
 

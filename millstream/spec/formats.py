@@ -10,9 +10,19 @@ from millstream import codes
 from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, is_open
-from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, field
+from millstream.spec.values import (
+    After,
+    Flag,
+    Needed,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Strict,
+    Text,
+    conflicts,
+    field,
+)
 
 _READS: Mapping[str, Sequence[Needed]] = {"avro": [Needed("fastavro", "millstream[avro]")]}
 """What is needed to read each encoding."""

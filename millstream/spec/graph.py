@@ -1,7 +1,8 @@
 """The pipeline as a graph: which vertices read which, in which order, with which policies. Pure.
 
-A `Graph` is only created from a pipeline with a valid shape, so its answers need no further checks. Above: lanes, the
-runner, the vertex processes. It knows no files and no brokers.
+A `Graph` is only created from a pipeline with a valid shape, so its answers need no further checks. Lanes and buffers
+follow from it alone, so every process computes the same ones. Above: the plan, the runner, the vertex processes. It
+knows no files and no brokers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any, Self
 
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
+from millstream.record import BufferId, LaneId
 from millstream.spec import topology
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
+from millstream.spec.models import Backoff, Edge, EdgeKind, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
 
@@ -87,17 +89,9 @@ class Network:
         """The edge of that name. Errors: KeyError."""
         return self._edges[name]
 
-    def data_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that take the output of a vertex."""
-        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "data")
-
-    def dead_letter_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges for records that a vertex gives up on."""
-        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "deadLetter")
-
-    def late_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges for records that reach a reduce after all their windows have closed."""
-        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "late")
+    def edges_of(self, vertex: str, kind: EdgeKind) -> tuple[Edge, ...]:
+        """The edges out of a vertex of that kind, in file order."""
+        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == kind)
 
     def limits_of(self, vertex: str) -> Limits:
         """The limits of a vertex and of the buffers of the edges into it."""
@@ -107,6 +101,45 @@ class Network:
         """Whether a record can come back to a vertex."""
         group = next(group for group in self.sccs if vertex in group)
         return len(group) > 1 or any(edge.to == vertex for edge in self.edges_out[vertex])
+
+    def keeps_input(self, vertex: str) -> bool:
+        """Whether the records of a vertex stay in its input buffers until their windows are committed."""
+        group_by = self._vertices[vertex].group_by
+        return group_by is not None and group_by.keeps_input
+
+    def lanes_of(self, vertex: str) -> tuple[LaneId, ...]:
+        """The lanes of a vertex: one per input edge and partition, or one per partition, as its kind says."""
+        step = self._vertices[vertex]
+        one = step.definition.lane_input
+        inputs = [one] if one is not None else [edge.name for edge in self.edges_in[vertex]]
+        return tuple(LaneId(vertex, name, partition) for name in inputs for partition in range(step.partitions))
+
+    def all_lanes(self) -> tuple[LaneId, ...]:
+        """The lanes of every vertex, in topological order of the vertices."""
+        return tuple(lane for vertex in self.order for lane in self.lanes_of(vertex))
+
+    def owned_lanes(self, vertex: str, replica: int) -> tuple[LaneId, ...]:
+        """The lanes that one replica of a vertex owns. Errors: ValueError if there is no such replica."""
+        replicas = self._vertices[vertex].replicas
+        if not 0 <= replica < replicas:
+            raise ValueError(f"vertex {vertex} has replicas 0 to {replicas - 1}, not {replica}")
+        return tuple(lane for lane in self.lanes_of(vertex) if lane.partition % replicas == replica)
+
+    def inputs_of(self, lane: LaneId) -> tuple[BufferId, ...]:
+        """The buffers that a lane reads: none for a source's, one per edge for a reduce's, else one."""
+        inputs = [edge.name for edge in self.edges_in[lane.vertex]]
+        read = [lane.input] if lane.input in inputs else inputs
+        return tuple(BufferId(name, lane.partition) for name in read)
+
+    def buffers_of(self, edge: Edge) -> tuple[BufferId, ...]:
+        """The buffers of an edge: one per partition of the vertex that reads it, none inside a chain."""
+        if edge.chain:
+            return ()
+        return tuple(BufferId(edge.name, p) for p in range(self._vertices[edge.to].partitions))
+
+    def upstream_lanes(self, buffer: BufferId) -> tuple[LaneId, ...]:
+        """The lanes that may write into a buffer: all of the vertex upstream of its edge."""
+        return self.lanes_of(self._edges[buffer.edge].from_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +206,7 @@ class Graph(Network):
     def on_future(self, vertex: str) -> retry.OnFailure:
         """What happens to a record whose event time is further ahead: dead letter, drop or stop."""
         written = self.pipeline.spec.watermark.on_future or "deadLetter"
-        if written == "deadLetter" and not self.dead_letter_edges(vertex):
+        if written == "deadLetter" and not self.edges_of(vertex, "deadLetter"):
             return retry.OnFailure.DROP
         return retry.OnFailure(written)
 
@@ -181,7 +214,7 @@ class Graph(Network):
         """What was written, or else the default."""
         if written:
             return retry.OnFailure(written)
-        return retry.OnFailure.DEAD_LETTER if self.dead_letter_edges(vertex) else retry.OnFailure.STOP
+        return retry.OnFailure.DEAD_LETTER if self.edges_of(vertex, "deadLetter") else retry.OnFailure.STOP
 
 
 def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:

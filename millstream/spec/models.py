@@ -36,7 +36,6 @@ from millstream.spec.programs import (
 )
 from millstream.spec.references import Reference, SecretKey, TextOrReference
 from millstream.spec.registry import Choice
-from millstream.spec.rules import NotEmpty, Strict
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
@@ -46,11 +45,13 @@ from millstream.spec.values import (
     Flag,
     Name,
     Needed,
+    NotEmpty,
     PositiveCount,
     PositiveDuration,
     Quantity,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
     field,
     is_name,

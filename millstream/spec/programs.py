@@ -16,16 +16,19 @@ from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After, Chosen, NotEmpty, Strict
 from millstream.spec.tls import ProgramTls
 from millstream.spec.values import (
+    After,
+    Chosen,
     Flag,
+    NotEmpty,
     PositiveCount,
     PositiveDuration,
     Quantity,
     ShapeProblem,
     Share,
     SpecModel,
+    Strict,
     Text,
     exactly_one,
     field,

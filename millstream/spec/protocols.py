@@ -10,12 +10,8 @@ protocol works with are imported when it is opened (`millstream.udf.protocol`).
 from enum import Enum
 from typing import Annotated
 
-from millstream import codes
-from millstream.errors import UserError
-from millstream.nearest import one_of
 from millstream.spec.registry import Registry
 from millstream.spec.rules import After
-from millstream.spec.values import problem
 
 NATIVE = "millstream"
 """The protocol of docs/udf-protocol.md."""
@@ -47,15 +43,4 @@ PROTOCOLS: Registry[ProtocolKind] = Registry(
 """All protocols."""
 
 
-def _known(name: str) -> str:
-    remedy = one_of(name, PROTOCOLS.names)
-    if name not in PROTOCOLS:
-        raise problem(codes.NOT_ALLOWED, f"there is no UDF protocol `{name}`", remedy)
-    try:
-        PROTOCOLS.load(name)
-    except UserError as error:
-        raise problem(codes.EXTENSION, str(error), "a package that works with this version of Millstream") from error
-    return name
-
-
-ProtocolName = Annotated[str, After(_known)]
+ProtocolName = Annotated[str, After(PROTOCOLS.checked)]

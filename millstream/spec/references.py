@@ -18,8 +18,7 @@ from typing import Annotated, Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import Before, Chosen, Tag
-from millstream.spec.values import SpecModel, Text, problem, text_check
+from millstream.spec.values import Before, Chosen, SpecModel, Tag, Text, problem, text_check
 
 VALUE_BYTES_MAX = 64 * 1024
 """Maximum size of a value in a file. It catches a wrong path to a large file."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.nearest import one_of
 from millstream.spec.explained import SpecModel
 from millstream.spec.model import NotReadError, PlainModel, ShapeProblem, field
-from millstream.spec.values import exactly_one
+from millstream.spec.values import exactly_one, problem
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -66,6 +67,20 @@ class Registry(Generic[K]):
         """Whether that kind is Millstream's own."""
         return name in self._own
 
+    def checked(self, name: str, *also: str) -> str:
+        """A name in a pipeline file, checked. Raises a problem if no package that can be used has it. `also`: other
+        names that would be right in its place."""
+        if name not in self:
+            what = f"there is no {self.noun} `{name}`"
+            raise problem(codes.NOT_ALLOWED, what, one_of(name, (*self.names, *also)))
+        try:
+            # The modules of our own are not needed to read a pipeline.
+            if not self.is_own(name):
+                self.load(name)
+        except UserError as error:
+            raise problem(codes.EXTENSION, str(error), _FITTING_PACKAGE) from error
+        return name
+
     def load(self, name: str) -> K:
         """The object of a name.
 
@@ -112,6 +127,7 @@ class Registry(Generic[K]):
                 continue
 
 
+_FITTING_PACKAGE = "a package that works with this version of Millstream"
 OURS = "Millstream"
 """The name of the project's own package in messages."""
 
@@ -167,12 +183,7 @@ class Choice(SpecModel):
         """Requires exactly one kind."""
         named = [name for name in data if cls.is_kind(name)]
         if len(named) != 1 or data[named[0]] is None:
-            yield from exactly_one(data, cls.kind_names(), cls.noun)
-
-    @classmethod
-    def kind_names(cls) -> tuple[str, ...]:
-        """The kinds and fields that may be written."""
-        return cls.registry.names
+            yield from exactly_one(data, cls.registry.names, cls.noun)
 
     @classmethod
     def taken(cls, written: Mapping[str, Any]) -> Self:
@@ -205,10 +216,8 @@ class Choice(SpecModel):
             try:
                 chosen[name] = validation.validate(cls.registry.load(name).model, data[name])
             except UserError as error:
-                problem = ShapeProblem(
-                    codes.EXTENSION, (name,), str(error), "a package that works with this version of Millstream"
-                )
-                details.append(validation.shape_detail(problem))
+                fault = ShapeProblem(codes.EXTENSION, (name,), str(error), _FITTING_PACKAGE)
+                details.append(validation.shape_detail(fault))
             except ValidationError as failure:
                 errors = failure.errors()
                 details += [validation.field_detail({**error, "loc": (name, *error["loc"])}) for error in errors]

@@ -8,8 +8,9 @@ from millstream import codes
 from millstream.limits import MIB
 from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After, Before
 from millstream.spec.values import (
+    After,
+    Before,
     Flag,
     Quantity,
     ShapeProblem,

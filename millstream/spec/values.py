@@ -1,4 +1,4 @@
-"""The scalar types of the pipeline file, from which models are built, and their base class.
+"""The scalar types of the pipeline file, from which models are built, with their rules and their base class.
 
 Owns the written forms of durations, quantities and names. Above it: the models. It knows nothing of pipelines.
 """
@@ -22,7 +22,7 @@ from millstream.spec.model import (
     listed,
     problem,
 )
-from millstream.spec.rules import After, Before, Schema, Strict
+from millstream.spec.rules import After, Before, Chosen, NotEmpty, Schema, Strict, Tag
 
 NAME_LENGTH_MAX = 63
 """Maximum length of a vertex, edge or pipeline name, in characters (a DNS label)."""
@@ -131,24 +131,6 @@ def _shown(written: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _positive(seconds: float) -> float:
-    if seconds <= 0:
-        raise problem(codes.OUT_OF_RANGE, "the duration must be longer than 0", _DURATION_EXPECTED)
-    return seconds
-
-
-def _positive_size(size: int) -> int:
-    if size <= 0:
-        raise problem(codes.OUT_OF_RANGE, "the size must be larger than 0", _QUANTITY_EXPECTED)
-    return size
-
-
-def _checked_name(name: str) -> str:
-    if not is_name(name):
-        raise problem(codes.VALUE_MALFORMED, f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
-    return name
-
-
 def is_name(name: str) -> bool:
     """Whether a text may name a pipeline, vertex or edge (it becomes part of NATS subjects)."""
     return len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name) is not None
@@ -173,6 +155,17 @@ def text_check(is_valid: Callable[[str], object], fault: str, expected: str) -> 
     return After(checked)
 
 
+def range_check(is_valid: Callable[[float], bool], fault: str, expected: str) -> After:
+    """A check of the size of a number."""
+
+    def checked(number: float) -> float:
+        if not is_valid(number):
+            raise problem(codes.OUT_OF_RANGE, fault, expected)
+        return number
+
+    return After(checked)
+
+
 def _filled(text: str) -> str:
     if not text.strip():
         raise problem(codes.FIELD_EMPTY, "the text is empty", "a text that is not empty")
@@ -185,10 +178,17 @@ _QUANTITY_SCHEMA = Schema({"type": ["string", "integer"], "minimum": 0, "example
 Duration = Annotated[float, Before(parse_duration), _DURATION_SCHEMA]
 """Seconds; written as in Go ("100ms", "1h30m") or as a number of seconds."""
 
-PositiveDuration = Annotated[Duration, After(_positive)]
+PositiveDuration = Annotated[
+    Duration, range_check(lambda seconds: seconds > 0, "the duration must be longer than 0", _DURATION_EXPECTED)
+]
 """Seconds, more than 0."""
 
-Quantity = Annotated[int, Before(parse_quantity), After(_positive_size), _QUANTITY_SCHEMA]
+Quantity = Annotated[
+    int,
+    Before(parse_quantity),
+    range_check(lambda size: size > 0, "the size must be larger than 0", _QUANTITY_EXPECTED),
+    _QUANTITY_SCHEMA,
+]
 """Bytes, more than 0; written as a Kubernetes quantity ("512Mi"), "1MiB" or an integer."""
 
 Count = Annotated[int, Strict(ge=0)]
@@ -208,7 +208,7 @@ Text = Annotated[str, After(_filled)]
 
 Name = Annotated[
     str,
-    After(_checked_name),
+    text_check(is_name, "is not a valid name", _NAME_EXPECTED),
     Schema({"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
 """A DNS label of at most 63 characters."""
@@ -253,18 +253,24 @@ __all__ = [
     "NAME_LENGTH_MAX",
     "NONE_GIVEN",
     "SPEC_PROBLEM",
+    "After",
+    "Before",
+    "Chosen",
     "Count",
     "Duration",
     "EdgeName",
     "Flag",
     "Name",
     "Needed",
+    "NotEmpty",
     "PositiveCount",
     "PositiveDuration",
     "Quantity",
     "ShapeProblem",
     "Share",
     "SpecModel",
+    "Strict",
+    "Tag",
     "Text",
     "as_duration",
     "at_most_one",
@@ -275,6 +281,7 @@ __all__ = [
     "parse_duration",
     "parse_quantity",
     "problem",
+    "range_check",
     "text_check",
     "without_effect",
 ]

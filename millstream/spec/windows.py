@@ -12,7 +12,6 @@ from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.limits import LOG_SEGMENT_BYTES, MIB, PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
 from millstream.plurals import counted
-from millstream.spec.rules import After
 from millstream.spec.values import (
     Duration,
     Flag,
@@ -24,7 +23,7 @@ from millstream.spec.values import (
     Text,
     as_duration,
     field,
-    problem,
+    range_check,
 )
 
 SPAN_MIN_S = 0.001
@@ -45,13 +44,9 @@ AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 WindowKind = Literal["fixed", "sliding", "session", "global"]
 
 
-def _checked_span(seconds: float) -> float:
-    if seconds < SPAN_MIN_S:
-        raise problem(codes.OUT_OF_RANGE, "the duration is too short", 'at least "1ms"')
-    return seconds
-
-
-Span = Annotated[Duration, After(_checked_span)]
+Span = Annotated[
+    Duration, range_check(lambda seconds: seconds >= SPAN_MIN_S, "the duration is too short", 'at least "1ms"')
+]
 """Seconds of event time, at least a millisecond."""
 
 

@@ -21,27 +21,20 @@ if TYPE_CHECKING:
 
 
 class PrometheusReader(PrometheusMetricReader):
-    """OpenTelemetry's reader, which also gets the histograms."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.histograms = Histograms()
-        super().__init__(disable_target_info=True, scope_info_enabled=False, registry=registry)
-
-    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self.histograms.added_to(metrics_data), timeout_millis, **kwargs)
-
-
-class PrometheusText:
-    """Metrics in Prometheus's text format, from a registry of its own."""
+    """Metrics in Prometheus's text format: OpenTelemetry's reader, which also gets the histograms, and its registry."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.reader = PrometheusReader(self._registry)
+        self.histograms = Histograms()
+        self._own_registry = CollectorRegistry()
+        super().__init__(disable_target_info=True, scope_info_enabled=False, registry=self._own_registry)
 
     def text(self, metrics: Metrics) -> bytes:
         """The current metrics."""
         metrics.refresh()
-        return generate_latest(self._registry)
+        return generate_latest(self._own_registry)
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
+        super()._receive_metrics(self.histograms.added_to(metrics_data), timeout_millis, **kwargs)
 
 
 class OtlpReader(MetricReader):

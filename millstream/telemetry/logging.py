@@ -81,6 +81,19 @@ def _added(variable: ContextVar[_T], value: _T) -> Iterator[None]:
         variable.reset(token)
 
 
+def entry_of(record: logging.LogRecord, **fixed: Any) -> dict[str, Any]:
+    """A log record as an object: what a line of a log has. `fixed`: the same in all lines of a process, unless a record
+    says something else."""
+    return {
+        "time": _time_of(record).isoformat(timespec="microseconds"),
+        "level": record.levelname.lower(),
+        "message": record.getMessage(),
+        "logger": record.name,
+        **fixed,
+        **fields_of(record),
+    }
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """The fields of a log record in addition to its message: replica, lane and trace of the task that logs it, the code
     of an error, and its extras."""
@@ -107,14 +120,7 @@ class _JsonFormatter(logging.Formatter):
             self._fixed |= {"pipeline": pipeline, "vertex": vertex, "replica": replica}
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time_of(record).isoformat(timespec="microseconds"),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-            "logger": record.name,
-            **self._fixed,
-        }
-        line.update(fields_of(record))
+        line = entry_of(record, **self._fixed)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

@@ -36,7 +36,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 from millstream import limits
 from millstream.frame import Frame
 from millstream.telemetry.logging import log_trace
-from millstream.telemetry.untraced import Span, UntracedSpan
+from millstream.telemetry.telemetry import Span, UntracedSpan
 
 TRACEPARENT_HEADER = "traceparent"
 """Header of a record that has its own trace context (W3C)."""

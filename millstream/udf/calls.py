@@ -315,14 +315,14 @@ class CallStream(Generic[_Answer]):
             return
 
     def _take_welcome(self, data: bytes) -> None:
-        self.calls_max = self._decoded(self._dialect.welcome, data)
+        self.calls_max = understood(self._where, self._dialect.welcome, data)
         if self.calls_max < 1:
             raise broken(self._where, "it does not allow any calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
     def _settle(self, data: bytes) -> None:
-        call_id, fit = self._decoded(self._dialect.answer, data)
+        call_id, fit = understood(self._where, self._dialect.answer, data)
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
             raise broken(
@@ -355,13 +355,13 @@ class CallStream(Generic[_Answer]):
             _log.warning("%s: %s (%d such answers so far; none of them is used)", self._where, what, self.refused)
         return f"the function breaks its protocol: {what}"
 
-    def _decoded(self, decode: Callable[[bytes], _T], data: bytes) -> _T:
-        try:
-            return decode(data)
-        except ValueError as error:
-            raise broken(
-                self._where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}"
-            ) from error
+
+def understood(where: str, decode: Callable[[bytes], _T], data: bytes) -> _T:
+    """What `decode` makes of a message. Raises `UdfError` if it raises `ValueError`."""
+    try:
+        return decode(data)
+    except ValueError as error:
+        raise broken(where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
 
 
 def broken(where: str, what: str) -> UdfError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,86 +16,18 @@ from pathlib import Path
 from millstream import codes
 from millstream.background import beside
 from millstream.errors import UdfError
-from millstream.limits import ANSWER_RECORDS_MAX
-from millstream.spec.protocols import NATIVE, FunctionKind
+from millstream.spec.protocols import NATIVE
 from millstream.statistics import SidecarStatistics
 from millstream.udf.lives import Lives
-from millstream.udf.protocol import (
-    ClientTls,
-    Connection,
-    Description,
-    NoAnswerError,
-    StreamName,
-    UdfProtocol,
-    protocol_of,
-)
+from millstream.udf.protocol import ClientTls, Connection, NoAnswerError, UdfClient, UdfProtocol, protocol_of
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
 from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.socket_directory import open_socket_directory
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 
 _log = logging.getLogger(__name__)
 
-_WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
 
-
-class Function:
-    """A function behind an address; see `UdfClient`. Made by `open_local_function` and `open_remote_function`."""
-
-    def __init__(self, connection: Connection, address: str) -> None:
-        self._connection = connection
-        self.address = address
-        """The address of the function, for callers in other processes of this machine."""
-        self.description = Description()
-        """The function's last description of itself."""
-
-    async def ask(self, timeout_s: float) -> None:
-        """Requests the function's description, waiting up to `timeout_s`. Raises like `Connection.describe`."""
-        self.description = await self._connection.describe(timeout_s)
-
-    def open_map(
-        self,
-        kind: FunctionKind,
-        name: StreamName,
-        *,
-        outputs_max: int = ANSWER_RECORDS_MAX,
-        may_return_arrow: bool = False,
-    ) -> AbstractAsyncContextManager[MapStream]:
-        """A map or source transform stream."""
-        self.check_kind(kind, name)
-        return self._connection.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
-
-    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
-        """A sink stream."""
-        self.check_kind(FunctionKind.SINK, name)
-        return self._connection.open_sink(name)
-
-    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        """A stream of a sink that keeps positions."""
-        self.check_kind(FunctionKind.SINK, name)
-        return self._connection.open_position_sink(name)
-
-    def open_source(
-        self, name: StreamName, *, position: bytes, partition: int, partitions: int
-    ) -> AbstractAsyncContextManager[SourceStream]:
-        """A source stream."""
-        self.check_kind(FunctionKind.SOURCE, name)
-        return self._connection.open_source(name, position=position, partition=partition, partitions=partitions)
-
-    def check_kind(self, kind: FunctionKind, name: StreamName) -> None:
-        """Raises `UdfError` if the function does not serve `kind`. (Spark's tasks open the streams of a reduce
-        function.)"""
-        kinds = self.description.kinds
-        if kind not in kinds:
-            served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
-            raise UdfError(
-                codes.FUNCTION_KIND,
-                f"{name.pipeline}/{name.vertex}: the function serves {served}, but this vertex needs a {kind.value}"
-                + (_WINDOW_FORGOTTEN if kinds == {FunctionKind.REDUCE} else ""),
-            )
-
-
-class LocalFunction(Function):
+class LocalFunction(UdfClient):
     """A function in a process that we start."""
 
     def __init__(
@@ -147,7 +79,7 @@ async def open_remote_function(
     tls: ClientTls | None = None,
     timeout_s: float = 60.0,
     on_slow: Callable[[bool], None] = lambda is_slow: None,
-) -> AsyncIterator[Function]:
+) -> AsyncIterator[UdfClient]:
     """A function that another process runs (a container of the same pod), at `unix:/path` or `host:port`.
 
     `protocol`: None for the native one. Waits up to `timeout_s` for the function; raises `UdfError` if it does not
@@ -156,7 +88,7 @@ async def open_remote_function(
     protocol = protocol or protocol_of(NATIVE)
     lives = Lives()
     async with protocol.connect(address, lives, tls) as connection:
-        function = Function(connection, address)
+        function = UdfClient(connection, address)
         try:
             await function.ask(timeout_s)
         except NoAnswerError as error:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from millstream import codes
 from millstream.errors import MillstreamError, UdfError
@@ -24,6 +23,7 @@ from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.lives import Lives
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 
+_WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the socket where a sidecar must serve."""
 
@@ -70,37 +70,6 @@ class Description:
     """Whether it is a sink whose target stores the positions of lanes."""
 
 
-class UdfClient(Protocol):
-    """A running function that is ready for calls."""
-
-    @property
-    def description(self) -> Description:
-        """Its last description of itself."""
-
-    def open_map(
-        self,
-        kind: FunctionKind,
-        name: StreamName,
-        *,
-        outputs_max: int = ANSWER_RECORDS_MAX,
-        may_return_arrow: bool = False,
-    ) -> AbstractAsyncContextManager[MapStream]:
-        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
-        may have Arrow columns in place of values."""
-
-    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
-        """For a sink that keeps no positions."""
-
-    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        """For a function whose description says that it keeps positions. The stream is not reopened after a break.
-        Raises `StreamLostError` when it ends before the function has welcomed it."""
-
-    def open_source(
-        self, name: StreamName, *, position: bytes, partition: int, partitions: int
-    ) -> AbstractAsyncContextManager[SourceStream]:
-        """For one split of a source, which continues after `position`; empty for its beginning."""
-
-
 class NoAnswerError(Exception):
     """The function did not return its description in time, or nothing listens. The text gives the reason."""
 
@@ -136,6 +105,65 @@ class Connection:
     ) -> AbstractAsyncContextManager[SourceStream]:
         """See `UdfClient`."""
         raise _absent(FunctionKind.SOURCE, name)
+
+
+class UdfClient:
+    """A running function that is ready for calls, behind an address. Made by `open_local_function` and
+    `open_remote_function`."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        self._connection = connection
+        self.address = address
+        """The address of the function, for callers in other processes of this machine."""
+        self.description = Description()
+        """The function's last description of itself."""
+
+    async def ask(self, timeout_s: float) -> None:
+        """Requests the function's description, waiting up to `timeout_s`. Raises like `Connection.describe`."""
+        self.description = await self._connection.describe(timeout_s)
+
+    def open_map(
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int = ANSWER_RECORDS_MAX,
+        may_return_arrow: bool = False,
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
+        may have Arrow columns in place of values."""
+        self.check_kind(kind, name)
+        return self._connection.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
+
+    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        """For a sink that keeps no positions."""
+        self.check_kind(FunctionKind.SINK, name)
+        return self._connection.open_sink(name)
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
+        """For a function whose description says that it keeps positions. The stream is not reopened after a break.
+        Raises `StreamLostError` when it ends before the function has welcomed it."""
+        self.check_kind(FunctionKind.SINK, name)
+        return self._connection.open_position_sink(name)
+
+    def open_source(
+        self, name: StreamName, *, position: bytes, partition: int, partitions: int
+    ) -> AbstractAsyncContextManager[SourceStream]:
+        """For one split of a source, which continues after `position`; empty for its beginning."""
+        self.check_kind(FunctionKind.SOURCE, name)
+        return self._connection.open_source(name, position=position, partition=partition, partitions=partitions)
+
+    def check_kind(self, kind: FunctionKind, name: StreamName) -> None:
+        """Raises `UdfError` if the function does not serve `kind`. (Spark's tasks open the streams of a reduce
+        function.)"""
+        kinds = self.description.kinds
+        if kind not in kinds:
+            served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
+            raise UdfError(
+                codes.FUNCTION_KIND,
+                f"{name.pipeline}/{name.vertex}: the function serves {served}, but this vertex needs a {kind.value}"
+                + (_WINDOW_FORGOTTEN if kinds == {FunctionKind.REDUCE} else ""),
+            )
 
 
 class UdfProtocol(ProtocolKind):

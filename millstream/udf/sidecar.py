@@ -93,6 +93,7 @@ _DEBUGGED_STOP_S = 1.0
 """How long a function with a debugger may take to end: a process that a debugger has stopped ignores SIGTERM."""
 _ABORT_S = 2.0
 """How long a process may take to print where it is when a call has taken too long."""
+WAITS = "The pipeline waits, and continues when you have saved the fix."
 LINES_KEPT = 60
 """Last lines of the sidecar's standard error, for the message when it dies."""
 # Exit codes that another start would only repeat: the command cannot be run, or does not name a function.
@@ -326,7 +327,6 @@ class Sidecar:
     async def _wait_for_change(self, run: _Run) -> None:
         """Reports once that the function cannot be started, and returns when one of its files was saved."""
         printed = "\n".join(self._printed()) or run.why
-        waits = "The pipeline waits, and continues when you have saved the fix."
         if printed == self._reported_start:
             self._note("the function cannot be started, for the same reason as before")
         else:
@@ -334,7 +334,7 @@ class Sidecar:
             _log.error(
                 "the function cannot be started: %s\n%s",
                 printed,
-                waits,
+                WAITS,
                 extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id, NOTICE: True},
             )
         self._reported_start = printed
@@ -512,13 +512,10 @@ class Sidecar:
             return Ending(run.why, own=True, tail=tail)
         return ending_of(run.exit_code, out_of_memory=run.out_of_memory, tail=tail)
 
-    def _tail(self) -> str:
-        return f"\n{text}" if (text := self._last_lines.text("    ")) else ""
-
     def _new_tail(self) -> str:
         """The last lines, unless they are the same as for the previous process, or are part of the error of the last
         start."""
-        tail = self._tail()
+        tail = f"\n{text}" if (text := self._last_lines.text("    ")) else ""
         if not self._ready.done() or tail == self._tail_before:
             return ""
         self._tail_before = tail

@@ -2,13 +2,13 @@
 is. Pure.
 
 Above it: the lanes of the vertex process. Below it: `follow` in `store.py`, which passes in the updates. It reads no
-clock and no broker. It sets `news` whenever an answer may have changed, for a task that waits.
+clock and no broker. A `BufferFill` sets `news` whenever an answer may have changed, for a task that waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from millstream.record import BufferId, LaneId
@@ -28,18 +28,16 @@ class WatermarkFetcher:
             raise ValueError(f"buffer {buffer}: a watermark needs at least one upstream lane")
         self.buffer = buffer
         self._timelines = {lane.key: Timeline() for lane in lanes}
-        self.news = asyncio.Event()
-        """Set by every update that changes something; cleared by the only lane that waits for it."""
 
-    def observe(self, update: OtUpdate) -> None:
-        """Process an update of the upstream vertex's OT store; updates of other lanes are ignored."""
+    def add(self, update: OtUpdate) -> bool:
+        """Process an update of the upstream vertex's OT store; updates of other lanes are ignored. Returns whether an
+        answer may have changed."""
         timeline = self._timelines.get(update.key)
         if timeline is None:
-            return
+            return False
         entry, state = update.entry, update.outputs.get(self.buffer)
         sequence = state.sequence if state is not None else 0
-        if timeline.add(entry.epoch, sequence, entry.watermark_us, idle=entry.idle, ended=entry.ended):
-            self.news.set()
+        return timeline.add(entry.epoch, sequence, entry.watermark_us, idle=entry.idle, ended=entry.ended)
 
     def watermark_at(self, sequence: int) -> int:
         """No record older than this follows frame `sequence` of the buffer, except late ones; microseconds.
@@ -55,23 +53,11 @@ class WatermarkFetcher:
             return None
         return max(timeline.head_sequence for timeline in self._timelines.values())
 
-    def head_sequence(self) -> int:
-        """The last sequence known to be written to the buffer; 0 if there is none."""
-        return max(timeline.head_sequence for timeline in self._timelines.values())
-
-    def idle(self) -> bool:
-        """Whether all upstream lanes report that they have nothing to read."""
-        return all(timeline.idle or timeline.ended for timeline in self._timelines.values())
-
     def forget(self, sequence: int) -> None:
         """Forget everything below `sequence`, which the caller will not ask about again. Call it with the committed
         sequence."""
         for timeline in self._timelines.values():
             timeline.forget(sequence)
-
-    def watermarks(self, sequence: int) -> Mapping[str, int]:
-        """The watermark of each upstream lane at `sequence`: shows users which lane holds up the others."""
-        return {key: timeline.watermark_at(sequence) for key, timeline in self._timelines.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +83,6 @@ class BufferFill:
         self._consumed = Totals()
         self.news = asyncio.Event()
         """Set when the fill has changed; cleared by the only writer that waits for space."""
-        self.upstream = _Side(self._on_writer)
-        """Listens to the OT store of the vertex that writes the buffer."""
-        self.downstream = _Side(self._on_reader)
-        """Listens to the OT store of the vertex that reads the buffer."""
 
     @property
     def records(self) -> int:
@@ -132,17 +114,12 @@ class BufferFill:
             self._consumed = Totals(max(records, known.records), max(bytes_, known.bytes))
             self.news.set()
 
-    def _on_writer(self, update: OtUpdate) -> None:
+    def on_writer(self, update: OtUpdate) -> None:
+        """Listens to the OT store of the vertex that writes the buffer."""
         if (state := update.outputs.get(self.buffer)) is not None:
             self.wrote(update.key, state.records, state.bytes)
 
-    def _on_reader(self, update: OtUpdate) -> None:
+    def on_reader(self, update: OtUpdate) -> None:
+        """Listens to the OT store of the vertex that reads the buffer."""
         if (state := update.inputs.get(self.buffer)) is not None:
             self.consumed(state.records, state.bytes)
-
-
-class _Side:
-    """One side of a buffer, as a listener to an OT store."""
-
-    def __init__(self, observe: Callable[[OtUpdate], None]) -> None:
-        self.observe = observe

@@ -67,9 +67,7 @@ class SourceWatermark:
 
     def observe(self, frame: Frame) -> int:
         """Process a frame. Returns how many of its records are late: older than the watermark before the frame."""
-        late = 0
-        if frame.event_time_min_us < self.watermark_us:
-            late = sum(time_us < self.watermark_us for time_us in frame.event_times_us())
+        late = frame.late_records(self.watermark_us)
         # A record whose event time is the end of time must not end the lane.
         self._raise_to(min(frame.event_time_max_us, END_OF_TIME_US - 1) - self._max_delay_us)
         self._hear()

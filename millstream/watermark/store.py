@@ -10,7 +10,6 @@ an entry twice, or one that was never stored. But a reader must not miss the new
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -23,6 +22,7 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
+from millstream.pauses import Pauses, until_done
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
@@ -97,6 +97,8 @@ class OtStatistics:
     """Why the last put failed; empty after a success."""
 
 
+OtListener: TypeAlias = Callable[[OtUpdate], None]
+"""Receives each update of a store, which may concern any of its lanes."""
 NewEntry: TypeAlias = OtEntry | Callable[[], OtEntry]
 """An entry to put, or a function that creates it at the time of the put, from the state at that time. Most entries of a
 busy lane are superseded before they are put, so creating them would be wasted work."""
@@ -161,13 +163,6 @@ class OtStores(Protocol):
         """Remove all OT stores of the pipeline, or that of one vertex."""
 
 
-class OtListener(Protocol):
-    """A receiver of updates: a `WatermarkFetcher`, or one side of a `BufferFill`."""
-
-    def observe(self, update: OtUpdate) -> None:
-        """Called for each update, which may concern any lane of the store."""
-
-
 async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
     """The newest stored entry of every lane, by lane key. Repeats the request until the broker answers."""
     return await _until_available(store.get_all, f"read the watermarks of {store.vertex}")
@@ -179,12 +174,8 @@ async def forget(store: OtStore, lane: LaneId) -> None:
 
 
 async def _until_available(request: Callable[[], Awaitable[_T]], what: str) -> _T:
-    while True:
-        try:
-            return await request()
-        except RetryLaterError as error:
-            _log.warning("cannot %s now: %s", what, error)
-        await asyncio.sleep(OT_RETRY_INTERVAL_S)
+    pauses = Pauses(OT_RETRY_INTERVAL_S, OT_RETRY_INTERVAL_S)
+    return await until_done(request, RetryLaterError, partial(_log.warning, "cannot %s now: %s", what), pauses)
 
 
 async def follow(store: OtStore, listeners: Collection[OtListener]) -> None:
@@ -192,7 +183,7 @@ async def follow(store: OtStore, listeners: Collection[OtListener]) -> None:
     async with store.watch() as updates:
         async for update in updates:
             for listener in listeners:
-                listener.observe(update)
+                listener(update)
 
 
 def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) -> None:

@@ -23,7 +23,7 @@ from millstream.watermark.store import decode_update
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream.wire.watermark.v1 import ot_pb2
-from millstream_connectors.shared.positions import pack_position, unpack_position
+from millstream_connectors.shared.positioned_lane import pack_position, unpack_position
 from millstream_reduce.log.damage import DamagedPart
 from millstream_reduce.log.entries import EntryError, StoredEntry, entry_buffers, whole_entries
 from millstream_reduce.log.recovery import entries_behind

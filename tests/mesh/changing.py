@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.clock import SystemClock
 from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel

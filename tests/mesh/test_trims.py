@@ -33,11 +33,11 @@ async def test_a_trim_does_not_ask_for_marks_that_came_with_the_frames(files: Pi
 
     async with open_pipeline(path, tmp_path / "broker") as run, open_connection(run.server.access) as other:
         running = asyncio.ensure_future(run.run())
-        await other.listen("$JS.API.STREAM.PURGE.>", on_purge)
+        await other.client.listen("$JS.API.STREAM.PURGE.>", on_purge)
         async with asyncio.timeout(LIMIT_S):
             await enough.wait()
         # The lanes are open by now. A trim that asks does so for each lane.
-        await other.listen("$JS.API.STREAM.MSG.GET.>", lambda message: asked.append(message.subject))
+        await other.client.listen("$JS.API.STREAM.MSG.GET.>", lambda message: asked.append(message.subject))
         purged.clear()
         enough.clear()
         async with asyncio.timeout(LIMIT_S):

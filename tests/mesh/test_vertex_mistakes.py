@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.plan import resolved
 from millstream.spec.loading import load
 from tests.mesh.conftest import PipelineFiles

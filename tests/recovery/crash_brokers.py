@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.buffers.redis.redis_server import open_redis_server
+from millstream.buffers.jetstream.server import open_nats_server
+from millstream.buffers.redis.server import open_redis_server
 from millstream.buffers.registry import technology
 from millstream.buffers.technology import Technology
 from millstream.files import write_private

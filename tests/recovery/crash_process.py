@@ -29,8 +29,8 @@ import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
 import millstream_connectors.file.sink.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
-import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
+import millstream_worker.kinds.reduce_lane  # noqa: F401  # as above
 from millstream.account import Account, account_of
 from millstream.buffers.registry import over
 from millstream.buffers.technology import InterStepBuffer
@@ -39,7 +39,6 @@ from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import FRAME_APART_BYTES_MIN, FRAME_RECORDS_MAX
 from millstream.plan import resolved
-from millstream.plan.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.queue import QueueLimits
@@ -133,7 +132,7 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.ResolvedPipeline, 
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name
     async with _open(run, name) as buffer:
-        for lane in all_lanes(spec.plan):
+        for lane in spec.plan.all_lanes():
             ledger = await buffer.broker.existing_ledger(lane.vertex)
             assert ledger is not None
             stored = await ledger.mark(lane)

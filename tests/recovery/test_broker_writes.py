@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.requests import until_answered
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.buffers.jetstream.stream_health import ask_for_streams, failed_writes
 from millstream.nats.connection import open_connection
 from tests.mesh.running import start

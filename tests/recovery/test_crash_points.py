@@ -61,7 +61,6 @@ UNREACHED = {
     "postgres_sink": "tests/recovery/test_postgres_kills.py, with a server of its own",
     "sql_sink": "needs a database: tests/contract/sinks/test_sql.py and test_sql_mariadb.py",
     "udsink": "a function that keeps positions: tests/recovery/test_position_sink_kills.py",
-    "watermark.replicate": "a broker cluster that grows: nothing is lost with the setting of a bucket",
     "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
     "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",
     "result.abandon": "a failed write: tests/unit/reduce/test_queue.py",

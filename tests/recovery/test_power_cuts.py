@@ -30,7 +30,7 @@ from millstream.spec.graph import guarantees_of
 from millstream.spec.loading import load
 from millstream.spec.models import FallbackSink
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, write
-from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
+from millstream_runner.chaos.experiment import INPUTS, RECEIVED, open_outside, outside_ports
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import (
     delta_numbers,

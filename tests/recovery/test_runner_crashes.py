@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.durable import CRASH_AT
 from millstream.ledger.protocol import LedgerLimits
 from millstream.nats.connection import open_connection

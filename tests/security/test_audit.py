@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream import audit as audit_file
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.errors import InfrastructureError
 from millstream.spec.loading import load
 from millstream_runner.local import audit

@@ -14,7 +14,6 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
 from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source import lane as http_source
-from millstream_connectors.http.source.lane import HttpSourceLane, http_plan, open_http
+from millstream_connectors.http.source.lane import HttpSourceLane, open_http
 from millstream_connectors.opening_sources import extraction_of
 from millstream_reader.connector import SourceOwner
 
@@ -51,9 +50,14 @@ async def serving(
     source = Source.model_validate({"http": {"port": 0, **(spec or {})}})
     assert isinstance(source.settings, HttpSource)
     owner = SourceOwner(LANE, 1, b"", base_dir, SystemClock(), extraction_of(source))
-    plan = http_plan(source.settings, owner)
-    plan = replace(plan, limits=replace(plan.limits, head_timeout_s=head_timeout_s, idle_timeout_s=idle_timeout_s))
-    async with asyncio.timeout(LIMIT_S), open_http(plan, owner) as lane:
+    settings = source.settings
+    limits = ConnectionLimits(
+        settings.connections_max,
+        settings.client_connections_max,
+        head_timeout_s=head_timeout_s,
+        idle_timeout_s=idle_timeout_s,
+    )
+    async with asyncio.timeout(LIMIT_S), open_http(settings, owner, limits) as lane:
 
         async def commit() -> None:
             while True:

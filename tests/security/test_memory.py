@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -41,7 +42,7 @@ from millstream_connectors.file.source.rows_as_json import bounded, json_rows
 from millstream_connectors.file.source.table_file import parquet_rows
 from millstream_connectors.opensearch.settings import OpenSearchSink
 from millstream_connectors.opensearch.sink.lane import open_opensearch_sink
-from millstream_connectors.pulsar.looking import Looking, deduplicates
+from millstream_connectors.pulsar.looking import deduplicates
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.shared.formats.avro_bounds import bound_blocks, check_items
 from millstream_connectors.shared.objects import stores
@@ -115,7 +116,7 @@ async def test_an_answer_without_end_is_refused(tmp_path: Path, monkeypatch: pyt
                 await link.ask("receive_message")
         topic = PulsarSink.model_validate({"serverAddr": "pulsar://a:1", "topic": "t", "adminUrl": address})
         with raises(codes.TARGET_AWAY, match=said):
-            await deduplicates(topic, tmp_path, Looking())
+            await deduplicates(topic, tmp_path, math.inf)
 
 
 def test_the_log_of_a_table_is_looked_at_before_it_is_loaded(tmp_path: Path) -> None:

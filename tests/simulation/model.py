@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from millstream.account import Account, account_of
 from millstream.frame import join_frames
 from millstream.ledger.packs import frames_in
-from millstream.plan.lanes import inputs_of, lanes_of
 from millstream.record import SOURCE_INPUT, BufferId, LaneId
 from millstream.spec.models import Edge
 from tests.simulation import windows
@@ -81,11 +80,11 @@ class Judgement:
         """In which a chain is one vertex, called as its first."""
         self.graph = world.graph
         self.rows = {
-            buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in inputs_of(self.stages, lane)
+            buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in self.stages.inputs_of(lane)
         }
 
     def _all_lanes(self) -> list[LaneId]:
-        return [lane for vertex in self.stages.vertices for lane in lanes_of(self.stages, vertex.name)]
+        return [lane for vertex in self.stages.vertices for lane in self.stages.lanes_of(vertex.name)]
 
     def judge(self) -> None:
         """Raises `Violation`."""
@@ -113,7 +112,7 @@ class Judgement:
     def _inputs(self, lane: LaneId) -> list[bytes]:
         if lane.input == SOURCE_INPUT:
             return [record.value for record in self.world.outside.splits[lane.vertex, lane.partition].records]
-        return [row.value for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
+        return [row.value for buffer in self.stages.inputs_of(lane) for row in self.rows[buffer]]
 
     def _targets(self, edge: Edge, keys: Sequence[bytes], tags: Sequence[bytes]) -> BufferId | None:
         """The buffer of an edge that a record goes to."""
@@ -152,7 +151,7 @@ class Judgement:
         if lane.input == SOURCE_INPUT:
             split = self.world.outside.splits[lane.vertex, lane.partition]
             return [(record.value, (record.key.encode(),)) for record in split.records]
-        return [(row.value, row.keys) for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
+        return [(row.value, row.keys) for buffer in self.stages.inputs_of(lane) for row in self.rows[buffer]]
 
     def _check_maps(self, lane: LaneId, maps: Sequence[str], inputs: list[tuple[bytes, tuple[bytes, ...]]]) -> None:
         """Maps that run one behind the other: of which only the first looks at what a record is."""
@@ -160,11 +159,11 @@ class Judgement:
         first, others = maps[0], maps[1:]
         behaviour = self.world.shape.behaviours[first]
         behind = _behind(others)
-        edges = [edge for edge in self.graph.data_edges(maps[-1]) if not edge.chain]
+        edges = [edge for edge in self.graph.edges_of(maps[-1], "data") if not edge.chain]
         for value, keys in inputs:
             answer = answers_of(behaviour, value)
             if answer == "dead":
-                for edge in self.graph.dead_letter_edges(first):
+                for edge in self.graph.edges_of(first, "deadLetter"):
                     target = self._targets(edge, keys, ())
                     if target is not None:
                         wanted[target].append((value, b""))
@@ -252,15 +251,15 @@ class Judgement:
     def _check_sink(self, vertex: str) -> None:
         if self.world.shape.behaviours.get(vertex, "") in KEEP:
             table = self.world.outside.tables[vertex]
-            for lane in lanes_of(self.stages, vertex):
-                (buffer,) = inputs_of(self.stages, lane)
+            for lane in self.stages.lanes_of(vertex):
+                (buffer,) = self.stages.inputs_of(lane)
                 account = account_of(vertex, lane, self.world.history.lanes[vertex, lane.key].mark)
                 values = table.values_of(f"{self.world.shape.name}/{vertex}.{lane.key}")
                 self._check_kept(str(lane), values, [row.value for row in self.rows[buffer]], account)
             return
         wanted: dict[str, bytes] = {}
-        for lane in lanes_of(self.stages, vertex):
-            (buffer,) = inputs_of(self.stages, lane)
+        for lane in self.stages.lanes_of(vertex):
+            (buffer,) = self.stages.inputs_of(lane)
             for row in self.rows[buffer]:
                 record_id = row.record_id or f"{vertex}/{lane.input}/{lane.partition}/{row.sequence}/{row.index}"
                 wanted[record_id] = row.value
@@ -274,12 +273,12 @@ class Judgement:
     def _check_reduce(self, lane: LaneId) -> None:
         group_by = self.stages.vertex(lane.vertex).group_by
         assert group_by is not None
-        inputs = [row for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
+        inputs = [row for buffer in self.stages.inputs_of(lane) for row in self.rows[buffer]]
         results: list[Row] = []
         late: list[Row] = []
         for edge in self.stages.edges_out[lane.vertex]:
             own = [row for rows in self._written(lane, edge).values() for row in rows]
-            (late if edge in self.stages.late_edges(lane.vertex) else results).extend(own)
+            (late if edge in self.stages.edges_of(lane.vertex, "late") else results).extend(own)
         account = self.world.history.lanes[lane.vertex, lane.key].mark.account
         if account.open:
             raise Violation(f"I2: {lane} has {account.open} records in open windows at its end")
@@ -289,8 +288,8 @@ class Judgement:
     def _check_promises(self) -> None:
         """No record comes after a promise that there would be none so old, unless what it was made of did already."""
         for vertex in self.stages.vertices:
-            for lane in lanes_of(self.stages, vertex.name):
-                inputs = [row for buffer in inputs_of(self.stages, lane) for row in self.rows[buffer]]
+            for lane in self.stages.lanes_of(vertex.name):
+                inputs = [row for buffer in self.stages.inputs_of(lane) for row in self.rows[buffer]]
                 excused = {row.value for row in inputs if row.is_late}
                 for edge in self.stages.edges_out[vertex.name]:
                     for row in (row for rows in self._written(lane, edge).values() for row in rows if row.is_late):
@@ -308,7 +307,7 @@ class Judgement:
         if any(fault.kind == "no-room" for fault in self.world.plan.faults):
             return
         for vertex in self.world.reduces:
-            for lane in lanes_of(self.stages, vertex):
+            for lane in self.stages.lanes_of(vertex):
                 directory = self.world.directory / vertex / str(lane.partition)
                 names = sorted(path.name for path in directory.iterdir())
                 segments = [name for name in names if name.endswith(".wal")]

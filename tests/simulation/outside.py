@@ -22,9 +22,10 @@ from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.protocol import Description, StreamName
+from millstream.udf.protocol import Description, StreamName, UdfClient
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf import columns
+from millstream_worker.programs import Programs
 from tests.simulation.history import Violation
 from tests.simulation.kept import SimPositionSink, Table, Way
 
@@ -113,7 +114,7 @@ def answers_of(behaviour: str, value: bytes) -> Sequence[tuple[int, tuple[bytes,
     return [(k, ()) for k in range(1 + chance % 4 if behaviour == "several" else 1)]
 
 
-class SimPrograms:
+class SimPrograms(Programs):
     """The programs of one vertex process: functions and endpoints inside the simulation."""
 
     def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:
@@ -201,17 +202,14 @@ def _outcome(index: int, result: Result, reason: str) -> Outcome:
     return Outcome(index, result, reason)
 
 
-class SimClient:
-    """`UdfClient` of a source or a sink."""
+class SimClient(UdfClient):
+    """The function of a source or a sink."""
 
     def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:
         self._outside = outside
         self._vertex = vertex
         self._behaviour = behaviour
-
-    @property
-    def description(self) -> Description:
-        return Description(keeps_positions=self._behaviour in KEEP)
+        self.description = Description(keeps_positions=behaviour in KEEP)
 
     def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0, may_return_arrow: bool = False

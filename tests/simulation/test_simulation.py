@@ -23,7 +23,6 @@ from millstream.ledger.packs import is_pack
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from millstream.ledger.witness import ReadCheck
-from millstream.plan.lanes import lanes_of
 from millstream.record import SOURCE_INPUT
 from millstream_vertex import trimming
 from millstream_vertex.to_sink import ChainDeliverer
@@ -201,7 +200,7 @@ def test_a_ledger_that_is_set_back_behind_the_end_of_its_last_writer_is_noticed(
     async def commits(self: Committer, units: Sequence[Unit], *, ended: bool = False, **options: Any) -> None:
         world, lane = worlds[-1], self._lane
         if ended and lane.input == SOURCE_INPUT and not set_backs:
-            others = [one for one in lanes_of(world.stages, lane.vertex) if one != lane]
+            others = [one for one in world.stages.lanes_of(lane.vertex) if one != lane]
             marks = [await self._ledger.mark(one) for one in others]
             if all(mark is not None and mark.mark.ended for mark in marks):
                 restore, note = world.broker.save(lane.vertex), world.history.save(lane.vertex)

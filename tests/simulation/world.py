@@ -25,15 +25,15 @@ from millstream.ledger.compression import COMPRESSED_BYTES_MIN
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import Commit, DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.plan.lanes import all_lanes, inputs_of
 from millstream.record import SOURCE_INPUT
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
+from millstream_worker import environment as worker
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.environment import VertexConfig
-from millstream_worker.trimmers import Trimmers, open_trimmers
-from millstream_worker.watches import Watches, open_watches
+from millstream_worker.trimmers import open_trimmers
+from millstream_worker.watches import open_watches
 from millstream_writer import committer
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
@@ -107,22 +107,11 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class SimEnvironment:
-    """`Environment` of one incarnation."""
+class SimEnvironment(worker.Outside):
+    """The environment of one incarnation."""
 
     world: World
     life: Incarnation
-    broker: SimBroker
-    stores: SimOtStores
-    watches: Watches
-    trimmers: Trimmers
-    rng: random.Random
-
-    def programs_of(self, vertex: str) -> SimPrograms:
-        return SimPrograms(self.world.outside, vertex, self.world.shape.behaviours.get(vertex, ""))
-
-    def trouble(self) -> str | None:
-        return None
 
     @asynccontextmanager
     async def engine(self, address: str) -> AsyncIterator[SimEngine]:
@@ -194,8 +183,8 @@ class World:
         context.run(CURRENT.set, self.world)
         self.network = Network(self.rng, self.plan.weather, context)
         self._context = context
-        for lane in all_lanes(self.stages):
-            for buffer in inputs_of(self.stages, lane):
+        for lane in self.stages.all_lanes():
+            for buffer in self.stages.inputs_of(lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
         self.outside.splits.update(given(self.rng, self.graph, shape, self.span_s))
         for chain in self.graph.chains:
@@ -215,7 +204,7 @@ class World:
     def _judge_sources(self) -> None:
         """Have what the lanes of sources promise judged by what their splits give."""
         watermark = self.resolved.pipeline.spec.watermark
-        for lane in all_lanes(self.stages):
+        for lane in self.stages.all_lanes():
             if lane.input == SOURCE_INPUT:
                 self.history.sources[lane.vertex, lane.key] = SourceJudge(
                     str(lane),
@@ -264,7 +253,7 @@ class World:
             await asyncio.sleep(RESTART_S * (0.5 + self.rng.random()))
 
     def _has_ended(self, vertex: str, replica: int) -> bool:
-        lanes = [lane for lane in all_lanes(self.stages) if lane.vertex == vertex]
+        lanes = [lane for lane in self.stages.all_lanes() if lane.vertex == vertex]
         replicas = self.stages.vertex(vertex).replicas
         own = [lane for lane in lanes if lane.partition % replicas == replica]
         return all(self.history.lanes[vertex, lane.key].ended for lane in own)
@@ -275,7 +264,7 @@ class World:
         return bool(readers) and all(
             self.history.lanes[reader, lane.key].ended
             for reader in readers
-            for lane in all_lanes(self.stages)
+            for lane in self.stages.all_lanes()
             if lane.vertex == reader
         )
 
@@ -319,14 +308,20 @@ class World:
                 watches = await stack.enter_async_context(open_watches(stores))
                 broker = SimBroker(self.broker, life.link, self.history)
                 trimmers = await stack.enter_async_context(open_trimmers(broker))
+                programs = {
+                    vertex: SimPrograms(self.outside, vertex, self.shape.behaviours.get(vertex, ""))
+                    for vertex in self.graph.chain(life.vertex)
+                }
                 yield SimEnvironment(
-                    self,
-                    life,
                     broker,
                     stores,
                     watches,
                     trimmers,
+                    programs,
                     self.rng,
+                    lambda: None,
+                    self,
+                    life,
                 )
 
         async with open_vertex(config, self.clock, environment=environment) as running:

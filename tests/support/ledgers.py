@@ -15,13 +15,13 @@ from typing import Protocol
 from uuid import uuid4
 
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.server_config import ACCOUNT
 from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.connection import open_connection as open_redis_connection
 from millstream.buffers.redis.keys import ledger_key
-from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
 from millstream.buffers.redis.scripts import COMMIT
+from millstream.buffers.redis.server import RedisServer, open_redis_server
 from millstream.buffers.redis.technology import TECHNOLOGY as REDIS_TECHNOLOGY
 from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
@@ -205,7 +205,7 @@ class RedisHarness:
 
     async def set_back(self, vertex: str) -> None:
         async with open_redis_connection(self.server.access) as connection:
-            await connection.remove(*await connection.ask("KEYS", f"{ledger_key(PIPELINE, vertex)}*"))
+            await connection.ask("UNLINK", *await connection.ask("KEYS", f"{ledger_key(PIPELINE, vertex)}*"))
             for key, value in self._saved[vertex].items():
                 await connection.ask("RESTORE", key, 0, value)
         await self.server.restart()

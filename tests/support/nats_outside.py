@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.nats.connection import ApiError, BrokerConnection, open_connection
 
 T = TypeVar("T")

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from millstream.account import Account, account_of
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.connection import open_connection
 from millstream.plan import resolved
-from millstream.plan.lanes import all_lanes, lanes_of
 from millstream.plan.placement import replicas_of
 from millstream.record import LaneId
 from millstream.spec.loading import load
@@ -93,7 +92,7 @@ class PipelineRun:
         """The mark of every lane that has one, as the ledgers hold it now."""
         marks: dict[LaneId, mark_pb2.Mark] = {}
         async with open_jetstream_broker(self.server.access, self.resolved.pipeline.name) as broker:
-            for lane in all_lanes(self.plan):
+            for lane in self.plan.all_lanes():
                 ledger = await broker.existing_ledger(lane.vertex)
                 stored = await ledger.mark(lane) if ledger is not None else None
                 if stored is not None:
@@ -107,7 +106,7 @@ class PipelineRun:
             open_jetstream_ot_stores(connection, self.resolved.pipeline.name) as stores,
         ):
             updates = await (await stores.store(vertex)).get_all()
-        lanes = lanes_of(self.graph, vertex)
+        lanes = self.graph.lanes_of(vertex)
         return min(updates[lane.key].entry.watermark_us if lane.key in updates else START_OF_TIME_US for lane in lanes)
 
     async def account(self, vertex: str) -> Account:

@@ -9,8 +9,8 @@ from typing import Annotated
 from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
+from millstream.spec.values import After, PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
+from millstream_connectors.shared.columns import repeated
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 from millstream_connectors.shared.tables.settings import TableColumn, TableSink
 
@@ -78,11 +78,8 @@ class BigQuerySink(BigQueryDataset):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects duplicate columns, and types, which the table defines."""
         yield from super().relation_problems()
-        names = [column.name for column in self.columns]
+        yield from repeated([column.name for column in self.columns], "columns", "name")
         for index, column in enumerate(self.columns):
-            if column.name in names[:index]:
-                what = f"column `{column.name}` appears twice"
-                yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
             if column.type is not None:
                 what = "`type` has no effect: the table has types"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "type"), what, "no `type`")

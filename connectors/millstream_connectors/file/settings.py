@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from millstream import codes
-from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import (
+    After,
     Flag,
     Needed,
+    NotEmpty,
     PositiveCount,
     PositiveDuration,
     Quantity,
@@ -21,7 +22,7 @@ from millstream.spec.values import (
     field,
     problem,
 )
-from millstream_connectors.shared.columns import Column, repeated_columns
+from millstream_connectors.shared.columns import Column, repeated, repeated_columns
 from millstream_connectors.shared.objects.settings import (
     ObjectStore,
     is_url,
@@ -215,9 +216,7 @@ class FileSink(SpecModel):
             ),
         )
         yield from place_problems(self.store, self.path, url="s3://bucket/prefix")
-        for index, name in enumerate(self.partition_by):
-            if name in self.partition_by[:index]:
-                yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
+        yield from repeated(self.partition_by, "partitionBy", noun="", expected="each once")
         if self.objects and self.rolling.max_bytes > _OBJECT_BYTES_MAX:
             what = "an object is kept in memory until it is finished"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")

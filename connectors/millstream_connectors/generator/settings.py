@@ -12,14 +12,15 @@ from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.problems import Path
-from millstream.spec.rules import After, Strict
 from millstream.spec.values import (
+    After,
     Count,
     Duration,
     PositiveDuration,
     ShapeProblem,
     Share,
     SpecModel,
+    Strict,
     at_most_one,
     field,
     problem,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import operator
 import random
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,6 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import gcd
-from operator import sub
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
@@ -27,7 +27,6 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.values import Values
 from millstream_connectors.generator.settings import GeneratorSource
 from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import unreadable_position
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_udf import columns
@@ -68,9 +67,8 @@ class GeneratorLane(PositionedLane):
         body = self._unpacked(owner.position)
         if body is None:
             body = {"made": 0, "origin_us": owner.clock.now_us()}
-        made, origin_us = body.get("made"), body.get("origin_us")
-        if not isinstance(made, int) or not isinstance(origin_us, int):
-            raise unreadable_position(self._where, owner.position, self.noun)
+        with self._restoring():
+            made, origin_us = operator.index(body["made"]), operator.index(body["origin_us"])
         first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
         self._first = first
@@ -107,9 +105,7 @@ class GeneratorLane(PositionedLane):
         return self._batch(self._make(count) if count else None)
 
     def pending(self) -> int | None:
-        if self._schedule.paced or self._total is not None:
-            return self._ready()
-        return None
+        return self._ready() if self._schedule.paced or self._total is not None else None
 
     @property
     def _ended(self) -> bool:
@@ -130,8 +126,7 @@ class GeneratorLane(PositionedLane):
         return max(self._schedule.wait_s(self._made), self._read_s + self._tick_s - self._clock.monotonic_s())
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
-        position = self._packed({"made": self._made, "origin_us": self._origin_us})
-        return SourceBatch(frame, position, self._ended)
+        return SourceBatch(frame, self._packed({"made": self._made, "origin_us": self._origin_us}), self._ended)
 
     def _make(self, count: int) -> Frame:
         start = self._made
@@ -164,7 +159,7 @@ class GeneratorLane(PositionedLane):
         offset = start % _SHIFTS
         repeats = -(-(offset + count) // _SHIFTS)
         stretch = self._shifts if repeats == 1 else self._shifts * repeats
-        return array("q", map(sub, times, stretch[offset : offset + count]))
+        return array("q", map(operator.sub, times, stretch[offset : offset + count]))
 
     def _stepped_times(self, step_us: float, start: int, count: int) -> array[int]:
         first = self._first + start * self._partitions

@@ -9,11 +9,11 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, OnlineF
 from millstream.spec.problems import Finding
 from millstream.spec.values import as_duration
 from millstream_connectors.http.settings import HttpSink, HttpSource
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[HttpSource]):
+class _Source(EndlessSource[HttpSource]):
     model = HttpSource
     meaning = "Records sent over HTTP."
     promise = Guarantee(
@@ -22,9 +22,6 @@ class _Source(SourceConnector[HttpSource]):
     )
     untrusted = True
     extracts = True
-
-    def bounded(self, settings: HttpSource) -> bool | None:
-        return False
 
     def id_bounds(self, settings: HttpSource) -> IdBounds | None:
         return IdBounds(settings.id_ttl_s, settings.ids_max)
@@ -45,9 +42,9 @@ class _Source(SourceConnector[HttpSource]):
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def open(self, settings: HttpSource, owner: SourceOwner) -> SourceOpening:
-        from millstream_connectors.http.source.lane import http_plan, open_http
+        from millstream_connectors.http.source.lane import open_http
 
-        return open_http(http_plan(settings, owner), owner)
+        return open_http(settings, owner)
 
 
 class _Sink(SinkConnector[HttpSink]):

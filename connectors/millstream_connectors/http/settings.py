@@ -11,15 +11,16 @@ from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX,
 from millstream.spec.connectors import IdsCount
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import (
+    After,
     Flag,
     PositiveCount,
     PositiveDuration,
     Quantity,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
     field,
 )

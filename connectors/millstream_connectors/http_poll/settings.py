@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from millstream import codes
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, conflicts, exactly_one, field
+from millstream.spec.values import (
+    After,
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    conflicts,
+    exactly_one,
+    field,
+)
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
 _WAYS = ("path", "recordField", "link")
@@ -102,16 +110,22 @@ class HttpPollSource(WebServer):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects paths into answers that are not JSON, and `pages` together with a `cursor`."""
         yield from super().relation_problems()
-        if self.cursor is not None and self.pages is not None:
-            what = "`cursor` already leads from page to page"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("pages",), what, "`cursor` without `pages`")
-        if self.body == "json":
-            return
-        if self.records is not None:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("records",), "a path needs a JSON answer", "`body: json`")
-        for name, one in (("cursor", self.cursor), ("pages", self.pages)):
-            if one is not None and one.path is not None:
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name, "path"), "a path needs a JSON answer", "`body: json`")
-        if self.cursor is not None and self.cursor.record_field is not None and self.body == "raw":
-            what = "a raw answer is not a JSON record"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor", "recordField"), what, "`body: json` or `body: lines`")
+        cursor, pages, is_json = self.cursor, self.pages, self.body == "json"
+        path_needs_json = "a path needs a JSON answer", "`body: json`"
+        yield from conflicts(
+            (
+                cursor is not None and pages is not None,
+                ("pages",),
+                "`cursor` already leads from page to page",
+                "`cursor` without `pages`",
+            ),
+            (not is_json and self.records is not None, ("records",), *path_needs_json),
+            (not is_json and cursor is not None and cursor.path is not None, ("cursor", "path"), *path_needs_json),
+            (not is_json and pages is not None and pages.path is not None, ("pages", "path"), *path_needs_json),
+            (
+                self.body == "raw" and cursor is not None and cursor.record_field is not None,
+                ("cursor", "recordField"),
+                "a raw answer is not a JSON record",
+                "`body: json` or `body: lines`",
+            ),
+        )

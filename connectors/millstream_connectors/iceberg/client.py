@@ -232,8 +232,7 @@ def open_catalog(
     properties["oauth2-server-uri"] = settings.oauth2_server_uri or f"{address}/v1/oauth/tokens"
     if settings.scope is not None:
         properties["scope"] = settings.scope
-    named = (("token", settings.token), ("credential", settings.credential))
-    for name, value in named:
+    for name, value in (("token", settings.token), ("credential", settings.credential)):
         if value is not None:
             properties[name] = resolve(value, base_dir, f"{where}: the {name} for {settings.rest}")
     context = _context(settings.ca, base_dir, where)

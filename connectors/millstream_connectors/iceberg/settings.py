@@ -10,9 +10,8 @@ from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After
 from millstream.spec.tls import is_open
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
+from millstream.spec.values import After, Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.lake.settings import EVENT_TIME_PARTS, TableCommits
 from millstream_connectors.shared.aws.settings import AwsService
 from millstream_connectors.shared.objects.settings import ObjectStore, is_url, url_problem

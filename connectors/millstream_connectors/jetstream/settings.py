@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from millstream.spec.rules import After
-from millstream.spec.values import Flag, ShapeProblem, Text
+from millstream.spec.values import After, Flag, ShapeProblem, Text
 from millstream_connectors.nats.settings import NatsServer, checked_filter, checked_subject, filters_of, overlaps
 from millstream_connectors.shared.starts import EARLIEST, Start
 

@@ -313,8 +313,7 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
 
 
 async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:
-    answer = await connection.api("STREAM.NAMES", {"subject": subject})
-    return list(answer.get("streams") or ())
+    return list((await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or ())
 
 
 async def look(settings: JetStreamSink, base_dir: Path) -> list[Fault]:

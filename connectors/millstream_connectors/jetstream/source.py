@@ -34,8 +34,7 @@ from millstream_connectors.jetstream.settings import JetStreamSource
 from millstream_connectors.nats.client import NO_MESSAGE, NO_STREAM, linked, looking, translated
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.messages import event_time
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
@@ -72,14 +71,13 @@ def _digest(subject: str, data: bytes) -> str:
     return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
 
 
-class JetStreamSourceLane(PositionedLane):
+class JetStreamSourceLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind = "jetstream"
-    noun = "a jetstream source"
 
     def __init__(self, spec: JetStreamSource, owner: SourceOwner, connection: BrokerConnection) -> None:
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._spec = spec
         self._connection = connection
         self._subjects = tuple(filter(self._owns, spec.subjects))
@@ -101,7 +99,6 @@ class JetStreamSourceLane(PositionedLane):
         self._arrived: deque[_Message] = deque()
         self._ran_out = False
         """Whether a pull ended because there were no more messages."""
-        self._reaching = Reaching(owner.clock, _log)
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -323,15 +320,11 @@ class JetStreamSourceLane(PositionedLane):
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
         batch = RecordBatch("the message")
-        while self._arrived and len(batch.values) < records_max:
-            message = self._arrived[0]
+        for message in batch.fitting(self._arrived, records_max, bytes_max):
             if self._end is not None and message.sequence > self._end:
                 self._arrived.clear()
                 self._at = self._end
                 break
-            if not batch.fits(message.size, bytes_max):
-                break
-            self._arrived.popleft()
             self._at = self._read = message.sequence
             self._digest = message.digest
             batch.add(

@@ -10,10 +10,11 @@ from millstream import codes
 from millstream.spec.addresses import address_check, without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.rules import After, NotEmpty
 from millstream.spec.tls import is_open, whole_pair
 from millstream.spec.values import (
+    After,
     Flag,
+    NotEmpty,
     PositiveDuration,
     ShapeProblem,
     SpecModel,

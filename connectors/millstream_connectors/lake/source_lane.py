@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from millstream import codes
@@ -21,8 +21,8 @@ from millstream.limits import TABLE_FILES_MAX
 from millstream_connectors.file.source.disk import Worker
 from millstream_connectors.file.source.row_buffer import RowBuffer
 from millstream_connectors.file.source.table_file import UNREADABLE, unreadable_file
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.failing import translating
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -106,12 +106,8 @@ class TableReader(ABC, Generic[F]):
     def _error(self, error: BaseException) -> MillstreamError:
         """The Millstream error for one of `failures`."""
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self.failures as error:
-            raise self._error(error) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return translating(self.failures, self._error)
 
     def _changing(self, state: int, operation: str) -> StateFiles[F]:
         """A state that changes or removes rows. Raises `UserError` if `skipChanges` is not set."""
@@ -131,19 +127,18 @@ class TableReader(ABC, Generic[F]):
         return UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
 
 
-class TableSourceLane(PositionedLane, ABC, Generic[F]):
+class TableSourceLane(RemoteLane, ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(
         self, owner: SourceOwner, worker: Worker, table: TableReader[F], place: str, poll_every_s: float | None
     ) -> None:
         """`place`: the table, for messages. `poll_every_s`: None to end at the newest state."""
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._worker = worker
         self._table = table
         self._place = place
         self._poll_every_s = poll_every_s
-        self._reaching = Reaching(owner.clock, _log)
         # The position.
         self._id = ""
         self._whole = False
@@ -206,9 +201,6 @@ class TableSourceLane(PositionedLane, ABC, Generic[F]):
     @abstractmethod
     def pending_versions(self) -> int | None:
         """States that are not read to their end, of those that existed when the table was looked at last."""
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     def close(self) -> None:
         """Called when the worker has ended."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,7 @@ from millstream.limits import MQTT_UNCONFIRMED_MAX
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.mqtt.settings import MqttBroker
-from millstream_connectors.shared.failing import on_failure, on_failure_await
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of, on_failure, on_failure_await, translating
 
 _KEEPALIVE_S = 15
 _SETTLE_S = 5.0
@@ -104,10 +103,8 @@ class MqttLink:
 
     async def subscribe(self, topic: str) -> None:
         """Returns when the broker has processed everything that was sent before. Raises Millstream errors."""
-        try:
+        with translating(ValueError, lambda refused: self._unfit(f"{topic!r} is not a topic filter: {refused}")):
             error, mid = self._client.subscribe(topic, options=SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW))
-        except ValueError as refused:
-            raise self._unfit(f"{topic!r} is not a topic filter: {refused}") from refused
         self._check(error)
         reason = await self.answer(mid or 0)
         if reason.value in PASSING:
@@ -137,14 +134,13 @@ class MqttLink:
             raise self.closed
         answer = self._answers[mid] = self._loop.create_future()
         try:
-            async with asyncio.timeout(self._broker.timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise self._error_of(error) from error
+            with translating(TimeoutError, self._error_of):
+                async with asyncio.timeout(self._broker.timeout_s):
+                    return await answer
         finally:
             self._answers.pop(mid, None)
 
-    async def close(self, topic: str | None = None) -> None:
+    async def aclose(self, topic: str | None = None) -> None:
         """Wait until the broker has every acknowledgement, by subscribing to `topic` again.
 
         Paho closes its socket with unread data in it, so the system resets the connection, and the broker discards what
@@ -161,8 +157,7 @@ class MqttLink:
             # The call cannot be cancelled, and a socket that it opens has to be closed.
             await asyncio.wait((self._connecting,))
         self._client.disconnect()
-        stopping = self._loop.run_in_executor(None, self._client.loop_stop)
-        _, late = await asyncio.wait((stopping,), timeout=_CLOSE_S)
+        _, late = await asyncio.wait((self._loop.run_in_executor(None, self._client.loop_stop),), timeout=_CLOSE_S)
         if late:
             # The broker reads nothing; it notices by itself that the connection has ended.
             with suppress(OSError):
@@ -187,13 +182,11 @@ class MqttLink:
             )
 
         self._connecting = self._loop.run_in_executor(None, connect)
-        try:
+        with translating((OSError, TimeoutError, ValueError), self._error_of):
             await asyncio.shield(self._connecting)
             self._client.loop_start()
             async with asyncio.timeout(broker.timeout_s):
                 reason = await self._connected
-        except (OSError, TimeoutError, ValueError) as error:
-            raise self._error_of(error) from error
         if reason.is_failure:
             if reason.value in _REFUSED:
                 who = f"user {broker.user}" if broker.user is not None else "connections without a user"
@@ -281,22 +274,12 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Mqt
         context.sslsocket_class = _Socket
         client.tls_set_context(context)
     link = MqttLink(broker, where, client, session)
-    async with on_failure_await(link.close):
+    async with on_failure_await(link.aclose):
         await link.begin()
     return link
 
 
-@asynccontextmanager
-async def linked(broker: MqttBroker, base_dir: Path, where: str) -> AsyncIterator[MqttLink]:
-    """A short-lived connection, without a session. Raises Millstream errors."""
-    link = await open_link(broker, base_dir, where)
-    try:
-        yield link
-    finally:
-        await link.close()
-
-
 async def look(broker: MqttBroker, base_dir: Path) -> None:
     """Raises Millstream errors if the broker cannot be reached or refuses the user."""
-    async with linked(broker, base_dir, "validate --online"):
+    async with aclosing(await open_link(broker, base_dir, "validate --online")):
         pass

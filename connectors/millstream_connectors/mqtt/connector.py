@@ -8,11 +8,11 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, P
 from millstream.spec.values import as_duration
 from millstream_connectors.mqtt.settings import MqttSink, MqttSource
 from millstream_connectors.shared.looking import no_findings, unfit_setting
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[MqttSource]):
+class _Source(EndlessSource[MqttSource]):
     model = MqttSource
     meaning = "Messages of MQTT topics."
     packages: ClassVar = {"paho": "millstream[mqtt]"}
@@ -22,9 +22,6 @@ class _Source(SourceConnector[MqttSource]):
         "least once without it; at most once for messages of QoS 0",
     )
     untrusted = True
-
-    def bounded(self, settings: MqttSource) -> bool | None:
-        return False
 
     def guarantee(self, settings: MqttSource) -> Guarantee:
         return Guarantee(

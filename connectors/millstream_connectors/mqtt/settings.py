@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 from millstream import codes
 from millstream.spec.addresses import address_check
 from millstream.spec.connectors import RemembersIds
-from millstream.spec.rules import After, Strict
-from millstream.spec.values import ShapeProblem, Text, field, problem
+from millstream.spec.values import After, ShapeProblem, Strict, Text, field, problem
 from millstream_connectors.shared.servers import ServerByUrl
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}

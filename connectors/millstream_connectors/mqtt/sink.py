@@ -30,7 +30,7 @@ from millstream_connectors.shared.carried import (
     own_headers,
 )
 from millstream_connectors.shared.converting import RefusedRecordError
-from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failing import Linked, on_failure_await
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -53,23 +53,17 @@ class _Put(NamedTuple):
     properties: Any
 
 
-class MqttSinkLane(UnkeptLane):
+class MqttSinkLane(Linked[MqttLink], UnkeptLane):
     """A lane that publishes messages."""
 
     def __init__(self, settings: MqttSink, owner: SinkOwner) -> None:
         self._settings = settings
         self._owner = owner
-        self._link: MqttLink | None = None
 
     async def open(self) -> MqttLink:
         """Connect."""
         self._link = await open_link(self._settings, self._owner.base_dir, self._owner.where)
         return self._link
-
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         # After a failure, it does not wait for messages in flight.

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from paho.mqtt.client import MQTTMessage
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
-from millstream_connectors.mqtt.client import MqttLink, MqttSession, linked, open_link
+from millstream_connectors.mqtt.client import MqttLink, MqttSession, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, Subscription
 from millstream_connectors.shared.failing import on_failure_await
 from millstream_reader.connector import SourceOwner
 
@@ -31,7 +32,7 @@ TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
 _log = logging.getLogger(__name__)
 
 
-class MqttSubscription(PushedSubscription):
+class MqttSubscription(Subscription):
     """See `Subscription`."""
 
     def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
@@ -49,7 +50,7 @@ class MqttSubscription(PushedSubscription):
         spec, owner = self._spec, self._owner
         session = MqttSession(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
         link = await open_link(spec, owner.base_dir, owner.where, session)
-        async with on_failure_await(link.close):
+        async with on_failure_await(link.aclose):
             await link.subscribe(spec.topic)
         if self._known and not link.resumed:
             _log.warning(
@@ -77,11 +78,7 @@ class MqttSubscription(PushedSubscription):
     async def close(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            await link.close(self._spec.topic)
-
-    def pending(self) -> int | None:
-        """MQTT does not report it."""
-        return None
+            await link.aclose(self._spec.topic)
 
     def _arrived(self, found: MQTTMessage, inbox: AcknowledgedInbox) -> None:
         if not found.qos and inbox.full:
@@ -121,7 +118,7 @@ def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Acknowledge
 async def look(spec: MqttSource, base_dir: Path) -> list[tuple[str, str]]:
     """What on the broker does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
     reached."""
-    async with linked(spec, base_dir, "validate --online") as link:
+    async with aclosing(await open_link(spec, base_dir, "validate --online")) as link:
         if not spec.topic.startswith(SHARED):
             # A subscription to a shared one would take messages from its other members.
             try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.nats.settings import NatsSink, NatsSource
 from millstream_connectors.shared.looking import no_findings
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[NatsSource]):
+class _Source(EndlessSource[NatsSource]):
     model = NatsSource
     meaning = "Messages of NATS subjects, without JetStream."
     promise = Guarantee(
@@ -19,9 +19,6 @@ class _Source(SourceConnector[NatsSource]):
     )
     untrusted = True
     encoded = True
-
-    def bounded(self, settings: NatsSource) -> bool | None:
-        return False
 
     def online_findings(self, settings: NatsSource, place: Place) -> OnlineFindings:
         from millstream_connectors.nats.source import look

@@ -11,9 +11,18 @@ from millstream import codes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream.spec.values import (
+    After,
+    Needed,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    exactly_one,
+    field,
+    problem,
+)
 from millstream_connectors.shared.servers import BasicAuth
 
 _SCHEMES = ("nats", "tls")

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from millstream import codes
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import Quantity, ShapeProblem, Text, problem, without_effect
+from millstream.spec.values import After, Quantity, ShapeProblem, Text, problem, without_effect
 from millstream_connectors.shared.tables.settings import DeleteWhen
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 

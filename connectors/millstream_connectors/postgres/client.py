@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from millstream.limits import POSTGRES_CONNECT_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.wire.client_tls import is_not_accepted, load_chain, trusting
 from millstream_connectors.postgres.settings import PostgresServer
-from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.failing import on_failure, translating
 
 Connection: TypeAlias = asyncpg.Connection
 
@@ -61,7 +62,7 @@ class Login:
         """
         server = self.server
         what = f"{self.where}: the password for {server.host}"
-        try:
+        with translating((*FAILURES, ValueError), partial(self.error_of, opening=True)):
             connection: Connection = await asyncpg.connect(
                 host=server.host,
                 port=server.port,
@@ -80,17 +81,11 @@ class Login:
                 # A server or a role may be configured to acknowledge commits before they are written.
                 if not replicates and await connection.fetchval("SHOW synchronous_commit") == "off":
                     await connection.execute("SET synchronous_commit TO on")
-        except (*FAILURES, ValueError) as error:
-            raise self.error_of(error, opening=True) from error
         return connection
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Converts errors of the client to Millstream errors."""
-        try:
-            yield
-        except FAILURES as error:
-            raise self.error_of(error) from error
+        return translating(FAILURES, self.error_of)
 
     def error_of(self, error: BaseException, *, opening: bool = False) -> MillstreamError:
         """The Millstream error for an error of the client. `opening`: whether the connection was being opened."""

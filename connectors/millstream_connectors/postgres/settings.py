@@ -9,20 +9,22 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference, secret_in_file
-from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import (
     Flag,
     PositiveDuration,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
+    conflicts,
     field,
     text_check,
     without_effect,
 )
+from millstream_connectors.shared.columns import repeated
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink, repeated
+from millstream_connectors.shared.tables.settings import TableSink
 
 SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -64,13 +66,20 @@ class PostgresServer(SpecModel):
         if not self.sslmode.startswith("verify"):
             given = {"sslRootCert": self.ssl_root_cert}
             yield from without_effect(given, f"with `sslmode: {self.sslmode}`", "`sslmode: verify-full`")
-        if (self.ssl_cert is None) != (self.ssl_key is None):
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, (), "`sslCert` and `sslKey` belong together", "both of them, or neither"
-            )
-        elif self.ssl_cert is not None and self.sslmode in ("disable", "prefer"):
-            what = f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslCert",), what, "`sslmode: verify-full`")
+        yield from conflicts(
+            (
+                (self.ssl_cert is None) != (self.ssl_key is None),
+                (),
+                "`sslCert` and `sslKey` belong together",
+                "both of them, or neither",
+            ),
+            (
+                self.ssl_cert is not None and self.ssl_key is not None and self.sslmode in ("disable", "prefer"),
+                ("sslCert",),
+                f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand",
+                "`sslmode: verify-full`",
+            ),
+        )
 
     def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on a password in the pipeline file, and a server that is not verified."""
@@ -154,12 +163,21 @@ class PostgresSource(PostgresServer):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires either a query with a cursor, each of its columns once, or changes."""
         yield from super().relation_problems()
-        if (self.query is None) == (self.cdc is None):
-            what = "a postgres source reads either a query or changes"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`query` with `cursor`, or `cdc`")
-        elif self.query is not None and not self.cursor:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
-        elif self.cdc is not None:
+        yield from conflicts(
+            (
+                (self.query is None) == (self.cdc is None),
+                (),
+                "a postgres source reads either a query or changes",
+                "`query` with `cursor`, or `cdc`",
+            ),
+            (
+                self.query is not None and self.cdc is None and not self.cursor,
+                ("cursor",),
+                "`query` has no `cursor`",
+                "`cursor: [id]`",
+            ),
+        )
+        if self.cdc is not None and self.query is None:
             of_queries = {"cursor": "cursor", "poll_every_s": "pollEvery", "wait_for": "waitFor"}
             given = {alias: name for name, alias in of_queries.items() if name in self.model_fields_set}
             yield from without_effect(given, "with `cdc`", "`query`, or no `{name}`")

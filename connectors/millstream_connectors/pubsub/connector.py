@@ -8,7 +8,7 @@ from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, Online
 from millstream.spec.values import as_duration
 from millstream_connectors.pubsub.settings import PubsubSink, PubsubSource
 from millstream_connectors.shared.looking import absent
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -19,14 +19,11 @@ class _Pubsub(Connector[Any]):
     encoded = True
 
 
-class _Source(_Pubsub, SourceConnector[PubsubSource]):
+class _Source(_Pubsub, EndlessSource[PubsubSource]):
     model = PubsubSource
     meaning = "Messages of a subscription of Google Cloud Pub/Sub."
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
-
-    def bounded(self, settings: PubsubSource) -> bool | None:
-        return False
 
     def guarantee(self, settings: PubsubSource) -> Guarantee:
         return Guarantee(

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After, Strict
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, text_check
+from millstream.spec.values import After, PositiveDuration, ShapeProblem, SpecModel, Strict, Text, field, text_check
 from millstream_connectors.shared.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 
 SERVICE = "https://pubsub.googleapis.com"

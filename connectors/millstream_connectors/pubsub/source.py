@@ -64,8 +64,7 @@ class PulledMessages:
         return found
 
     async def delete(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        ids = [message.tag for message in messages]
-        request = AcknowledgeRequest(subscription=self._spec.path, ack_ids=ids)
+        request = AcknowledgeRequest(subscription=self._spec.path, ack_ids=[message.tag for message in messages])
         await _unless_late(self._link, self._link.client.acknowledge, request)
 
     async def hide(self, messages: Sequence[AcknowledgedMessage], lease_s: int) -> None:

@@ -13,8 +13,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pulsar
@@ -28,7 +27,7 @@ from millstream.wire.client_tls import context_of, file_in_memory
 from millstream_connectors.pulsar.credentials import Credentials, credentials_now, identity_of
 from millstream_connectors.pulsar.handshake import answer_size, connect_frame, refusal
 from millstream_connectors.pulsar.settings import PulsarCluster
-from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.failing import on_failure, translating
 from millstream_connectors.shared.oauth2.issuer import Issuer
 
 FAILURES = (exceptions.PulsarException,)
@@ -90,13 +89,9 @@ class PulsarLink:
         """The names of a topic's partitions; its own name if it has none. Raises `FAILURES`."""
         return list(self.client.get_topic_partitions(topic))
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Converts errors of the client to Millstream errors."""
-        try:
-            yield
-        except FAILURES as error:
-            raise self.error_of(error) from error
+        return translating(FAILURES, self.error_of)
 
     def error_of(self, error: BaseException) -> MillstreamError:
         """The Millstream error for an error of the client."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
-from millstream.spec.problems import Finding
 from millstream_connectors.pulsar.settings import PulsarSink, PulsarSource
-from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.looking import unfit
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner, as_fallback
@@ -32,9 +29,9 @@ class _Source(_Pulsar, SourceConnector[PulsarSource]):
         return settings.stop_at_end
 
     def online_findings(self, settings: PulsarSource, place: Place) -> OnlineFindings:
-        from millstream_connectors.pulsar.looking import Looking, look
+        from millstream_connectors.pulsar.looking import look
 
-        return unfit(place, look(settings, settings.topics, place.base_dir, Looking()))
+        return unfit(place, look(settings, settings.topics, place.base_dir))
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.pulsar.source.lane import open_pulsar_source
@@ -67,18 +64,9 @@ class _Sink(_Pulsar, SinkConnector[PulsarSink]):
         return Guarantee(GuaranteeId.IDEMPOTENT, _EXACT)
 
     def online_findings(self, settings: PulsarSink, place: Place) -> OnlineFindings:
-        from millstream_connectors.pulsar.looking import Looking, deduplicates, look
+        from millstream_connectors.pulsar.looking import look_at_sink
 
-        async def findings() -> Sequence[Finding]:
-            topic, looking = settings.full_topic, Looking()
-            faults = await look(settings, [topic], place.base_dir, looking)
-            if not faults and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
-                what = f"the brokers do not deduplicate messages of {topic}"
-                expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
-                faults.append(Fault(("deduplication",), what, expected))
-            return place.unfit(faults)
-
-        return findings()
+        return unfit(place, look_at_sink(settings, place.base_dir))
 
     def open(self, settings: PulsarSink, owner: SinkOwner) -> SinkOpening:
         from millstream_connectors.pulsar.sink.lane import open_pulsar_sink

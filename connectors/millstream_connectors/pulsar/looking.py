@@ -33,20 +33,20 @@ _LEFT_MIN_S = 0.1
 """Time for the last question, however long the ones before it took."""
 
 
-class Looking:
-    """The time that is left for everything that is asked of one cluster."""
+async def look_at_sink(settings: PulsarSink, base_dir: Path) -> list[Fault]:
+    """What of the cluster does not fit the settings of a sink. Raises Millstream errors."""
+    topic, until_s = settings.full_topic, time.monotonic() + PULSAR_LOOK_S
+    faults = await look(settings, [topic], base_dir)
+    if not faults and settings.deduplication and await deduplicates(settings, base_dir, until_s) is False:
+        what = f"the brokers do not deduplicate messages of {topic}"
+        expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
+        faults.append(Fault(("deduplication",), what, expected))
+    return faults
 
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + PULSAR_LOOK_S
 
-    def timeout_s(self, cluster: PulsarCluster) -> float:
-        """The cluster's timeout, or what is left."""
-        return max(_LEFT_MIN_S, min(cluster.timeout_s, self._until_s - time.monotonic()))
-
-
-async def look(cluster: PulsarCluster, topics: Sequence[str], base_dir: Path, looking: Looking) -> list[Fault]:
+async def look(cluster: PulsarCluster, topics: Sequence[str], base_dir: Path) -> list[Fault]:
     """The topics that the cluster does not have. Raises Millstream errors if it cannot be reached."""
-    cluster = cluster.model_copy(update={"timeout_s": looking.timeout_s(cluster)})
+    cluster = cluster.model_copy(update={"timeout_s": min(cluster.timeout_s, PULSAR_LOOK_S)})
     missing = []
     async with open_thread("pulsar-look") as thread:
         link = await thread.run(open_link, cluster, base_dir, _WHERE)
@@ -62,12 +62,17 @@ async def look(cluster: PulsarCluster, topics: Sequence[str], base_dir: Path, lo
     return missing
 
 
-async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -> bool | None:
-    """Whether the brokers deduplicate the topic's messages; None if that is not known. Raises Millstream errors."""
+async def deduplicates(settings: PulsarSink, base_dir: Path, until_s: float) -> bool | None:
+    """Whether the brokers deduplicate the topic's messages; None if that is not known. Asks until then, in monotonic
+    seconds. Raises Millstream errors."""
+
+    def left_s() -> float:
+        return max(_LEFT_MIN_S, min(settings.timeout_s, until_s - time.monotonic()))
+
     if settings.admin_url is None:
         return None
     headers = {}
-    who = await asyncio.to_thread(credentials_now, identity_of(settings, base_dir, _WHERE), looking.timeout_s(settings))
+    who = await asyncio.to_thread(credentials_now, identity_of(settings, base_dir, _WHERE), left_s())
     if who is not None and who.header is not None:
         headers["Authorization"] = who.header
     topic = quote(settings.full_topic.removeprefix(PERSISTENT))
@@ -75,7 +80,7 @@ async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -
     address = URL(settings.admin_url.rstrip("/") + path, encoded=True)
     place = f"{_WHERE}: the web service of Pulsar at {settings.admin_url}"
     secured = TCPConnector(ssl=context_of(settings.tls or ServerTls(), base_dir, _WHERE))
-    limit = ClientTimeout(looking.timeout_s(settings))
+    limit = ClientTimeout(left_s())
     try:
         async with (
             ClientSession(headers=headers, timeout=limit, connector=secured, response_class=BoundedResponse) as session,

@@ -11,13 +11,14 @@ from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, is_open, stays_on_this_machine
 from millstream.spec.values import (
+    After,
     Flag,
     PositiveDuration,
     ShapeProblem,
     SpecModel,
+    Strict,
     Text,
     exactly_one,
     field,
@@ -110,8 +111,7 @@ class PulsarCluster(SpecModel):
     @property
     def places(self) -> Sequence[tuple[str, int]]:
         """Host and port of each address, in the order in which they are written."""
-        written = self.server_addr.partition("://")[2].split(",")
-        parts = [urlsplit(f"//{place.strip()}") for place in written]
+        parts = [urlsplit(f"//{place.strip()}") for place in self.server_addr.partition("://")[2].split(",")]
         return [(one.hostname or "", one.port or _PORTS[self._scheme]) for one in parts]
 
     @property

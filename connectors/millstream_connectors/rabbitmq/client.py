@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.rabbitmq.decoding import accept_any_content
 from millstream_connectors.rabbitmq.settings import RabbitServer
-from millstream_connectors.shared.failing import on_failure_await
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of, on_failure_await, translating
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
 """Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
@@ -94,24 +93,20 @@ class RabbitLink:
             assert isinstance(channel, Channel), "aiormq creates its own class"
             self.channel = channel
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Has a short time limit: a silent server notices by itself."""
         with suppress(*FAILURES):
             async with asyncio.timeout(_CLOSE_S):
                 await self._connection.close()
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Errors of the client become Millstream errors."""
-        try:
-            yield
-        except FAILURES as error:
-            raise self.error_of(error) from error
+        return translating(FAILURES, self.error_of)
 
     @asynccontextmanager
     async def closed_on_failure(self) -> AsyncIterator[None]:
         """As `translated`. Any error closes the connection."""
-        async with on_failure_await(self.close):
+        async with on_failure_await(self.aclose):
             with self.translated():
                 yield
 
@@ -197,12 +192,9 @@ def _url(server: RabbitServer, password: str | None, name: str) -> URL:
 @asynccontextmanager
 async def linked(server: RabbitServer, base_dir: Path) -> AsyncIterator[RabbitLink]:
     """A short-lived connection, for `validate --online`. Raises Millstream errors."""
-    link = await open_link(server, base_dir, "validate --online", "millstream validate")
-    try:
+    async with aclosing(await open_link(server, base_dir, "validate --online", "millstream validate")) as link:
         with link.translated():
             yield link
-    finally:
-        await link.close()
 
 
 def error_of(error: BaseException, server: RabbitServer, where: str) -> MillstreamError:

@@ -8,7 +8,7 @@ from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, Online
 from millstream.spec.values import as_duration
 from millstream_connectors.rabbitmq.settings import RabbitSink, RabbitSource
 from millstream_connectors.shared.looking import absent
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -19,7 +19,7 @@ class _Rabbit(Connector[Any]):
     encoded = True
 
 
-class _Source(_Rabbit, SourceConnector[RabbitSource]):
+class _Source(_Rabbit, EndlessSource[RabbitSource]):
     model = RabbitSource
     meaning = "Messages of a RabbitMQ queue."
     promise = Guarantee(
@@ -28,9 +28,6 @@ class _Source(_Rabbit, SourceConnector[RabbitSource]):
         "remembers it; at least once without one",
     )
     untrusted = True
-
-    def bounded(self, settings: RabbitSource) -> bool | None:
-        return False
 
     def guarantee(self, settings: RabbitSource) -> Guarantee:
         if settings.stream:

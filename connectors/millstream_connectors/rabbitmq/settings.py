@@ -9,8 +9,7 @@ from millstream import codes
 from millstream.spec.addresses import address_check
 from millstream.spec.connectors import IdBounds, RemembersIds
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After, Strict
-from millstream.spec.values import Flag, ShapeProblem, Text, problem
+from millstream.spec.values import After, Flag, ShapeProblem, Strict, Text, problem
 from millstream_connectors.shared.servers import ServerByUrl
 from millstream_connectors.shared.starts import EARLIEST, LATEST, Start
 

@@ -30,7 +30,7 @@ from millstream.record import Position
 from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.settings import RabbitSink
 from millstream_connectors.shared.carried import RECORD_ID, converted, given_headers, message_id, own_headers
-from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failing import Linked, on_failure_await
 from millstream_connectors.shared.first_try import opened
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -52,27 +52,20 @@ class _Put(NamedTuple):
     properties: spec.Basic.Properties
 
 
-class RabbitSinkLane(UnkeptLane):
+class RabbitSinkLane(Linked[RabbitLink], UnkeptLane):
     """A lane that publishes messages."""
 
     def __init__(self, settings: RabbitSink, owner: SinkOwner) -> None:
         self._settings = settings
         self._owner = owner
-        self._link: RabbitLink | None = None
 
     async def open(self) -> None:
         """Connect, and check that the target exists."""
         owner, settings = self._owner, self._settings
-        name = f"millstream {owner.pipeline}/{owner.name}"
-        link = await open_link(settings, owner.base_dir, owner.where, name)
+        link = await open_link(settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}")
         async with link.closed_on_failure():
             await _check(link.channel, settings)
         self._link = link
-
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         if self._link is None or self._link.channel.is_closed:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from millstream.redis.client import Script, make_client
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of, is_not_accepted
 from millstream_connectors.redis_streams.settings import RedisServer
-from millstream_connectors.shared.failing import on_failure_await
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of, on_failure_await, translating
 
 _log = logging.getLogger(__name__)
 
@@ -76,17 +76,15 @@ class StreamsLink:
             # The server has restarted, or never had the script. With the text, it keeps the script.
             return await self.ask("EVAL", script.text, len(keys), *keys, *arguments)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._client.aclose(close_connection_pool=True)
 
 
 @asynccontextmanager
 async def translated(server: RedisServer, where: str) -> AsyncIterator[None]:
     """Converts errors of the client to Millstream errors."""
-    try:
+    with translating(FAILURES, partial(error_of, server=server, where=where)):
         yield
-    except FAILURES as error:
-        raise error_of(error, server, where) from error
 
 
 async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> StreamsLink:
@@ -110,7 +108,7 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
         )
         link = StreamsLink(server, client, f"{host}:{port}")
         try:
-            async with on_failure_await(link.close):
+            async with on_failure_await(link.aclose):
                 await _check_version(link, where)
                 await link.ask("TYPE", key)
         except exceptions.MovedError as moved:
@@ -129,11 +127,8 @@ async def looking(server: RedisServer, base_dir: Path, key: str) -> AsyncIterato
     """A connection for `validate --online`. Raises Millstream errors."""
     where = "validate --online"
     link = await open_link(server, base_dir, where, "millstream validate", key)
-    try:
-        async with translated(server, where):
-            yield link
-    finally:
-        await link.close()
+    async with aclosing(link), translated(server, where):
+        yield link
 
 
 async def warn_unless_durable(link: StreamsLink, where: str) -> None:

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.spec.addresses import address_check
-from millstream.spec.rules import After, Strict
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, without_effect
+from millstream.spec.values import After, Flag, PositiveDuration, ShapeProblem, Strict, Text, field, without_effect
 from millstream_connectors.shared.servers import ServerByUrl
 from millstream_connectors.shared.starts import EARLIEST, Start
 

@@ -19,12 +19,14 @@ import asyncio
 import itertools
 import logging
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from operator import index
+from typing import Any
 from uuid import uuid4
 
 from millstream.background import beside, open_tasks
@@ -32,9 +34,7 @@ from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import divided, invalid, size_of
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import unreadable_position
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
@@ -121,52 +121,42 @@ class AcknowledgedInbox(Inbox[AcknowledgedMessage]):
         self._unconfirmed.append((self.given, message))
 
 
-class Subscription(Protocol):
+class Subscription(ABC):
     """Access to one queue of one kind of server. It raises Millstream errors: `RetryLaterError` where a retry helps."""
 
-    @property
-    def lease_s(self) -> float | None:
-        """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not
-        while the connection lasts."""
+    lease_s: float | None = None
+    """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not while
+    the connection lasts."""
 
+    @abstractmethod
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         """Open a connection that puts messages into `inbox`, and calls its `lose` at the end. Closes an earlier
         connection first."""
 
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
+    async def receive(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some send messages by themselves
         """Request messages while the inbox has space, if the server does not send them by itself. Cancelled at the
         end."""
 
+    @abstractmethod
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Acknowledge these committed messages, the next in the order of their arrival."""
 
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """Extend the leases of these messages."""
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:  # noqa: B027 - some have no leases
+        """Extend the leases of these messages, if they have any."""
 
-    async def adjust(self, inbox: AcknowledgedInbox) -> None:
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some have nothing to adjust
         """React to a change of the inbox, if this kind of server needs it. Called after its `changed`."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Return unacknowledged messages to the server. May be called in any state, and repeatedly."""
 
     def pending(self) -> int | None:
         """Number of messages that wait at the server, if it is known."""
+        return None
 
 
-class PushedSubscription:
-    """The part of `Subscription` that is the same for all servers that send messages by themselves, and give them to no
-    other reader while the connection lasts."""
-
-    lease_s: float | None = None
-
-    async def receive(self, inbox: AcknowledgedInbox) -> None:
-        """The server sends messages without requests."""
-
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
-        """A message is held as long as the connection lasts."""
-
-
-class AcknowledgedLane(PositionedLane):
+class AcknowledgedLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     replayable = False
@@ -174,8 +164,8 @@ class AcknowledgedLane(PositionedLane):
     def __init__(
         self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, messages_max: int
     ) -> None:
-        super().__init__(owner)
-        self.kind, self.noun = kind, f"a {kind} source"
+        super().__init__(owner, _log)
+        self.kind = kind
         self._queue = queue
         self._subscription = subscription
         self._messages_max = messages_max
@@ -184,7 +174,6 @@ class AcknowledgedLane(PositionedLane):
         self._given = 0
         self._inbox: AcknowledgedInbox | None = None
         """None while there is no connection."""
-        self._reaching = Reaching(owner.clock, _log)
         self._leased_until_s = -math.inf
         """Until when the server may withhold messages that were held over an earlier connection."""
         self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
@@ -195,10 +184,8 @@ class AcknowledgedLane(PositionedLane):
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
         body = self._unpacked(self._owner.position)
-        given = 0 if body is None else body.get("given")
-        if not isinstance(given, int):
-            raise unreadable_position(self._where, self._owner.position, self.noun)
-        self._given = given
+        with self._restoring():
+            self._given = 0 if body is None else index(body["given"])
         if not self._idle:
             await self._connect()
             if body is not None:
@@ -244,10 +231,6 @@ class AcknowledgedLane(PositionedLane):
             return False
         away = self._inbox is None or self._inbox.lost is not None
         return away or self._owner.clock.monotonic_s() < self._leased_until_s
-
-    async def drain(self) -> None:
-        # Messages that the lane has not read go back to the server when the connection is closed.
-        self._draining = True
 
     async def tend(self) -> None:
         """Acknowledge what is committed, and extend leases, until `stop`."""

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 def texts_array(texts: Sequence[bytes], kind: pa.DataType | None = None) -> pa.Array[Any]:
     """Without nulls, of strings or another kind with offsets of 32 bits."""
-    offsets = array("i", accumulate(map(len, texts), initial=0))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    buffers = [None, pa.py_buffer(array("i", accumulate(map(len, texts), initial=0))), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(kind or pa.string(), len(texts), buffers)
 
 

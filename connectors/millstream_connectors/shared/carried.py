@@ -67,6 +67,4 @@ def message_id(run: str, record_id: str, bytes_max: int) -> str:
 
 def fitting(text: str, bytes_max: int) -> str:
     """The text itself; a digest if it has more bytes."""
-    if len(text.encode()) <= bytes_max:
-        return text
-    return blake2b(text.encode(), digest_size=32).hexdigest()
+    return text if len(text.encode()) <= bytes_max else blake2b(text.encode(), digest_size=32).hexdigest()

@@ -1,6 +1,6 @@
 """Columns of the files that sources read and sinks write."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from millstream import codes
@@ -21,14 +21,19 @@ class Column(SpecModel):
     """`string`, `int`, `float`, `bool` or `timestamp` (RFC 3339 in JSON)."""
 
 
+def repeated(
+    names: Sequence[str], setting: str, *below: str, noun: str = "column ", expected: str = "each column once"
+) -> Iterator[ShapeProblem]:
+    """A problem for each name that is there again. `setting`: the list of names; `below`: where a name is in an item
+    of it; `noun`: what comes before a name in the message."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield ShapeProblem(codes.NAME_TWICE, (setting, index, *below), f"{noun}`{name}` appears twice", expected)
+
+
 def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
     """A problem for each repeated column name."""
-    seen: set[str] = set()
-    for index, column in enumerate(columns):
-        if column.name in seen:
-            what = f"column `{column.name}` appears twice"
-            yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column only once")
-        seen.add(column.name)
+    return repeated([column.name for column in columns], "columns", "name", expected="each column only once")
 
 
 def envelope_problems(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:

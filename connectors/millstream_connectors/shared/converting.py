@@ -6,6 +6,7 @@ Above it: sinks whose target has a message, an entry or a key for each record. B
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, TypeVar
 
 from millstream_connectors.shared.kept import ConvertedRecords
@@ -19,24 +20,29 @@ class RefusedRecordError(Exception):
 
 
 def convert_each(
-    records: Iterable[tuple[Any, ...]], convert: Callable[..., T], *, misfit: str = ""
+    records: Iterable[tuple[Any, ...]],
+    convert: Callable[..., T],
+    *,
+    misfit: str = "",
+    shows_value: bool = False,
+    indexes: Iterable[int] | None = None,
 ) -> ConvertedRecords[T]:
     """The converted form of each record. `convert` gets the parts of one, and raises `RefusedRecordError`, with reason
-    and detail, if it has no such form. `misfit`: the reason of records for which it raises another `ValueError`."""
+    and detail, if it has no such form. `misfit`: the reason of records for which it raises another `ValueError`, whose
+    text shows the value with `shows_value`. `indexes`: of the records in their frame; None if these are all of them."""
     rows: list[int] = []
     made: list[T] = []
     failures: list[SinkFailure] = []
-    for row, parts in enumerate(records):
+    for row, parts in zip(count() if indexes is None else indexes, records, strict=False):
         try:
             made.append(convert(*parts))
         except RefusedRecordError as error:
             reason, detail = error.args
+            failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
         except ValueError as error:
             if not misfit:
                 raise
-            reason, detail = misfit, str(error)
+            failures.append(SinkFailure(row, misfit, retryable=False, detail=str(error), shows_value=shows_value))
         else:
             rows.append(row)
-            continue
-        failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
     return ConvertedRecords(rows, made, failures)

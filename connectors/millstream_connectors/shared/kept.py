@@ -207,8 +207,7 @@ class PositionLane(ABC, Generic[T]):
     def _reached(self, frames: Sequence[SinkFrame], end: Position) -> tuple[Position, str]:
         """Set the lane's position after a write, and the name of the frame with its last record, if it is known."""
         reached = exact_end(frames, end)
-        is_last = bool(frames) and frames[-1].sequence == frame_at(reached)
-        return reached, frames[-1].name if is_last else ""
+        return reached, frames[-1].name if frames and frames[-1].sequence == frame_at(reached) else ""
 
     @abstractmethod
     def _convert(self, item: SinkFrame) -> ConvertedRecords[T]:

@@ -15,32 +15,41 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
+from millstream.limits import RECORD_BYTES_MAX
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.query_rows import QueryRow, take
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.messages import too_large
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import SourceBatch
+from millstream_reader.source import InvalidRecord, SourceBatch
 
 CursorT = TypeVar("CursorT", bound="tuple[object, ...]")
 
 
-class QueryLane(PositionedLane, ABC, Generic[CursorT]):
+class QueryRow(NamedTuple, Generic[CursorT]):
+    """One row of a query."""
+
+    cursor: CursorT
+    size: int
+    """Bytes of the value."""
+    value: bytes
+    """The row as a JSON object; only its beginning if it is larger than a record may be."""
+
+
+class QueryLane(RemoteLane, ABC, Generic[CursorT]):
     """One lane. See `SourceLane`."""
 
     def __init__(self, owner: SourceOwner, log: logging.Logger) -> None:
-        super().__init__(owner)
+        super().__init__(owner, log)
         self._at: CursorT | None = None
         """Cursor of the last row that was returned."""
         self._end: CursorT | None = None
         """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
         self._waiting: deque[QueryRow[CursorT]] = deque()
-        self._reaching = Reaching(owner.clock, log)
         self._finished = False
 
     async def open(self) -> None:
@@ -51,18 +60,28 @@ class QueryLane(PositionedLane, ABC, Generic[CursorT]):
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if not self._waiting and not self._finished and not self._draining:
             await self._fill(timeout_s)
-        taken = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
-        values, self._at = taken.values, taken.at or self._at
+        values: list[bytes] = []
+        invalid: list[InvalidRecord] = []
+        size = 0
+        while self._waiting and len(values) < records_max:
+            row = self._waiting[0]
+            if values and size + row.size > bytes_max:
+                break
+            self._waiting.popleft()
+            self._at = row.cursor
+            if row.size > RECORD_BYTES_MAX:
+                place = f"the row with the cursor ({', '.join(map(str, row.cursor))})"
+                invalid.append(too_large(row.value, row.size, place, "its JSON"))
+                continue
+            size += row.size
+            values.append(row.value)
         now_us = self._owner.clock.now_us()
         frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us) if values else None
-        return SourceBatch(frame, self._position(), ended=self._finished and not self._waiting, invalid=taken.invalid)
+        return SourceBatch(frame, self._position(), self._finished and not self._waiting, tuple(invalid))
 
     def pending(self) -> int | None:
         """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._finished else None
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     @abstractmethod
     def close(self) -> None:

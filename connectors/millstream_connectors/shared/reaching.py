@@ -1,6 +1,6 @@
 """Connects to the server of a source: tries until it answers, logs a failure once, and does not block readers.
 
-Above it: the lanes whose records are on a server. Below it: the pauses between attempts.
+Above it: the lanes whose records are on a server, which are `RemoteLane`s. Below it: the pauses between attempts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import logging
 from millstream.clock import Clock
 from millstream.errors import RetryLaterError
 from millstream.pauses import Pauses, RepeatedFailure
+from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_reader.connector import SourceOwner
 
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
 
@@ -52,3 +54,14 @@ class Reaching:
         self.is_away = False
         self._pauses.begin_again()
         self._failure.over(self._log, "the server answers: ")
+
+
+class RemoteLane(PositionedLane):
+    """A lane whose records are on a server. It is held up while the server is away."""
+
+    def __init__(self, owner: SourceOwner, log: logging.Logger) -> None:
+        super().__init__(owner)
+        self._reaching = Reaching(owner.clock, log)
+
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away

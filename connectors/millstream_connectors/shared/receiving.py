@@ -19,6 +19,7 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol
 
 from millstream.background import open_tasks
@@ -26,9 +27,7 @@ from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import divided, invalid, size_of, too_large
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.positions import unreadable_position
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 
@@ -104,12 +103,12 @@ class Stream(Protocol):
         """May be called in any state, and repeatedly."""
 
 
-class ReceivingLane(PositionedLane):
+class ReceivingLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     def __init__(self, kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool) -> None:
-        super().__init__(owner)
-        self.kind, self.noun = kind, f"a {kind} source"
+        super().__init__(owner, _log)
+        self.kind = kind
         self.replayable = stream.replayable
         self._named = named
         self._stream = stream
@@ -119,17 +118,15 @@ class ReceivingLane(PositionedLane):
         self._place = ""
         """The place after the messages that were read."""
         self._inbox = Arrivals()
-        self._reaching = Reaching(owner.clock, _log)
         self._receiving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
         body = self._unpacked(self._owner.position)
         if body is not None:
-            given, place = body.get("given"), body.get("place")
-            if not isinstance(given, int) or not isinstance(place, str):
-                raise unreadable_position(self._where, self._owner.position, self.noun)
-            self._given, self._place = given, place
+            with self._restoring():
+                # Neither accepts anything else than a number or a text.
+                self._given, self._place = index(body["given"]), body["place"] + ""
         self._inbox.place = self._place
         if not self._idle:
             await self._stream.connect(self._place)

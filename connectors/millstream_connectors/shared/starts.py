@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 from millstream import codes
-from millstream.spec.rules import After
-from millstream.spec.values import problem
+from millstream.spec.values import After, problem
 
 EARLIEST, LATEST = "earliest", "latest"
 

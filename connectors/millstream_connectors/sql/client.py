@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, closing, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from millstream.importing import importing
 from millstream.limits import SQL_CONNECT_TIMEOUT_S, SQL_LOCK_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.wire.client_tls import context_of, is_not_accepted
-from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.failing import on_failure, translating
 from millstream_connectors.sql.settings import SQLITE, SqlDatabase
 
 T = TypeVar("T")
@@ -109,8 +109,7 @@ class SqlThread:
         Millstream errors."""
         settings = self._settings
         if self._engine is None:
-            base_dir, where = self._base_dir, self._where
-            self._engine = await importing(_engine, settings, base_dir, where, create=create, writes=writes)
+            self._engine = await importing(_engine, settings, self._base_dir, self._where, create=create, writes=writes)
         opened: list[Connection] = []
         # The connection may be opened after the timeout.
         with on_failure(partial(self._thread.submit, lambda: _give_up(*opened))), self.translated():
@@ -118,13 +117,9 @@ class SqlThread:
                 await self._thread.run(lambda engine: opened.append(engine.connect()), self._engine)
         self._connection = opened[0]
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Converts errors of the client to Millstream errors."""
-        try:
-            yield
-        except FAILURES as error:
-            raise error_of(error, self._settings, self._where) from error
+        return translating(FAILURES, partial(error_of, settings=self._settings, where=self._where))
 
     async def run(self, call: Callable[[Connection], T]) -> T:
         """The result of a call on the connection, in the thread. Raises what the call raises, and `TimeoutError`."""

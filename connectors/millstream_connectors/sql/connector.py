@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.shared.looking import unfit
-from millstream_connectors.sql.checks import database_findings
-from millstream_connectors.sql.settings import SqlSink, SqlSource
+from millstream_connectors.sql.settings import SqlDatabase, SqlSink, SqlSource
 from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Source(SourceConnector[SqlSource]):
+class _Sql(Connector[Any]):
+    """What the source and the sink have in common."""
+
+    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
+
+    def local_findings(self, settings: SqlDatabase, place: Place) -> Iterator[Finding]:
+        """What the connection to the database needs and this machine does not have. SQLAlchemy is imported only if it
+        is there."""
+        here = (*place.path, "url")
+        file = _file_of(settings, place)
+        if file is not None:
+            if not file.parent.is_dir():
+                what = f"there is no directory {file.parent}"
+                yield Finding(codes.NO_SUCH_FILE, here, what, "an existing directory for the database file")
+            if not file.exists() and not (isinstance(settings, SqlSink) and settings.create_table):
+                expected = (
+                    "a database, or `createTable: true`" if isinstance(settings, SqlSink) else "a SQLite database"
+                )
+                yield Finding(codes.NO_SUCH_FILE, here, f"there is no file {file}", expected)
+        elif find_spec("sqlalchemy") is not None:
+            from millstream_connectors.sql.client import driver_fault
+
+            fault = driver_fault(settings)
+            if fault is not None:
+                yield Finding(codes.EXTRA_NEEDED, here, *fault)
+
+
+def _file_of(settings: SqlDatabase, place: Place) -> FilePath | None:
+    """The file of a SQLite database."""
+    return None if settings.file is None else place.base_dir / settings.file
+
+
+class _Source(_Sql, SourceConnector[SqlSource]):
     model = SqlSource
     meaning = "Rows of a database table or query, through SQLAlchemy."
-    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit; rows that change while it reads may be "
@@ -32,12 +64,6 @@ class _Source(SourceConnector[SqlSource]):
     def bounded(self, settings: SqlSource) -> bool | None:
         return not settings.follow
 
-    def local_findings(self, settings: SqlSource, place: Place) -> Iterator[Finding]:
-        yield from database_findings(settings, place.path, place.base_dir)
-        if settings.file is not None and not (place.base_dir / settings.file).exists():
-            what = f"there is no file {place.base_dir / settings.file}"
-            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a SQLite database")
-
     def online_findings(self, settings: SqlSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.source.lane import look
 
@@ -49,32 +75,25 @@ class _Source(SourceConnector[SqlSource]):
         return open_sql_source(settings, owner)
 
 
-class _Sink(SinkConnector[SqlSink]):
+class _Sink(_Sql, SinkConnector[SqlSink]):
     whole = True
     keeps_position_in = "table"
     model = SqlSink
     meaning = "To a database table, through SQLAlchemy."
-    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
 
-    def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
-        yield from database_findings(settings, place.path, place.base_dir)
-        if settings.file is not None and not settings.create_table and not (place.base_dir / settings.file).exists():
-            what = f"there is no file {place.base_dir / settings.file}"
-            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database, or `createTable: true`")
-
     def online_findings(self, settings: SqlSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.sink.lane import look
 
         async def findings() -> Sequence[Finding]:
-            if settings.file is not None and not (place.base_dir / settings.file).exists():
+            file = _file_of(settings, place)
+            if file is not None and not file.exists():
                 # A database that the sink creates does not exist yet; other missing ones were found before.
                 return ()
-            if settings.file is not None:
-                file = place.base_dir / settings.file
+            if file is not None:
                 closed = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
                 if closed:
                     # SQLite puts a journal beside the database.

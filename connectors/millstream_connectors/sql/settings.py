@@ -11,11 +11,23 @@ from millstream import codes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem, without_effect
+from millstream.spec.values import (
+    After,
+    Flag,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Strict,
+    Text,
+    conflicts,
+    field,
+    problem,
+    without_effect,
+)
+from millstream_connectors.shared.columns import repeated
 from millstream_connectors.shared.tables.names import ColumnName, Query, TableName
-from millstream_connectors.shared.tables.settings import TableSink, repeated
+from millstream_connectors.shared.tables.settings import TableSink
 
 SQLITE, MYSQL = "sqlite", ("mysql", "mariadb")
 UPSERTS = (SQLITE, "postgresql", *MYSQL)
@@ -165,19 +177,30 @@ class SqlSource(SqlDatabase):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires one thing to read, and rejects what the database cannot do."""
         yield from super().relation_problems()
-        if (self.query is None) == (self.table is None):
-            what = "a sql source reads either a table or a query"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
-        elif self.query is not None and not self.cursor:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
+        yield from conflicts(
+            (
+                (self.query is None) == (self.table is None),
+                (),
+                "a sql source reads either a table or a query",
+                "`table`, or `query` with `cursor`",
+            ),
+            (
+                self.query is not None and self.table is None and not self.cursor,
+                ("cursor",),
+                "`query` has no `cursor`",
+                "`cursor: [id]`",
+            ),
+            (
+                not self.follow and "poll_every_s" in self.model_fields_set,
+                ("pollEvery",),
+                "`pollEvery` has no effect without `follow`",
+                "`follow: true`",
+            ),
+        )
         yield from repeated(self.cursor, "cursor")
         if self.follow and self.backend != SQLITE:
             what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
             yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")
-        if not self.follow and "poll_every_s" in self.model_fields_set:
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("pollEvery",), "`pollEvery` has no effect without `follow`", "`follow: true`"
-            )
 
 
 class SqlSink(TableSink, SqlDatabase):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.references import resolve
 from millstream.wire.bodies import BoundedResponse
-from millstream_connectors.shared.failures import failure_of
+from millstream_connectors.shared.failing import failure_of, translating
 from millstream_connectors.sqs.settings import SqsQueue
 
 FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError, ValueError)
@@ -59,14 +60,12 @@ class SqsLink:
     async def ask(self, request: str, *, wait_s: float = 0.0, **arguments: Any) -> Mapping[str, Any]:
         """Send one request about the queue. `wait_s`: how long the service may delay the answer. Raises Millstream
         errors."""
-        try:
+        with translating(FAILURES, partial(_error_of, queue=self._queue, where=self._where)):
             async with asyncio.timeout(self._queue.timeout_s + wait_s):
                 answer: Mapping[str, Any] = await getattr(self._client, request)(
                     QueueUrl=self._queue.queue_url, **arguments
                 )
                 return answer
-        except FAILURES as error:
-            raise _error_of(error, self._queue, self._where) from error
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, Online
 from millstream.spec.values import as_duration
 from millstream_connectors.shared.looking import absent
 from millstream_connectors.sqs.settings import SqsQueue, SqsSink, SqsSource
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
@@ -24,14 +24,11 @@ class _Sqs(Connector[Any]):
         return absent(place, "queueUrl", looking, "there is no such queue", "an existing one", sign="there is no queue")
 
 
-class _Source(_Sqs, SourceConnector[SqsSource]):
+class _Source(_Sqs, EndlessSource[SqsSource]):
     model = SqsSource
     meaning = "Messages of an Amazon SQS queue."
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     untrusted = True
-
-    def bounded(self, settings: SqsSource) -> bool | None:
-        return False
 
     def guarantee(self, settings: SqsSource) -> Guarantee:
         return Guarantee(

@@ -11,9 +11,8 @@ from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.connectors import RemembersIds
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After, Strict
 from millstream.spec.tls import is_open
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import After, PositiveDuration, ShapeProblem, SpecModel, Strict, Text, field
 from millstream_connectors.shared.aws.settings import access_key_problems
 
 _REGION = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?")

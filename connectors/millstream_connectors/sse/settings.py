@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, without_effect
+from millstream.spec.values import After, Flag, PositiveDuration, ShapeProblem, Text, field, without_effect
 from millstream_connectors.shared.web.settings import HTTP, WebServer, url_check
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream_connectors.shared.looking import no_findings
 from millstream_connectors.websocket.settings import WebSocketSource
-from millstream_reader.connector import SourceConnector, SourceOpening, SourceOwner
+from millstream_reader.connector import EndlessSource, SourceOpening, SourceOwner
 
 
-class _Source(SourceConnector[WebSocketSource]):
+class _Source(EndlessSource[WebSocketSource]):
     model = WebSocketSource
     meaning = "Messages that a server sends over a WebSocket."
     promise = Guarantee(
@@ -17,9 +17,6 @@ class _Source(SourceConnector[WebSocketSource]):
     )
     untrusted = True
     encoded = True
-
-    def bounded(self, settings: WebSocketSource) -> bool | None:
-        return False
 
     def online_findings(self, settings: WebSocketSource, place: Place) -> OnlineFindings:
         from millstream_connectors.websocket.source import look

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After
-from millstream.spec.values import PositiveDuration, Text, field
+from millstream.spec.values import After, PositiveDuration, Text, field
 from millstream_connectors.shared.web.settings import WEBSOCKET as SCHEMES
 from millstream_connectors.shared.web.settings import WebServer, url_check
 

@@ -50,9 +50,13 @@ async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, A
             return settings, f"server {connection.server.get('server_name')}, by {subject}"
 
 
-async def read_server_settings(monitor_url: str) -> dict[str, Any]:
-    """`/varz` of the server. Raises `OSError` or `ValueError`."""
-    return await asyncio.to_thread(_get_json, f"{monitor_url.rstrip('/')}/varz")
+def read_server_settings(monitor_url: str) -> dict[str, Any]:
+    """`/varz` of the server; blocks. Raises `OSError` or `ValueError`."""
+    # No proxy, because the server is our own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{monitor_url.rstrip('/')}/varz", timeout=_TIMEOUT_S) as answer:
+        settings: dict[str, Any] = parse_json(answer.read())
+    return settings
 
 
 def is_of(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
@@ -95,11 +99,3 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
         "broker has 'sync_interval: always'",
         to_have="'sync_interval: always' in the jetstream block of its configuration",
     )
-
-
-def _get_json(url: str) -> dict[str, Any]:
-    # No proxy, because the server is our own.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=_TIMEOUT_S) as answer:
-        settings: dict[str, Any] = parse_json(answer.read())
-    return settings

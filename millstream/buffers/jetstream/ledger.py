@@ -66,6 +66,7 @@ from millstream.buffers.jetstream.torn import ServerStart, TornEnds
 from millstream.buffers.jetstream.trims import ReadFrames, purges
 from millstream.durable import step
 from millstream.errors import (
+    REPAIR,
     BufferFullError,
     DamageError,
     FencedError,
@@ -91,10 +92,11 @@ from millstream.ledger.protocol import (
 )
 from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import apart_filter, buffer_filter, ids_filter, lane_filter, stream_name
-from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
+from millstream.ledger.witness import ObserverCheck, ReadCheck, witness_of
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
 from millstream.nats.versions import check_version
+from millstream.pauses import until_done
 from millstream.record import BufferId, LaneId
 
 _log = logging.getLogger(__name__)
@@ -417,13 +419,8 @@ class JetStreamLedger(OpenLedger):
         return settled(commit, await self._surely_mark(commit.lane))
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
-        pauses = tries()
-        while True:
-            try:
-                return await self.mark(lane)
-            except RetryLaterError as error:
-                _log.warning("the mark of lane %s cannot be read now: %s", lane, error)
-            await pauses.wait()
+        report = partial(_log.warning, "the mark of lane %s cannot be read now: %s", lane)
+        return await until_done(partial(self.mark, lane), RetryLaterError, report, tries())
 
     def _refuse(self, commit: Commit, error: ApiError) -> None:
         """Raise the error that the server's refusal means; return if the same commit should be sent again."""
@@ -518,7 +515,7 @@ class JetStreamBroker:
         if info is None:
             info = await self._make("CREATE", stream, wanted, limits)
         elif any(info["config"].get(key) != value for key, value in wanted.items() if key != "metadata"):
-            info = await self._make("UPDATE", stream, {**info["config"], **wanted, **_as_made(info)}, limits)
+            info = await self._make("UPDATE", stream, _changed(info, wanted), limits)
         ledger = await self._opened(stream, vertex, info)
         durability.check(ledger.durability, self._require, self._connection.place)
         return ledger
@@ -576,7 +573,7 @@ class JetStreamBroker:
             if error.code == NAME_IN_USE:
                 # Another process created it at the same time, from another specification.
                 made = await until_answered(self._connection, f"STREAM.INFO.{stream}")
-                return await self._make("UPDATE", stream, {**config, **_as_made(made)}, limits)
+                return await self._make("UPDATE", stream, _changed(made, config), limits)
             if error.code in NO_STORAGE:
                 raise InfrastructureError(
                     codes.BROKER_RESERVATION,
@@ -628,7 +625,7 @@ class JetStreamBroker:
         pauses = tries()
         while True:
             try:
-                settings = await durability.read_server_settings(self._monitor_url)
+                settings = await asyncio.to_thread(durability.read_server_settings, self._monitor_url)
             except (OSError, ValueError) as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     return None, f"{where} could not be read: {error!r}"
@@ -643,9 +640,10 @@ def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def _as_made(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stream that an update must not change."""
-    return {"metadata": info["config"]["metadata"]}
+def _changed(info: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of an existing stream with the settings that a ledger requires. The metadata stays: a stream
+    keeps its layout. So does everything else, such as the number of copies, which is the operator's."""
+    return {**info["config"], **wanted, "metadata": info["config"]["metadata"]}
 
 
 def jetstream_broker(

@@ -96,20 +96,23 @@ class JetStreamOtStore(RevisionedOtStore):
                 queue.fail(error)
 
         client = self._connection.client
-        subscription = await self._connection.listen(f"{self._prefix}>", on_update)
+        subscription = await self._connection.client.listen(f"{self._prefix}>", on_update)
         try:
             yield
         finally:
             if not client.is_closed:
                 await subscription.unsubscribe()
 
-    async def create(self, pipeline: str, replicas: int) -> None:
-        """Create the bucket, or check that it belongs to this vertex."""
+    async def create(self, pipeline: str) -> None:
+        """Create the bucket, or check that it belongs to this vertex.
+
+        How many copies it has in a cluster is the operator's decision, as for a ledger's stream (`stream_config`).
+        """
         owner = {OWNER_PIPELINE: pipeline, OWNER_VERTEX: self.vertex}
         info = await unless_missing(self._connection.api(f"STREAM.INFO.{self._stream}"), NO_STREAM)
         if info is None:
             with step("watermark.make", self.vertex):
-                info = await until_created(self._connection, self._stream, self._config(replicas, owner))
+                info = await until_created(self._connection, self._stream, self._config(owner))
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(
@@ -118,18 +121,13 @@ class JetStreamOtStore(RevisionedOtStore):
                 f"{found.get(OWNER_PIPELINE)}, but vertex {self.vertex} of pipeline {pipeline} needs that name. "
                 "Rename one of the two",
             )
-        if info["config"]["num_replicas"] != replicas:
-            changed = {**info["config"], "num_replicas": replicas}
-            with step("watermark.replicate", self.vertex):
-                await self._connection.api(f"STREAM.UPDATE.{self._stream}", changed)
 
-    def _config(self, replicas: int, owner: Mapping[str, str]) -> dict[str, object]:
+    def _config(self, owner: Mapping[str, str]) -> dict[str, object]:
         return {
             "name": self._stream,
             "subjects": [f"{self._prefix}>"],
             "storage": "file",
             "retention": "limits",
-            "num_replicas": replicas,
             "max_msgs_per_subject": 1,
             "allow_direct": True,
             "allow_rollup_hdrs": True,
@@ -247,7 +245,6 @@ def open_jetstream_ot_stores(
     connection: BrokerConnection,
     pipeline: str,
     *,
-    replicas: int = 1,
     publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
 ) -> AbstractAsyncContextManager[RevisionedOtStores[JetStreamOtStore]]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
@@ -258,7 +255,7 @@ def open_jetstream_ot_stores(
     async def open_store(vertex: str, tasks: asyncio.TaskGroup) -> JetStreamOtStore:
         store = JetStreamOtStore(connection, pipeline, vertex, tasks, publish_interval_s)
         try:
-            await store.create(pipeline, replicas)
+            await store.create(pipeline)
         except JetStreamOtStore.failures as error:
             raise RetryLaterError(
                 codes.BROKER_AWAY,

@@ -27,9 +27,9 @@ from millstream.buffers.jetstream.prefetch import Arrival, Prefetch
 from millstream.buffers.jetstream.references import read_apart, reference_in, request_apart
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers, unless_missing
 from millstream.buffers.jetstream.trims import ReadFrames
-from millstream.errors import DamageError, RetryLaterError
+from millstream.errors import REPAIR, DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
-from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, witness_of
+from millstream.ledger.witness import ObserverCheck, ReadCheck, witness_of
 from millstream.nats.client import Msg
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.nats.pulling import EXPIRES_MIN_S, HEARTBEAT_S, MessageOrigin, PullConsumer

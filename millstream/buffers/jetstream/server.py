@@ -1,7 +1,7 @@
-"""The nats-server that a run starts for itself.
+"""The nats-server that a run starts for itself, and a separate one for a test or a benchmark.
 
-Above it: the supervisor of the broker, and the separate server of tests and benchmarks. Below it: the `nats-server`
-program and its files.
+Above it: the supervisor of the broker; tests, and experiments with a pipeline against a real broker. Below it: the
+`nats-server` program and its files.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from millstream import codes
 from millstream.buffers.jetstream.server_config import ACCOUNT, PASSWORD_VARIABLE, USER, server_config
 from millstream.buffers.jetstream.stream_health import ask_for_streams
-from millstream.buffers.servers import LocalServer, log_entry, named_program
+from millstream.buffers.servers import LocalServer, SeparateServer, log_entry, named_program, started
 from millstream.buffers.technology import BrokerAnswer, WriteFailure
 from millstream.durable import step
 from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
-from millstream.wire.certificates import trusting
+from millstream.wire.certificates import make_certificate, trusting
 
 _LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
 _DECORATION = re.compile(rb"[ _|/\\-]*|-+ JETSTREAM -+|\s*https://docs\.nats\.io/jetstream\s*")
@@ -149,3 +150,36 @@ class JetStreamServer(LocalServer):
 
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{_PROGRAM}_{pid}.ports"
+
+
+class NatsServer(SeparateServer[JetStreamServer]):
+    """One NATS server in a separate process and on separate ports. Its methods are faults."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def access(self) -> BrokerAccess:
+        """The address of the server, and its password, without which it answers no client."""
+        return self._server.access
+
+
+def open_nats_server(
+    directory: Path,
+    *,
+    sync_always: bool = True,
+    file_store_bytes_max: int | None = None,
+    tls: bool = False,
+) -> AbstractAsyncContextManager[NatsServer]:
+    """A separate server that writes only below `directory` and ends with the context. With `tls`, it has its
+    own certificate and accepts only encrypted connections."""
+    if tls:
+        make_certificate(directory)
+    server = JetStreamServer(
+        directory,
+        durability=DurabilityLevel.FSYNC if sync_always else DurabilityLevel.PROCESS,
+        port=None,
+        file_store_bytes_max=file_store_bytes_max,
+    )
+    return started(NatsServer(directory, server, "NATS server"))

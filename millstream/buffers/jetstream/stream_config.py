@@ -30,13 +30,13 @@ _SHARED = "millstream.shared"
 
 
 def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
-    """The required configuration of the stream of `vertex`."""
+    """The required configuration of the stream of `vertex`. How many copies it has in a cluster is the operator's
+    decision: the server's default is one, and a number that was set at the server stays."""
     return {
         "name": stream,
         "subjects": [f"{stream}.>"],
         "storage": "file",
         "retention": "limits",
-        "num_replicas": limits.replicas,
         "discard": "new",
         "discard_new_per_subject": True,
         "max_msgs_per_subject": limits.frames_per_buffer_max,

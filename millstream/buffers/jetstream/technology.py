@@ -26,8 +26,7 @@ from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import BrokerConnection, open_connection
 
 if TYPE_CHECKING:
-    from millstream.buffers.jetstream.nats_server import NatsServer
-    from millstream.buffers.jetstream.server import JetStreamServer
+    from millstream.buffers.jetstream.server import JetStreamServer, NatsServer
 
 _RAW = "raw"
 """The stream with which the server is measured."""
@@ -78,7 +77,7 @@ class JetStream(Technology):
         return JetStreamServer(directory, durability=durability, port=port, buffers=buffers)
 
     def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> Coroutine[Any, Any, float]:
-        from millstream.buffers.jetstream.nats_server import open_nats_server
+        from millstream.buffers.jetstream.server import open_nats_server
 
         return _raw_limit(open_nats_server(directory, sync_always=fsync), records, record_bytes)
 

@@ -20,7 +20,6 @@ from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_
 from millstream.ledger.subjects import stream_name
 from millstream.nats.access import INBOX
 from millstream.plan.plan import Plan
-from millstream.plan.sharing import copy_of, same_frames
 from millstream.record import WINDOW_INPUT, changelog_of
 from millstream.spec.models import Edge
 
@@ -151,13 +150,13 @@ def _vertex_user(plan: Plan, vertex: str) -> BrokerUser:
 def _names(plan: Plan, edges: Iterable[Edge]) -> Iterable[str]:
     """The names under which frames of these edges may be stored: the edges' own names, and those of the copies that
     they may share."""
-    return dict.fromkeys(name for edge in edges for name in (edge.name, copy_of(plan, edge)) if name is not None)
+    return dict.fromkeys(name for edge in edges for name in (edge.name, plan.copy_of(edge)) if name is not None)
 
 
 def _reading_with(plan: Plan, vertex: str) -> Iterator[str]:
     """The vertices that read the same copies. Their progress decides which frames may be trimmed."""
     for edge in plan.edges_in[vertex]:
-        for edges in same_frames(plan, edge.from_).values():
+        for edges in plan.same_frames(edge.from_).values():
             if edge.name in edges:
                 yield from (plan.edge(other).to for other in edges)
 
@@ -168,8 +167,7 @@ def _read_buffers(plan: Plan, vertex: str) -> dict[str, list[str]]:
     buffers: dict[str, list[str]] = {}
     for edge in plan.edges_in[vertex]:
         buffers.setdefault(edge.from_, []).extend(_names(plan, [edge]))
-    group_by = plan.vertex(vertex).group_by
-    if group_by is not None and group_by.keeps_input:
+    if plan.keeps_input(vertex):
         # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
     buffers.setdefault(vertex, []).extend(_changelogs(plan, vertex))

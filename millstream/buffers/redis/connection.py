@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from redis import exceptions
@@ -19,7 +20,7 @@ from redis import exceptions
 from millstream import codes
 from millstream.buffers.redis.access import RedisAccess
 from millstream.errors import InfrastructureError, StorageFullError
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, until_done
 from millstream.redis.client import Script, make_client
 
 _log = logging.getLogger(__name__)
@@ -72,20 +73,16 @@ class RedisConnection:
         """Raises `InfrastructureError` if the server does not answer in time, and immediately if it rejects the
         credentials."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        pauses = tries()
-        while True:
-            try:
-                await self.ask("PING")
-            except AnswerLostError as error:
-                if asyncio.get_running_loop().time() >= deadline_s:
-                    raise InfrastructureError(
-                        codes.BROKER_UNREACHABLE,
-                        f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}). Check "
-                        "that it is running and that the address is right",
-                    ) from error
-            else:
-                return
-            await pauses.wait()
+
+        def check_deadline(error: AnswerLostError) -> None:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise InfrastructureError(
+                    codes.BROKER_UNREACHABLE,
+                    f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}). Check that "
+                    "it is running and that the address is right",
+                ) from error
+
+        await until_done(partial(self.ask, "PING"), AnswerLostError, check_deadline, tries())
 
     async def close(self) -> None:
         self._loss_listeners.clear()
@@ -97,7 +94,7 @@ class RedisConnection:
         return lambda: self._loss_listeners.discard(listener)
 
     async def ask(self, *command: str | int | bytes) -> Any:
-        """Send a command that changes nothing. Raises `AnswerLostError`, and `InfrastructureError` if it is refused."""
+        """Send a command that may be repeated. Raises `AnswerLostError`, and `InfrastructureError` if it is refused."""
         return await self._answer(command)
 
     async def wait(self, *command: str | int | bytes) -> Any:
@@ -111,10 +108,6 @@ class RedisConnection:
         except exceptions.NoScriptError:
             # The server was restarted, or never had the script. It keeps a script that was sent as text.
             return await self._answer(("EVAL", script.text, len(keys), *keys, *arguments))
-
-    async def remove(self, *keys: str | bytes) -> Any:
-        """Remove all these keys in one step."""
-        return await self._answer(("UNLINK", *keys))
 
     async def _answer(self, command: Sequence[str | int | bytes], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         try:
@@ -170,27 +163,17 @@ class RedisConnection:
 
 
 async def until_answered(connection: RedisConnection, *command: str | int | bytes) -> Any:
-    """Repeat a command that changes nothing until it is answered."""
-    pauses = tries()
-    while True:
-        try:
-            return await connection.ask(*command)
-        except AnswerLostError as error:
-            _log.debug("%s: %s; asking again", command[0], error)
-        await pauses.wait()
+    """Repeat a command that may be repeated until it is answered."""
+    report = partial(_log.debug, "%s: %s; asking again", command[0])
+    return await until_done(partial(connection.ask, *command), AnswerLostError, report, tries())
 
 
 async def changed(
     connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
 ) -> Any:
     """Run a script repeatedly until it is answered. The script must be safe to repeat."""
-    pauses = tries()
-    while True:
-        try:
-            return await connection.change(script, keys, arguments)
-        except AnswerLostError as error:
-            _log.info("%s; asking again", error)
-        await pauses.wait()
+    report = partial(_log.info, "%s; asking again")
+    return await until_done(partial(connection.change, script, keys, arguments), AnswerLostError, report, tries())
 
 
 def tries() -> Pauses:

@@ -43,7 +43,7 @@ from millstream.buffers.redis.keys import (
 from millstream.buffers.redis.reading import RedisReader, frames_of, opened, passing
 from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
-from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
+from millstream.errors import REPAIR, BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, encode_ids, frame_numbers, frame_sequences, remembered
 from millstream.ledger.marks import superseded, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
@@ -59,7 +59,7 @@ from millstream.ledger.protocol import (
     StoredMark,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of
+from millstream.ledger.witness import ObserverCheck, ReadCheck, name_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -290,11 +290,6 @@ class RedisBroker:
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         """Open the ledger of a vertex; create it if it is missing."""
-        if limits.replicas > 1:
-            raise InfrastructureError(
-                codes.BROKER_ROLE,
-                "a commit to Redis waits for one copy only, so a ledger cannot have more copies there",
-            )
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):
@@ -347,14 +342,10 @@ class RedisBroker:
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:
     """Remove all keys that match. Repeating it is harmless."""
-    pauses, cursor = tries(), b"0"
+    cursor = b"0"
     while True:
-        try:
-            cursor, keys = await connection.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            if keys:
-                await connection.remove(*keys)
-        except AnswerLostError:
-            await pauses.wait()
-            continue
+        cursor, keys = await until_answered(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        if keys:
+            await until_answered(connection, "UNLINK", *keys)
         if cursor == b"0":
             return

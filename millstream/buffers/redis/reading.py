@@ -27,9 +27,9 @@ from millstream.buffers.redis.connection import (
     until_answered,
 )
 from millstream.buffers.redis.keys import frames_key, index_key
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
-from millstream.ledger.witness import REPAIR, ReadCheck, witness_named
+from millstream.ledger.witness import ReadCheck, witness_named
 from millstream.record import BufferId
 
 _log = logging.getLogger(__name__)

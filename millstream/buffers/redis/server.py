@@ -1,7 +1,7 @@
-"""The valkey-server or redis-server that a run starts for itself.
+"""The valkey-server or redis-server that a run starts for itself, and a separate one for a test or a benchmark.
 
-Above it: the supervisor of the broker. Below it: the server's program and its files, and the protocol of
-Redis, of which it uses two commands to see whether the server answers.
+Above it: the supervisor of the broker; tests and benchmarks. Below it: the server's program and its files, and the
+protocol of Redis, of which it uses two commands to see whether the server answers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing
+from pathlib import Path
 
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.server_config import find_redis_server, server_config
-from millstream.buffers.servers import LocalServer, log_entry
+from millstream.buffers.servers import LocalServer, SeparateServer, log_entry, started
 from millstream.buffers.technology import BrokerAnswer
+from millstream.ledger.protocol import DurabilityLevel
 
 _LINE = re.compile(rb"\d+:[A-Z] (\d{2} \w{3} \d{4} \d\d:\d\d:\d\d\.\d{3}) ([.\-*#]) (.*)")
 _LEVELS = {".": "debug", "-": "info", "*": "info", "#": "warning"}
@@ -75,3 +77,19 @@ async def answers_ping(port: int, access: RedisAccess) -> bool:
 def _command(*words: str) -> bytes:
     parts = [f"*{len(words)}\r\n", *(f"${len(word.encode())}\r\n{word}\r\n" for word in words)]
     return "".join(parts).encode()
+
+
+class RedisServer(SeparateServer[RedisServerOfRun]):
+    """One Redis or Valkey server in a separate process and on a separate port. Its methods are faults."""
+
+    @property
+    def access(self) -> RedisAccess:
+        """The address of the server, and its password."""
+        return self._server.access
+
+
+def open_redis_server(directory: Path, *, fsync: bool = True) -> AbstractAsyncContextManager[RedisServer]:
+    """A separate server that writes only below `directory` and ends with the context."""
+    durability = DurabilityLevel.FSYNC if fsync else DurabilityLevel.PROCESS
+    server = RedisServerOfRun(directory, durability=durability, port=None)
+    return started(RedisServer(directory, server, "Redis server"))

@@ -18,9 +18,8 @@ from millstream.buffers.redis.connection import RedisConnection, open_connection
 from millstream.buffers.redis.durability import check_server
 from millstream.buffers.redis.ledger import RedisBroker
 from millstream.buffers.redis.ot_store import open_redis_ot_stores
-from millstream.buffers.redis.redis_server import open_redis_server
 from millstream.buffers.redis.repairs import RedisRepairs
-from millstream.buffers.redis.server import RedisServerOfRun
+from millstream.buffers.redis.server import RedisServerOfRun, open_redis_server
 from millstream.buffers.technology import OpenBuffer, Technology
 from millstream.ledger.protocol import DurabilityLevel
 

@@ -47,6 +47,8 @@ from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _Answer = TypeVar("_Answer")
+_Response = type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse]
+_Call = type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall]
 
 
 class NativeConnection(Connection):
@@ -64,40 +66,62 @@ class NativeConnection(Connection):
         except grpc.aio.AioRpcError as error:
             raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
-    @asynccontextmanager
-    async def open_map(
+    def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
-    ) -> AsyncIterator[MapStream]:
-        times_allowed = kind is FunctionKind.SOURCE_TRANSFORM
-        beside = calls_socket_of(self._target)
-        hello = hello_of(kind, name, calls_socket=bool(beside), may_return_arrow=may_return_arrow)
-        stated = _Stated()
-        dialect = Dialect(
-            open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
-            hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
-            welcome=partial(_welcome, of=udf_pb2.SealedMapResponse, where=name.where, stated=stated),
+    ) -> AbstractAsyncContextManager[MapStream]:
+        return self._open_calls(
+            "Map",
+            name,
+            hello_of(kind, name, may_return_arrow=may_return_arrow),
+            (udf_pb2.SealedMapRequest, udf_pb2.SealedMapResponse, udf_pb2.SealedMapCall),
             answer=partial(
-                map_answer, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=may_return_arrow
+                map_answer,
+                outputs_max=outputs_max,
+                times_allowed=kind is FunctionKind.SOURCE_TRANSFORM,
+                arrow_allowed=may_return_arrow,
             ),
             failed=lambda error: MapAnswer(error=error),
+            make=_MapStream,
         )
-        async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _MapStream(stream, udf_pb2.SealedMapCall, stated)
 
-    @asynccontextmanager
-    async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
-        beside = calls_socket_of(self._target)
-        hello = hello_of(FunctionKind.SINK, name, calls_socket=bool(beside))
-        stated = _Stated()
-        dialect = Dialect(
-            open=partial(open_calls_wire, self._channel, f"{SERVICE}/Sink", name.where, beside),
-            hello=udf_pb2.SealedSinkRequest(hello=hello).SerializeToString(),
-            welcome=partial(_welcome, of=udf_pb2.SinkResponse, where=name.where, stated=stated),
+    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        return self._open_calls(
+            "Sink",
+            name,
+            hello_of(FunctionKind.SINK, name),
+            (udf_pb2.SealedSinkRequest, udf_pb2.SinkResponse, udf_pb2.SealedSinkCall),
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
+            make=_FrameStream[SinkAnswer],
+        )
+
+    @asynccontextmanager
+    async def _open_calls(
+        self,
+        method: str,
+        name: StreamName,
+        hello: udf_pb2.Hello,
+        messages: tuple[type[udf_pb2.SealedMapRequest] | type[udf_pb2.SealedSinkRequest], _Response, _Call],
+        *,
+        answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
+        failed: Callable[[str], _Answer],
+        make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
+    ) -> AsyncIterator[_FrameStream[_Answer]]:
+        """`messages`: the method's request and response, and the call in a request. `answer`, `failed`: see `Dialect`.
+        Adds to `hello` whether calls use the socket beside the function's."""
+        request, response, call = messages
+        beside = calls_socket_of(self._target)
+        hello.calls_socket = bool(beside)
+        stated = _Stated()
+        dialect = Dialect(
+            open=partial(open_calls_wire, self._channel, f"{SERVICE}/{method}", name.where, beside),
+            hello=request(hello=hello).SerializeToString(),
+            welcome=partial(_welcome, of=response, where=name.where, stated=stated),
+            answer=answer,
+            failed=failed,
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
-            yield _FrameStream(stream, udf_pb2.SealedSinkCall, stated)
+            yield make(stream, call, stated)
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
         return open_position_sink_stream(self._channel, name, self._lives)
@@ -124,7 +148,7 @@ class _FrameStream(Generic[_Answer]):
     def __init__(
         self,
         stream: CallStream[_Answer],
-        message: type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall],
+        message: _Call,
         stated: _Stated,
     ) -> None:
         self._stream = stream
@@ -216,9 +240,7 @@ def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _welcome(
-    data: bytes, *, of: type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse], where: str, stated: _Stated
-) -> int:
+def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated) -> int:
     message = decoded(of, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")

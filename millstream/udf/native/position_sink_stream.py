@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import grpc.aio
 
@@ -17,7 +19,7 @@ from millstream.frame import Frame
 from millstream.plurals import counted
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
-from millstream.udf.calls import Wire, WireEndedError, broken
+from millstream.udf.calls import Wire, WireEndedError, broken, understood
 from millstream.udf.endings import Ending, LostCall
 from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
@@ -90,15 +92,30 @@ class NativePositionSinkStream:
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> SinkAnswer:
         """Returns which of these records the sink refuses."""
-        call = self._call(id_prefix, first_index, attempt, traceparent)
-        return await self._answer(call, frame, "check", _CHECK)
+        return await self._answer(
+            frame,
+            "check",
+            _CHECK,
+            id_prefix=id_prefix,
+            first_index=first_index,
+            attempt=attempt,
+            traceparent=traceparent,
+        )
 
     async def write(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> None:
         """Adds records to the transaction."""
-        call = self._call(id_prefix, first_index, attempt, traceparent)
-        if (await self._answer(call, frame, "write", _CALL)).outcomes:
+        answer = await self._answer(
+            frame,
+            "write",
+            _CALL,
+            id_prefix=id_prefix,
+            first_index=first_index,
+            attempt=attempt,
+            traceparent=traceparent,
+        )
+        if answer.outcomes:
             raise broken(
                 self._where, "it refused records in `call`; a sink that keeps positions refuses them in `check`"
             )
@@ -115,18 +132,10 @@ class NativePositionSinkStream:
                 f"{shown_position(flushed.position)}",
             )
 
-    def _call(self, id_prefix: str, first_index: int, attempt: int, traceparent: str) -> udf_pb2.SealedSinkCall:
+    async def _answer(self, frame: Frame, method: str, number: int, **fields: Any) -> SinkAnswer:
+        """The answer to a call with records, which has these fields besides."""
         self._calls += 1
-        return udf_pb2.SealedSinkCall(
-            call_id=self._calls,
-            id_prefix=id_prefix,
-            first_index=first_index,
-            attempt=attempt,
-            traceparent=traceparent,
-        )
-
-    async def _answer(self, call: udf_pb2.SealedSinkCall, frame: Frame, method: str, number: int) -> SinkAnswer:
-        """The answer to a call with records."""
+        call = udf_pb2.SealedSinkCall(call_id=self._calls, **fields)
         first = f" (from {call.id_prefix}{call.first_index})" if call.id_prefix else ""
         what = f"a {method} of {counted(frame.records, 'record')} of {self._where}{first}"
         answer = (await self._ask(request_of(call, frame, number), "answer", what)).answer
@@ -151,12 +160,7 @@ class NativePositionSinkStream:
             except WireEndedError as ended:
                 alone = self._is_alone and self._lives.is_cause_alone(self._life)
                 raise StreamLostError(str(ended), LostCall(self._life, alone, ended.broke)) from ended
-        try:
-            response = decoded(udf_pb2.SinkResponse, data)
-        except ValueError as error:
-            raise broken(
-                self._where, f"it sent {len(data)} bytes that are not a message of the protocol: {error}"
-            ) from error
+        response = understood(self._where, partial(decoded, udf_pb2.SinkResponse), data)
         if response.WhichOneof("message") != expected:
             raise broken(self._where, f"it sent `{response.WhichOneof('message')}`, where `{expected}` was due")
         return response

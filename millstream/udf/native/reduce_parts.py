@@ -183,15 +183,11 @@ def encode_rows(rows: Rows, start: int, stop: int) -> bytes:
         values=values.SerializeToString(),
         event_times_us=times.astype("<i8").tobytes(),
     )
-    if batch["keys"].null_count < len(batch):
-        keys = rows.keys
-        if keys is not None:
-            parts = [[part.encode() for part in parts] for parts in keys[start:stop]]
-            frame.keys = columns.pack_lists(parts) or columns.pack_no_lists(len(batch))
-    if batch["headers"].null_count < len(batch):
-        headers = rows.headers
-        if headers is not None:
-            frame.headers = columns.pack_headers(headers[start:stop])
+    if batch["keys"].null_count < len(batch) and (keys := rows.own_keys) is not None:
+        parts = [[part.encode() for part in parts] for parts in keys[start:stop]]
+        frame.keys = columns.pack_lists(parts) or columns.pack_no_lists(len(batch))
+    if batch["headers"].null_count < len(batch) and (headers := rows.own_headers) is not None:
+        frame.headers = columns.pack_headers(headers[start:stop])
     return frame.SerializeToString()
 
 

@@ -66,13 +66,6 @@ class ReadFrame:
         return (self.witness,) if self.witness is not None else ()
 
 
-def late_records(frame: Frame, watermark_us: int) -> int:
-    """Records older than the watermark."""
-    if frame.event_time_min_us >= watermark_us:
-        return 0
-    return sum(time_us < watermark_us for time_us in frame.event_times_us())
-
-
 class BufferReader:
     """An open buffer. One task calls `next`."""
 

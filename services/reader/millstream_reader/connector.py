@@ -74,3 +74,10 @@ class SourceConnector(SourceKind[S]):
         `SourceLane.read` raises, for problems that show immediately, and `DamageError` for a position that it did not
         write.
         """
+
+
+class EndlessSource(SourceConnector[S]):
+    """A kind of source that never ends by itself."""
+
+    def bounded(self, settings: S) -> bool | None:
+        return False

@@ -11,7 +11,6 @@ that expire with a period are forgotten together, and their bytes are freed buck
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -67,7 +66,7 @@ class SeenIds:
         self._clock = clock
         self._period_s = ttl_s / _PERIODS
         self._buckets: list[bytearray | None] = [None] * _BUCKETS
-        self._periods: OrderedDict[int, _Period] = OrderedDict()
+        self._periods: dict[int, _Period] = {}
         """Periods by number, the oldest first."""
         self._living: set[int] = set()
         """Labels in use."""
@@ -161,7 +160,7 @@ class SeenIds:
             self._begun += 1
             self._living.add(period.label)
             if number < max(self._periods):
-                self._periods = OrderedDict(sorted(self._periods.items()))
+                self._periods = dict(sorted(self._periods.items()))
         return period
 
     def _count(self, period: _Period, ids: int) -> None:

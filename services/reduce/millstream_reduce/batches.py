@@ -82,6 +82,11 @@ def as_bytes(values: Any) -> Any:
     return json_column(pa.RecordBatch.from_struct_array(values)) if pa.types.is_struct(values.type) else values
 
 
+def whole(column: Any) -> Any:
+    """A column of a table as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
     """These rows, in this order."""
     indices: Any = pa.array(rows)

@@ -12,7 +12,7 @@ from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import LaneId
-from millstream.spec.models import GroupBy, Sql, Udf, Vertex
+from millstream.spec.models import GroupBy, Sql, Vertex
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.windows import WindowConfig
 
@@ -62,21 +62,20 @@ def program_of(
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex} is not a reduce")
+    keyed, pipeline = udf.group_by.keyed, resolved.pipeline.name
     if udf.sql is not None:
-        return sql_program(udf.sql, keyed=udf.group_by.keyed)
-    program = engine_pb2.Program(keyed=udf.group_by.keyed)
+        return sql_program(udf.sql, keyed=keyed)
     if udf.python is not None:
-        program.python.CopyFrom(
-            engine_pb2.PythonProgram(
-                target=udf.python,
-                directory=os.path.abspath(resolved.base_dir / (udf.working_dir or ".")),
-                pipeline=resolved.pipeline.name,
-                vertex=lane.vertex,
-            )
-        )
-    else:
-        program.udf.CopyFrom(_udf(resolved.pipeline.name, udf, lane, replica, sidecar_address))
-    return program
+        directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
+        python = engine_pb2.PythonProgram(target=udf.python, directory=directory, pipeline=pipeline, vertex=lane.vertex)
+        return engine_pb2.Program(keyed=keyed, python=python)
+    address = udf.address or sidecar_address
+    if address is None:
+        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex}: its program runs nowhere")
+    program = engine_pb2.UdfProgram(
+        address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica
+    )
+    return engine_pb2.Program(keyed=keyed, udf=program)
 
 
 def sql_program(sql: Sql, *, keyed: bool) -> engine_pb2.Program:
@@ -90,13 +89,6 @@ def sql_program(sql: Sql, *, keyed: bool) -> engine_pb2.Program:
             delimiter=sql.value.delimiter or "",
         )
     return engine_pb2.Program(keyed=keyed, sql=engine_pb2.SqlProgram(query=sql.query, value=value, unsafe=sql.unsafe))
-
-
-def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.UdfProgram:
-    address = udf.address or sidecar_address
-    if address is None:
-        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex}: its program runs nowhere")
-    return engine_pb2.UdfProgram(address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica)
 
 
 def _us(seconds: float) -> int:

@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
+from millstream.errors import REPAIR, DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
-from millstream.ledger.witness import REPAIR, from_messages
+from millstream.ledger.witness import from_messages
 from millstream.limits import (
     HAND_OVER_BYTES_MAX,
     HAND_OVER_PIECES_MAX,
@@ -41,7 +41,7 @@ from millstream.limits import (
     LOG_UNSYNCED_BYTES_MAX,
     MIB,
 )
-from millstream.pauses import Pauses, RepeatedFailure
+from millstream.pauses import Pauses, RepeatedFailure, until_done
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -53,9 +53,9 @@ from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.milestones import Milestones, SessionMembership
 from millstream_reduce.origins import HandOverOrigin
 from millstream_reduce.queue_contents import AppendResult, QueueContents
-from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
+from millstream_reduce.queued_frames import QueuedFrame, positions_of, rows_within
 from millstream_reduce.results import ResultFiles
-from millstream_reduce.values import WindowTable
+from millstream_reduce.values import WindowContents, WindowTable
 from millstream_reduce.windowing import Keys, Windowing
 
 __all__ = ["AppendResult", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
@@ -145,9 +145,13 @@ class Queue:
                 self._windowing.closed_us,
                 sum(item.size for item in frames),
                 depends=self._windowing.depends_on_closing(times),
-                joined=joined_of(frames, placed),
+                joined=[
+                    wal_pb2.Joined(edge=item.edge, sequence=item.sequence, rows=rows)
+                    for item, rows in rows_within(frames, placed.joined)
+                ],
             )
-        late_frames = late_frames_of(frames, placed) if self._keep_late else []
+        late = rows_within(frames, placed.late) if self._keep_late else ()
+        late_frames = [item.frame.take(rows) for item, rows in late]
         if placed.order is not None:
             batch, times = batches.taken(batch, placed.order), times[placed.order]
             keys = Keys(keys.codes[placed.order], keys.values) if keys is not None else None
@@ -178,11 +182,11 @@ class Queue:
 
     def close(self, watermark_us: int) -> list[wal_pb2.HandOver]:
         """Freeze the windows that the watermark has closed, in hand-overs of bounded size, numbered on."""
-        return self._hand_over(self._closed_windows(watermark_us))
+        return self._hand_over(self._frozen(partial(self._windowing.close, watermark_us)))
 
     def early(self, rows_min: int = 1) -> list[wal_pb2.HandOver]:
         """Freeze what open windows contain so far, for those with this many new rows since their last early results."""
-        return self._hand_over(self._early_windows(rows_min), early_rows=rows_min)
+        return self._hand_over(self._frozen(partial(self._windowing.early, rows_min=rows_min)), early_rows=rows_min)
 
     def rows_to_early(self, rows_min: int) -> int:
         """As `Windowing.rows_to_early`."""
@@ -196,9 +200,9 @@ class Queue:
     def retrace(self, milestone: wal_pb2.Milestone) -> None:
         """Repeat what was done at this milestone, up to which everything has been read again. Its results are
         committed, so nothing is handed over."""
-        self._discard(self._closed_windows(milestone.closed_us))
+        self._discard(self._frozen(partial(self._windowing.close, milestone.closed_us)))
         if milestone.early:
-            self._discard(self._early_windows(max(milestone.early_rows, 1)))
+            self._discard(self._frozen(partial(self._windowing.early, rows_min=max(milestone.early_rows, 1))))
         if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
             self._begin_segment()
 
@@ -218,14 +222,13 @@ class Queue:
 
     async def _once_there_is_room(self, write: Callable[[], Awaitable[None]], advice: str = "") -> None:
         """Write, as often as it takes on a full disk. `advice`: follows what the log says about that."""
-        pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
-        while True:
-            try:
-                await write()
-                return full.over(_log, f"{self._log.identity}: ")
-            except StorageFullError as error:
-                full.warn(_log, "", f"{error}{advice}")
-                await pauses.wait()
+        full = RepeatedFailure()
+
+        def report(error: StorageFullError) -> None:
+            full.warn(_log, "", f"{error}{advice}")
+
+        await until_done(write, StorageFullError, report, Pauses(_RETRY_FIRST_S, _RETRY_LAST_S))
+        full.over(_log, f"{self._log.identity}: ")
 
     async def room(self, timeout_s: float | None = None) -> bool:
         """Wait until something may be appended, at most so long; whether it may.
@@ -366,12 +369,9 @@ class Queue:
             full=self._full_text() if self._log.is_short or self._log.total_bytes >= self._limits.log_bytes_max else "",
         )
 
-    def _closed_windows(self, watermark_us: int) -> Iterator[WindowTable]:
-        while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
-            yield from self._groups(WindowTable.of(contents))
-
-    def _early_windows(self, rows_min: int) -> Iterator[WindowTable]:
-        while contents := self._windowing.early(self._limits.hand_over_windows_max, rows_min):
+    def _frozen(self, freeze: Callable[[int], Sequence[WindowContents]]) -> Iterator[WindowTable]:
+        """What `freeze` gives, which freezes so many windows at most, until it gives nothing."""
+        while contents := freeze(self._limits.hand_over_windows_max):
             yield from self._groups(WindowTable.of(contents))
 
     def _hand_over(self, groups: Iterator[WindowTable], *, early_rows: int = 0) -> list[wal_pb2.HandOver]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.frame import Frame
-from millstream.ledger.witness import REPAIR, from_messages, merged
+from millstream.ledger.witness import from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches

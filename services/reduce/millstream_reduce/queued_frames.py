@@ -1,4 +1,4 @@
-"""Frames on their way into a queue: their positions in their buffers, and which of their records are late. Pure."""
+"""Frames on their way into a queue: their positions in their buffers, and which of them have certain rows. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.frame import Frame
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import merged
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.windowing import Admission
+from millstream_reduce.values import Rows
 
 
 class QueuedFrame(NamedTuple):
@@ -52,22 +52,10 @@ def rows_of_frames(frames: Sequence[QueuedFrame]) -> Iterator[tuple[QueuedFrame,
         begin = end
 
 
-def late_frames_of(frames: Sequence[QueuedFrame], placed: Admission) -> list[Frame]:
-    """The late records of each frame as a new frame."""
-    late: list[Frame] = []
+def rows_within(frames: Sequence[QueuedFrame], rows: Rows) -> Iterator[tuple[QueuedFrame, list[int]]]:
+    """The frames that have some of these rows, which rise and are counted over all frames; with those rows, counted
+    within the frame."""
     for item, begin, end in rows_of_frames(frames):
-        low, high = np.searchsorted(placed.late, (begin, end))
+        low, high = np.searchsorted(rows, (begin, end))
         if high > low:
-            late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
-    return late
-
-
-def joined_of(frames: Sequence[QueuedFrame], placed: Admission) -> list[wal_pb2.Joined]:
-    """The records of each frame that joined a session although their own had ended."""
-    joined: list[wal_pb2.Joined] = []
-    for item, begin, end in rows_of_frames(frames):
-        low, high = np.searchsorted(placed.joined, (begin, end))
-        if high > low:
-            rows = (placed.joined[low:high] - begin).tolist()
-            joined.append(wal_pb2.Joined(edge=item.edge, sequence=item.sequence, rows=rows))
-    return joined
+            yield item, (rows[low:high] - begin).tolist()

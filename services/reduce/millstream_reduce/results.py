@@ -18,8 +18,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, InfrastructureError, StorageFullError
-from millstream.ledger.witness import REPAIR
+from millstream.errors import REPAIR, DamageError, InfrastructureError, StorageFullError
 from millstream_reduce.log.entries import EntryError, entry_buffers, read_entry
 from millstream_reduce.log.files import NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity

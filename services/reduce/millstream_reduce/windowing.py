@@ -12,9 +12,9 @@ run of rows. `add` finds the groups again from the sorted columns alone: the log
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,28 +50,30 @@ class Admission:
     """Admitted rows that would be late by themselves, but belong to a session that is open, in the order of arrival."""
 
 
-class Windowing(Protocol):
+class Windowing(ABC):
     """The open windows of one lane."""
 
-    @property
-    def needs_keys(self) -> bool:
-        """Whether windows belong to keys; otherwise `keys` may be None everywhere."""
+    needs_keys: bool
+    """Whether windows belong to keys; otherwise `keys` may be None everywhere."""
+    closed_us: int
+    """Windows that end at or before this, including allowed lateness, are closed permanently; never falls."""
 
-    @property
-    def closed_us(self) -> int:
-        """Windows that end at or before this, including allowed lateness, are closed permanently; never falls."""
-
+    @abstractmethod
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         """Decide about rows, one after the other, without taking them in. `joined`: where an input is read again, what
         was decided the first time; it depends on the order of several inputs, which is another one now."""
 
     def depends_on_closing(self, times: Times) -> bool:
         """Whether these rows could be in other windows, or move others there, if no windows had been closed before
-        them."""
+        them. Not where a row is in the windows of its time, or late for them; nor where rows are counted,
+        whatever their time."""
+        return False
 
+    @abstractmethod
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         """Add rows that are at `location`, in the order that `sort` returned."""
 
+    @abstractmethod
     def close(self, watermark_us: int, windows_max: int | None = None) -> Sequence[WindowContents]:
         """Move `closed_us` on to the watermark; the windows that are closed by it, in the order of their ends, are
         open no more. Windows without rows have no contents and are not among them.
@@ -84,11 +86,14 @@ class Windowing(Protocol):
         """The contents so far of the open windows that have at least so many new rows since their last early result,
         numbered on. At most so many windows; the others with the next call. Global windows have none: their trigger
         says when."""
+        return []
 
     def rows_to_early(self, rows_min: int) -> int:
         """How many more rows are needed, at least, until a window has this many new ones. At least 1 after `early` has
         returned all windows."""
+        return rows_min
 
+    @abstractmethod
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
         """After a restart: these windows were handed over at this point of the log, early results among them. Also
         called without contents, before `add`, with the `closed_us` of the entry: rows that came late are not in the
@@ -97,22 +102,30 @@ class Windowing(Protocol):
 
     def replayed(self) -> None:
         """The log has been read back to its end. Raises `DamageError` if it contains rows for which there was no
-        window."""
+        window, unless `add` has refused them."""
+        return
 
+    @abstractmethod
     def oldest_end_us(self) -> int | None:
         """End of the window that ends first among those that are open, or closed and not handed over; None if there is
         none. A global window counts only if a result of it is due: until then its end moves with the watermark."""
 
+    @abstractmethod
     def live_segments(self) -> set[int]:
         """Segments with rows of open windows, and of those that are closed and not handed over."""
 
+    @abstractmethod
     def checkpoint(self) -> bytes:
         """The open windows, for `restore` of the same windowing."""
 
+    @abstractmethod
     def restore(self, checkpoint: bytes) -> None:
         """Replace the open windows by those of a checkpoint."""
 
-    def open_windows(self) -> int: ...
+    @abstractmethod
+    def open_windows(self) -> int:
+        """How many windows are open."""
 
+    @abstractmethod
     def open_rows(self) -> int:
         """Rows that open windows need, each counted once."""

@@ -103,10 +103,10 @@ def time_column(inputs: FrameInputs) -> pa.Array[Any]:
 def to_fields(inputs: FrameInputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The same as `to_batch`, with the fields of the values that fit, and the misfits of the others by index."""
     if inputs.arrow_column:
-        rows = arrow_values.unpacked(inputs.arrow_column, inputs.count)
-        if (fields := arrow_values.fields_of(rows, schema)) is not None:
-            names = [*schema.names, *_BESIDE_VALUES]
-            return pa.RecordBatch.from_arrays([*fields, *_beside(inputs)], names=names), {}
+        fields = arrow_values.fields_of(arrow_values.unpacked(inputs.arrow_column, inputs.count), schema)
+        if fields is not None:
+            arrays = [*fields, *_beside(inputs)]
+            return pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *_BESIDE_VALUES]), {}
     return fitting(to_batch(inputs), schema)
 
 
@@ -169,13 +169,13 @@ def to_answer(
     if parents is not None:
         answer.parents = columns.pack_offsets(parents)
     if "keys" in names:
-        own_keys = columns.pack_lists(texts(batch["keys"], "keys")) if _has_items(batch["keys"]) else b""
+        own_keys = columns.pack_lists(texts(batch["keys"], "keys")) if has_items(batch["keys"]) else b""
         answer.keys = own_keys or columns.pack_no_lists(count)
     if "tags" in names:
         answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
-        headers: list[dict[str, bytes]] = [dict(some or ()) for some in (cast.to_pylist() if _has_items(cast) else ())]
+        headers: list[dict[str, bytes]] = [dict(some or ()) for some in (cast.to_pylist() if has_items(cast) else ())]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if "event_time" in names:
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -227,7 +227,7 @@ def _content(column: Any, width: int) -> bytes:
     )
 
 
-def _has_items(column: Any) -> bool:
+def has_items(column: Any) -> bool:
     """Whether a column may have items: false only for lists or maps that are all empty or null."""
     if not len(column) or not (pa.types.is_list(column.type) or pa.types.is_map(column.type)):
         return True

@@ -12,7 +12,6 @@ Above it: `arrow` and `reduce_arrow`. Below it: pyarrow.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -94,8 +93,9 @@ def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
         return None
     data = b"\n".join(values)
     options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    written = _schema_read(schema)
-    parsing = pa_json.ParseOptions(explicit_schema=written, newlines_in_values=True, unexpected_field_behavior="ignore")
+    parsing = pa_json.ParseOptions(
+        explicit_schema=_schema_read(schema), newlines_in_values=True, unexpected_field_behavior="ignore"
+    )
     try:
         if not data.isascii():
             data.decode()
@@ -147,11 +147,15 @@ def _of_kind(column: Any, kind: Any) -> Any:
     if column.type == kind:
         return column
     if types.is_list(kind):
-        values = _of_kind(column.values, kind.value_type)
-        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
+        return pa.ListArray.from_arrays(
+            column.offsets, _of_kind(column.values, kind.value_type), type=kind, mask=column.is_null()
+        )
     if types.is_struct(kind):
-        members = [_of_kind(column.field(at), field.type) for at, field in enumerate(kind)]
-        return pa.StructArray.from_arrays(members, fields=list(kind), mask=column.is_null())
+        return pa.StructArray.from_arrays(
+            [_of_kind(column.field(at), field.type) for at, field in enumerate(kind)],
+            fields=list(kind),
+            mask=column.is_null(),
+        )
     if _is_bytes(kind):
         return pa.array([None if text is None else _decoded(text) for text in column.to_pylist()], kind)
     if types.is_time(kind):
@@ -164,5 +168,5 @@ def _of_kind(column: Any, kind: Any) -> Any:
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise pa.ArrowInvalid(str(error)) from None

@@ -44,13 +44,14 @@ def packed(rows: pa.RecordBatch) -> bytes:
         return b""
     if not all(map(_stays_the_same, rows.columns)):
         return b""
-    return _stream(pa.RecordBatch.from_arrays(rows.columns, schema=schema))
+    return stream_of(pa.RecordBatch.from_arrays(rows.columns, schema=schema))
 
 
-def _stream(rows: pa.RecordBatch) -> bytes:
+def stream_of(rows: pa.RecordBatch | pa.Table) -> bytes:
+    """These rows as an Arrow IPC stream."""
     target = pa.BufferOutputStream()
     with pa.ipc.new_stream(target, rows.schema) as stream:
-        stream.write_batch(rows)
+        stream.write(rows)
     return target.getvalue().to_pybytes()
 
 
@@ -142,12 +143,12 @@ def parts(column: bytes, count: int, groups: Sequence[Sequence[int]]) -> list[by
     rows = unpacked(column, count)
     numbers = (pa.py_buffer(array("I", indexes)) for indexes in groups)
     places = (pa.Array.from_buffers(pa.uint32(), some.size // 4, [None, some]) for some in numbers)
-    return [_stream(rows.take(some)) for some in places]
+    return [stream_of(rows.take(some)) for some in places]
 
 
 def part(column: bytes, count: int, start: int, stop: int) -> bytes:
     """The columns of the rows from `start` up to but not including `stop`. Raises `ValueError`."""
-    return _stream(unpacked(column, count).slice(start, stop - start))
+    return stream_of(unpacked(column, count).slice(start, stop - start))
 
 
 def joined(columns: Sequence[bytes], counts: Sequence[int]) -> bytes:
@@ -155,9 +156,8 @@ def joined(columns: Sequence[bytes], counts: Sequence[int]) -> bytes:
     batches = list(map(unpacked, columns, counts))
     if any(not batch.schema.equals(batches[0].schema) for batch in batches):
         return b""
-    pairs = zip(*(batch.columns for batch in batches), strict=True)
-    whole: list[Any] = [pa.concat_arrays(arrays) for arrays in pairs]
-    return _stream(pa.RecordBatch.from_arrays(whole, schema=batches[0].schema))
+    whole: list[Any] = [pa.concat_arrays(arrays) for arrays in zip(*(batch.columns for batch in batches), strict=True)]
+    return stream_of(pa.RecordBatch.from_arrays(whole, schema=batches[0].schema))
 
 
 def fields_of(rows: pa.RecordBatch, schema: pa.Schema) -> list[Any] | None:

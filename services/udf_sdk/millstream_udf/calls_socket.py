@@ -22,9 +22,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import cast
 
-from millstream_udf.message_socket import HEADER_BYTES
+from millstream_udf.message_socket import HEADER_BYTES, AbortableProtocol
 
 SUFFIX = ".calls"
 """Suffix of its path, after that of the server's socket."""
@@ -93,36 +92,23 @@ class CallsSockets:
         connection.abort()
 
 
-class _Unnamed(asyncio.BufferedProtocol):
+class _Unnamed(AbortableProtocol):
     """A connection up to its token. Nothing after that is read here, because the function's thread reads it."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+        super().__init__()
         self._read = bytearray(HEADER_BYTES + TOKEN_BYTES)
         self._filled = 0
-        self._aborted = False
         self.token: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         """None if the first message is not a token, or if the connection ends before it."""
 
     def copy(self) -> socket.socket:
-        """The connection once more, as a socket of its own."""
+        """The connection once more, as a socket of its own, which `abort` does not close."""
         assert self._transport is not None
         connection: socket.socket = self._transport.get_extra_info("socket")
         return socket.socket(fileno=os.dup(connection.fileno()))
 
-    def abort(self) -> None:
-        """Close the connection, but not its copy."""
-        self._aborted = True
-        if self._transport is not None:
-            self._transport.abort()
-
     # Called by the event loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have their own class.
-        self._transport = cast("asyncio.Transport", transport)
-        if self._aborted:
-            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._found(None)

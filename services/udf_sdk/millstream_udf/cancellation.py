@@ -58,7 +58,7 @@ async def result_of(work: Awaitable[_T]) -> _T:
         raise failure_in_task(error) from None
 
 
-async def result_in_task(work: Coroutine[Any, Any, _T]) -> _T:
+async def result_in_task(work: Awaitable[_T]) -> _T:
     """The same, with `work` in a task of its own: it has failed, too, if it cancels the task that it runs in."""
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(outcome_of(work))
@@ -75,7 +75,7 @@ async def result_of_call(method: Callable[..., Any], *arguments: Any) -> Any:
         result = call_plainly(method, *arguments)
     except asyncio.CancelledError as error:
         raise failure_of(error) from None
-    return await result_in_task(_awaited(result)) if inspect.isawaitable(result) else result
+    return await result_in_task(result) if inspect.isawaitable(result) else result
 
 
 async def called_once(method: Callable[..., Any], *arguments: Any, what: str) -> None:
@@ -151,7 +151,3 @@ async def _called(method: Callable[..., Any], arguments: Sequence[Any]) -> None:
     result = call_plainly(method, *arguments)
     if inspect.isawaitable(result):
         await result
-
-
-async def _awaited(result: Awaitable[_T]) -> _T:
-    return await result

@@ -107,8 +107,12 @@ def explain_breakpoints() -> None:
         place = (frame.f_code.co_filename, frame.f_lineno)
         if place not in said:
             said.add(place)
-            file = os.path.relpath(frame.f_code.co_filename)
-            _log.warning("the breakpoint at %s:%s was skipped: %s", file, frame.f_lineno, advice())
+            _log.warning(
+                "the breakpoint at %s:%s was skipped: %s",
+                os.path.relpath(frame.f_code.co_filename),
+                frame.f_lineno,
+                advice(),
+            )
 
     sys.breakpointhook = pass_over
     if (pdb := sys.modules.get("pdb")) is not None:

@@ -202,13 +202,12 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         raise TypeError(
             f"{definition.name} is not async: use threads=n, if it blocks; concurrency=n is for async functions"
         )
-    gives = gives_of(definition, hints)
     return replace(
         definition,
         takes=takes,
         wants_context="context" in arguments,
         flavour=flavour,
-        gives=gives,
+        gives=gives_of(definition, hints),
         arguments=arguments,
     )
 

@@ -1,7 +1,7 @@
 """Groups of records for a reduce function: the contents of parts, and the records as the function reads them.
 
 Above it: `reducing`. Below it: the column codecs; Arrow only if a caller or a function uses it. It does not know the
-origin of parts: a gRPC stream (`reduce_stream`), a Spark task (`reducing.Reducer`) or a test.
+origin of parts: a gRPC stream (`reduce_stream`), a Spark task (`reducing.load`) or a test.
 
     parts ──► Cursor ──► complete groups, one by one
                    └───► Feed of a group that continues: pulls the next parts while the function reads
@@ -49,11 +49,11 @@ class Rows(Protocol):
         """Their event times, in microseconds since the epoch."""
 
     @property
-    def keys(self) -> Sequence[tuple[str, ...]] | None:
+    def own_keys(self) -> Sequence[tuple[str, ...]] | None:
         """Keys of the records; None if each record has its group's."""
 
     @property
-    def headers(self) -> Sequence[dict[str, bytes]] | None:
+    def own_headers(self) -> Sequence[dict[str, bytes]] | None:
         """Headers of the records; None if no record has any."""
 
     @property
@@ -73,34 +73,22 @@ class Part(NamedTuple):
     """Whether the last group continues in the next part."""
 
 
-class FrameRows:
+class FrameRows(FrameInputs):
     """Rows of an encoded frame; none if it is empty."""
 
-    def __init__(self, frame: bytes) -> None:
-        self._inputs = FrameInputs(frame)
-        self.count = self._inputs.count
-
-    @property
-    def values(self) -> Sequence[bytes]:
-        return self._inputs.values
-
-    @property
-    def event_times_us(self) -> Sequence[int]:
-        return self._inputs.event_times_us
+    @cached_property
+    def own_keys(self) -> Sequence[tuple[str, ...]] | None:
+        return self.keys if self.keys_column else None
 
     @cached_property
-    def keys(self) -> Sequence[tuple[str, ...]] | None:
-        return self._inputs.keys if self._inputs.keys_column else None
-
-    @cached_property
-    def headers(self) -> Sequence[dict[str, bytes]] | None:
-        return self._inputs.headers if self._inputs.headers_column else None
+    def own_headers(self) -> Sequence[dict[str, bytes]] | None:
+        return self.headers if self.headers_column else None
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
         from millstream_udf.arrow import batch_of_frame
 
-        return batch_of_frame(self._inputs)
+        return batch_of_frame(self)
 
 
 def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
@@ -146,7 +134,7 @@ class Cursor:
     """Splits the parts of a source into groups."""
 
     def __init__(self, source: PartSource) -> None:
-        self._source = source
+        self.source = source
         self._whole: list[tuple[Group, Chunk]] = []
         self._open: tuple[Group, Chunk] | None = None
 
@@ -154,7 +142,7 @@ class Cursor:
         """Move to the next part, or to the rest of the part in which an unfinished group ended. False at the end."""
         if self._whole or self._open is not None:
             return True
-        part = await self._source.next()
+        part = await self.source.next()
         if part is None:
             return False
         self._cut(part, 0)
@@ -182,12 +170,6 @@ class Cursor:
             self._cut(part, 1)
         return (Chunk(part.rows, 0, count) if count else None), goes_on
 
-    async def pull(self) -> tuple[Chunk | None, bool]:
-        return self.next_chunk(await self._source.next())
-
-    def pull_blocking(self) -> tuple[Chunk | None, bool]:
-        return self.next_chunk(self._source.next_blocking())
-
     def _cut(self, part: Part, skipped: int) -> None:
         start = sum(part.counts[:skipped])
         for group, count in zip(part.groups, part.counts[skipped:], strict=True):
@@ -212,7 +194,7 @@ class Feed:
                 yield chunk
             if self._cursor is None:
                 return
-            self._next, goes_on = self._cursor.pull_blocking()
+            self._next, goes_on = self._cursor.next_chunk(self._cursor.source.next_blocking())
             if not goes_on:
                 self._cursor = None
 
@@ -223,7 +205,7 @@ class Feed:
                 yield chunk
             if self._cursor is None:
                 return
-            self._next, goes_on = await self._cursor.pull()
+            self._next, goes_on = self._cursor.next_chunk(await self._cursor.source.next())
             if not goes_on:
                 self._cursor = None
 
@@ -278,7 +260,7 @@ def items_of(chunk: Chunk, group: Group, *, values: bool, decode: Decoder | None
             raise misfit
     if values:
         return own
-    times, keys, headers = rows.event_times_us[part], rows.keys, rows.headers
+    times, keys, headers = rows.event_times_us[part], rows.own_keys, rows.own_headers
     own_keys = repeat(group.keys) if keys is None else keys[part]
     if headers is None:
         return map(Record, own, times, own_keys)

@@ -17,7 +17,6 @@ themselves.
 from __future__ import annotations
 
 import base64
-import binascii
 import collections.abc as abc
 import dataclasses
 import enum
@@ -43,6 +42,7 @@ _SETS = {set: set, abc.MutableSet: set, frozenset: frozenset, abc.Set: frozenset
 _DICTS = (dict, abc.Mapping, abc.MutableMapping)
 _WRAPPERS = ("Required", "NotRequired", "ReadOnly", "Final")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
+_DATE = re.compile(".{10}")
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
 _DURATION = re.compile(
     r"(?P<sign>[+-]?)P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
@@ -316,9 +316,11 @@ def _float(value: Any) -> float:
         raise expected("a number within the range of a float", value) from None
 
 
-def _parsed(what: str, parse: Callable[[str], Any]) -> Convert:
+def _parsed(what: str, parse: Callable[[str], Any], form: re.Pattern[str] | None = None) -> Convert:
+    """`form`: that of the texts, where `parse` takes others as well."""
+
     def convert(value: Any) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or (form is not None and form.fullmatch(value) is None):
             raise expected(what, value)
         try:
             return parse(value)
@@ -342,24 +344,6 @@ def _decimal(value: Any) -> Decimal:
     raise expected("a decimal number, as a string or a number", value)
 
 
-def _datetime(text: str) -> datetime:
-    if _RFC3339.fullmatch(text) is None:
-        raise ValueError(text)
-    return datetime.fromisoformat(text.upper())
-
-
-def _time(text: str) -> time:
-    if _TIME.fullmatch(text) is None:
-        raise ValueError(text)
-    return time.fromisoformat(text.upper())
-
-
-def _date(text: str) -> date:
-    if len(text) != 10:
-        raise ValueError(text)
-    return date.fromisoformat(text)
-
-
 def _duration(text: str) -> timedelta:
     found = _DURATION.fullmatch(text)
     given = {} if found is None else {name: part for name, part in found.groupdict().items() if part}
@@ -369,23 +353,18 @@ def _duration(text: str) -> timedelta:
     return sign * timedelta(**{name: float(part) for name, part in given.items()})
 
 
-def _base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(text) from error
-
-
 _SIMPLE: dict[Any, Convert] = {
     str: _of_type(str, "a string"),
     int: _of_type(int, "a whole number (int)"),
     bool: _of_type(bool, "true or false"),
     float: _float,
-    bytes: _parsed("a string of base64", _base64),
-    bytearray: _parsed("a string of base64", lambda text: bytearray(_base64(text))),
-    datetime: _parsed('a time such as "2024-06-01T12:00:00Z"', _datetime),
-    date: _parsed('a date such as "2024-06-01"', _date),
-    time: _parsed('a time of day such as "12:00:00"', _time),
+    bytes: _parsed("a string of base64", lambda text: base64.b64decode(text, validate=True)),
+    bytearray: _parsed("a string of base64", lambda text: bytearray(base64.b64decode(text, validate=True))),
+    datetime: _parsed(
+        'a time such as "2024-06-01T12:00:00Z"', lambda text: datetime.fromisoformat(text.upper()), _RFC3339
+    ),
+    date: _parsed('a date such as "2024-06-01"', date.fromisoformat, _DATE),
+    time: _parsed('a time of day such as "12:00:00"', lambda text: time.fromisoformat(text.upper()), _TIME),
     timedelta: _parsed('a duration such as "PT1.5S"', _duration),
     Decimal: _decimal,
     UUID: _parsed("a UUID", UUID),

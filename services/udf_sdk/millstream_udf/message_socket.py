@@ -25,14 +25,35 @@ _KERNEL_BYTES = 2 * 1024 * 1024
 not switch several times per message on busy processors."""
 
 
-class MessageSocket(asyncio.BufferedProtocol):
+class AbortableProtocol(asyncio.BufferedProtocol):
+    """A connection that can be closed even before the event loop has made it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Close immediately, without sending the rest."""
+        self._aborted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        # uvloop's transports have their own class.
+        self._transport = cast("asyncio.Transport", transport)
+        if self._aborted:
+            self._transport.abort()
+
+
+class MessageSocket(AbortableProtocol):
     """One connection. One task calls `receive`, and one task at a time calls `send`."""
 
     def __init__(self, bytes_max: int, unsent_bytes_max: int = _UNSENT_BYTES_MAX) -> None:
         """`unsent_bytes_max`: bytes that the system has not accepted, above which `send` waits."""
+        super().__init__()
         self._bytes_max = bytes_max
         self._unsent_bytes_max = unsent_bytes_max
-        self._transport: asyncio.Transport | None = None
         self._small = bytearray(_SMALL_BYTES)
         self._message: bytearray | None = None
         """A message whose first part has arrived."""
@@ -46,7 +67,6 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._stopped = False
         self.failed = ""
         """Why it stopped reading, if the other side is the cause: it may not send a message of that size."""
-        self._aborted = False
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -102,23 +122,14 @@ class MessageSocket(asyncio.BufferedProtocol):
             self._transport.close()
             await self._lost.wait()
 
-    def abort(self) -> None:
-        """Close immediately, without sending the rest."""
-        self._aborted = True
-        if self._transport is not None:
-            self._transport.abort()
-
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have their own class.
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(self._unsent_bytes_max)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(self._unsent_bytes_max)
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
-        if self._aborted:
-            self._transport.abort()
+        super().connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._ended = True

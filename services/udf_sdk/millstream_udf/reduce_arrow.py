@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millstream_udf import arrow
 from millstream_udf.arrow_json import decoded
-from millstream_udf.groups import Chunk, Group, Part
+from millstream_udf.groups import Chunk
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.json_rows import items, rows_as_json
 from millstream_udf.misfits import BadOutput, Misfit
@@ -58,12 +58,12 @@ class ArrowRows:
         return times
 
     @cached_property
-    def keys(self) -> Sequence[tuple[str, ...]] | None:
+    def own_keys(self) -> Sequence[tuple[str, ...]] | None:
         column: Any = self._some("keys")
         return None if column is None else [tuple(parts or ()) for parts in column.to_pylist()]
 
     @cached_property
-    def headers(self) -> Sequence[dict[str, bytes]] | None:
+    def own_headers(self) -> Sequence[dict[str, bytes]] | None:
         column: Any = self._some("headers")
         return None if column is None else [dict(items or ()) for items in column.to_pylist()]
 
@@ -82,16 +82,7 @@ class ArrowRows:
 
     def _some(self, name: str) -> pa.Array[Any] | None:
         """The column, unless all its lists are null or empty."""
-        if name not in self._names:
-            return None
-        column: Any = self._batch[name]
-        offsets = column.offsets
-        return None if len(column) == 0 or offsets[0] == offsets[-1] else column
-
-
-def arrow_part(groups: Sequence[Group], counts: Sequence[int], batch: pa.RecordBatch, *, unfinished: bool) -> Part:
-    """A part whose records are a record batch; see `ArrowRows` and `Part`."""
-    return Part(groups, counts, ArrowRows(batch), unfinished)
+        return self._batch[name] if name in self._names and arrow.has_items(self._batch[name]) else None
 
 
 class Tables:

@@ -9,7 +9,7 @@ A group that is complete in its part is reduced immediately. A group that contin
 they arrive: the function reads records, and reading pulls parts. Results are sent in answers of about ANSWER_BYTES, so
 neither a group nor its results need to fit into memory.
 
-In a process without its own server (a Spark worker), `load` returns a `Reducer`, which can be pickled.
+In a process without its own server (a Spark worker), `load` returns a `Reduce`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import output_prefix
@@ -76,6 +76,10 @@ class Answer:
     failures: list[Failure] = field(default_factory=list)
     unfinished: bool = False
     """More results of the last group follow."""
+
+
+Reduce = Callable[[Iterable[Part]], Iterator[Answer]]
+"""Reduces groups in a process that has no server for its function."""
 
 
 class ReduceFunction:
@@ -317,36 +321,25 @@ class _Builder:
         return taken
 
 
-class Reducer:
-    """A reduce function in another process, such as Spark's. Only its location is pickled. Created by `load`."""
-
-    def __init__(self, target: str, directory: str, context: Context) -> None:
-        self.target = target
-        self.directory = directory
-        self._context = context
-
-    def answers(self, parts: Iterable[Part]) -> Iterator[Answer]:
-        """Reduce the groups of `parts`, which are consumed one by one as answers are requested.
-
-        The function is imported and set up at the first part of a process. (`close` of a class is not called here: a
-        Spark worker ends without notice.)
-        """
-        function, runner = _process(self.target, self.directory, self._context)
-        answers = function.answers(Cursor(Parts(parts)), self._context)
-        try:
-            while (answer := runner.run(_next(answers))) is not None:
-                yield answer
-        finally:
-            runner.run(answers.aclose())
-
-
-def load(target: str, directory: str = "", context: Context | None = None) -> Reducer:
+def load(target: str, directory: str = "", context: Context | None = None) -> Reduce:
     """The reduce function `module:function` or `path/file.py:function`, looked for in `directory`.
 
-    Raises `LoadError` if there is none, and what the user's module raises when it is imported.
+    The result reduces the groups of parts, which are consumed one by one as answers are requested. The function is set
+    up at the first part of a process. (`close` of a class is not called here: a Spark worker ends without notice.)
+    Raises `LoadError` if there is no such function, and what the user's module raises when it is imported.
     """
     _definition(target, directory)
-    return Reducer(target, directory, context or Context())
+    return partial(_answers, target, directory, context or Context())
+
+
+def _answers(target: str, directory: str, context: Context, parts: Iterable[Part]) -> Iterator[Answer]:
+    function, runner = _process(target, directory, context)
+    answers = function.answers(Cursor(Parts(parts)), context)
+    try:
+        while (answer := runner.run(_next(answers))) is not None:
+            yield answer
+    finally:
+        runner.run(answers.aclose())
 
 
 class Parts:

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -344,7 +344,7 @@ class Server:
             self._streams.discard(stream)
 
 
-async def _converse(stream: _Stream, answer: _Answer, run: _Run, calls_max: int) -> None:
+async def _converse(stream: MessageSocket | _GrpcStream, answer: _Answer, run: _Run, calls_max: int) -> None:
     """Read calls, have each answered, and write the answers as they become ready."""
     held = _Held(calls_max)
     writing = asyncio.Lock()
@@ -394,18 +394,9 @@ async def _read_parts(stream: _GrpcStream, parts: PartQueue) -> str:
     return ""
 
 
-class _Stream(Protocol):
-    """The transport of the messages of one stream: gRPC, or a `MessageSocket`."""
-
-    async def receive(self) -> bytes | None:
-        """The next message; None at the end."""
-
-    async def send(self, *parts: bytes) -> None:
-        """Send the message of these parts. Raises `BaseError` or `ConnectionError` if the stream is lost."""
-
-
 class _GrpcStream:
-    """See `_Stream`. It is read until its end, or until that is stopped."""
+    """The messages of a gRPC stream, as those of a `MessageSocket`. It is read until its end, or until that is
+    stopped."""
 
     def __init__(self, context: _Servicer, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
         self._context = context
@@ -414,6 +405,7 @@ class _GrpcStream:
         self._pending: asyncio.Task[bytes | None] | None = None
 
     async def receive(self) -> bytes | None:
+        """The next message; None at the end."""
         if self._stopped:
             return None
         # A separate task, so that stopping it cannot be confused with the cancellation of the stream.
@@ -434,6 +426,7 @@ class _GrpcStream:
         return data if isinstance(data, bytes) else None
 
     async def send(self, *parts: bytes) -> None:
+        """Send the message of these parts. Raises `BaseError` if the stream is lost."""
         await self._context.write(b"".join(parts))
 
     def stop(self) -> None:

@@ -178,21 +178,24 @@ async def arun(
         return Results(states=kept)
     hello = _hello(definition, kind)
     frame = frame_of(records)
-    if definition.keeps_positions:
-        return _sink_results(len(records), await write_once(definition, hello, records, attempt))
     answer: udf_pb2.SinkAnswer | udf_pb2.SealedMapAnswer
-    async with open_function(definition, context_of(hello)) as opened:
-        if hello.kind == SINK:
-            sink_call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
-            answer = await answer_sink(opened.lane(), hello, sink_call)
-        else:
-            now = present_us() if now_us is None else now_us
-            map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
-            if kept is not None:
-                map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
-            answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now)
+    if definition.keeps_positions:
+        answer = await write_once(definition, hello, records, attempt)
+    else:
+        async with open_function(definition, context_of(hello)) as opened:
+            if hello.kind == SINK:
+                sink_call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
+                answer = await answer_sink(opened.lane(), hello, sink_call)
+            else:
+                now = present_us() if now_us is None else now_us
+                map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
+                if kept is not None:
+                    map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
+                answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now)
+    if answer.error:
+        raise RuntimeError(answer.error)
     if isinstance(answer, udf_pb2.SinkAnswer):
-        return _sink_results(len(records), answer)
+        return Results(outcomes=_outcomes(answer.outcomes), inputs=len(records))
     results = replace(_map_results(FrameInputs(frame), answer), gives=definition.gives, states=kept)
     if kept is not None:
         kept.commit(FrameInputs(frame), answer.changes)
@@ -220,7 +223,9 @@ def read_source(
                 batch = await lane.read(udf_pb2.SourceRead(records_max=records_max, bytes_max=2**20, timeout_us=10_000))
                 if batch.error:
                     raise RuntimeError(batch.error)
-                batches.append(_batch(batch))
+                records = FrameInputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
+                pending = batch.pending if batch.HasField("pending") else None
+                batches.append(Batch(records, position=batch.position, ended=batch.ended, pending=pending))
                 await lane.committed(udf_pb2.SourceCommitted(position=batch.position))
         finally:
             await lane.close()
@@ -246,8 +251,6 @@ def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
 
 
 def _map_results(inputs: FrameInputs, answer: udf_pb2.SealedMapAnswer) -> Results:
-    if answer.error:
-        raise RuntimeError(answer.error)
     count = answer.records
     parents = columns.unpack_offsets(answer.parents).tolist() if answer.parents else list(range(count))
     keys = (
@@ -270,12 +273,6 @@ def _map_results(inputs: FrameInputs, answer: udf_pb2.SealedMapAnswer) -> Result
     return Results([Message(*row) for row in rows], parents, _outcomes(answer.outcomes), inputs.count)
 
 
-def _sink_results(inputs: int, answer: udf_pb2.SinkAnswer) -> Results:
-    if answer.error:
-        raise RuntimeError(answer.error)
-    return Results(outcomes=_outcomes(answer.outcomes), inputs=inputs)
-
-
 def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
     return [
         Outcome(
@@ -288,13 +285,3 @@ def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
         )
         for item in outcomes
     ]
-
-
-def _batch(batch: udf_pb2.SourceBatch) -> Batch:
-    records = FrameInputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
-    return Batch(
-        records,
-        position=batch.position,
-        ended=batch.ended,
-        pending=batch.pending if batch.HasField("pending") else None,
-    )

@@ -67,9 +67,7 @@ def run_reduce(
     The records arrive in frames of `frame_records`, like those of a large group.
     """
     records = [record_of(item, window.start_us) for item in inputs]
-    group = Group(window, tuple(keys))
-    definition = _reducing(function)
-    return _reduced(definition, [group], asyncio.run(_answers(definition, {group: records}, frame_records)))[0]
+    return _reduced(function, {Group(window, tuple(keys)): records}, frame_records)[0]
 
 
 def run_windows(
@@ -90,16 +88,7 @@ def run_windows(
         start_us = record.event_time_us // length_us * length_us
         group = Group(Window(start_us, start_us + length_us), record.keys if keyed else ())
         groups.setdefault(group, []).append(record)
-    ordered = {group: groups[group] for group in sorted(groups)}
-    definition = _reducing(function)
-    return _reduced(definition, list(ordered), asyncio.run(_answers(definition, ordered, frame_records)))
-
-
-def _reducing(function: Any) -> Definition:
-    definition = define(function, getattr(function, "__name__", type(function).__name__))
-    if REDUCE not in definition.kinds:
-        raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce, or use run")
-    return definition
+    return _reduced(function, {group: groups[group] for group in sorted(groups)}, frame_records)
 
 
 async def _answers(
@@ -129,9 +118,12 @@ def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> 
         yield decode_part(message, continues=first > 0)
 
 
-def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:
+def _reduced(function: Any, groups: Mapping[Group, Sequence[Record[Any]]], frame_records: int) -> list[Reduced]:
+    definition = define(function, getattr(function, "__name__", type(function).__name__))
+    if REDUCE not in definition.kinds:
+        raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce, or use run")
     messages: dict[Group, list[Message]] = {group: [] for group in groups}
-    for answer in answers:
+    for answer in asyncio.run(_answers(definition, groups, frame_records)):
         for failure in answer.failures:
             raise RuntimeError(f"{answer.groups[failure.index]}: {failure.error}\n{failure.detail}".rstrip())
         results = iter(answer.results)

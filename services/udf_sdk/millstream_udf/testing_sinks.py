@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from millstream_udf.defining import define
@@ -40,12 +41,10 @@ class OpenSink:
         self._lane = PositionSink(definition, hello_of(definition))
         opening = udf_pb2.SinkOpen(lane=lane, epoch=time.time_ns() if epoch is None else epoch)
         try:
-            opened = self._answer(udf_pb2.SealedSinkRequest(open=opening)).opened
-            _raise(opened.error, opened.fenced)
+            self.position: bytes = self._ask(open=opening).position
         except BaseException:
             self._loop.close()
             raise
-        self.position: bytes = opened.position
         self._calls = 0
 
     def __enter__(self) -> OpenSink:
@@ -56,18 +55,15 @@ class OpenSink:
 
     def check(self, inputs: Iterable[Any]) -> list[udf_pb2.Outcome]:
         """The outcomes of the inputs that the sink refuses."""
-        answer = self._answer(udf_pb2.SealedSinkRequest(check=self._call(inputs))).answer
-        _raise(answer.error)
-        return list(answer.outcomes)
+        return list(self._ask(check=self._call(inputs)).outcomes)
 
     def write(self, inputs: Iterable[Any]) -> None:
         """Add records to the transaction, without checking them."""
-        _raise(self._answer(udf_pb2.SealedSinkRequest(call=self._call(inputs))).answer.error)
+        self._ask(call=self._call(inputs))
 
     def flush(self, position: bytes) -> None:
         """Commit the transaction. Raises `Fenced` if the target has another epoch of the lane."""
-        flushed = self._answer(udf_pb2.SealedSinkRequest(flush=udf_pb2.SinkFlush(position=position))).flushed
-        _raise(flushed.error, flushed.fenced)
+        self._ask(flush=udf_pb2.SinkFlush(position=position))
 
     def close(self) -> None:
         """Close the sink. Records that were not flushed are discarded."""
@@ -77,11 +73,14 @@ class OpenSink:
 
     def _call(self, inputs: Iterable[Any]) -> udf_pb2.SealedSinkCall:
         self._calls += 1
-        frame = frame_of([record_of(item) for item in inputs])
-        return udf_pb2.SealedSinkCall(call_id=self._calls, frame=frame, id_prefix=f"test/in-test/0/{self._calls}/")
+        return udf_pb2.SealedSinkCall(
+            call_id=self._calls,
+            frame=frame_of([record_of(item) for item in inputs]),
+            id_prefix=f"test/in-test/0/{self._calls}/",
+        )
 
-    def _answer(self, request: udf_pb2.SealedSinkRequest) -> udf_pb2.SinkResponse:
-        return self._loop.run_until_complete(self._lane.answer(request))
+    def _ask(self, **request: Any) -> Any:
+        return self._loop.run_until_complete(_asked(self._lane, **request))
 
 
 def position_sink_of(sink: Any) -> Definition:
@@ -99,11 +98,15 @@ def hello_of(definition: Definition) -> udf_pb2.Hello:
     )
 
 
-def _raise(error: str, fenced: str = "") -> None:
-    if fenced:
+async def _asked(lane: PositionSink, **request: Any) -> Any:
+    """The contents of the answer to a request. Raises `Fenced`, or `RuntimeError` if the sink fails."""
+    response = await lane.answer(udf_pb2.SealedSinkRequest(**request))
+    answer: Any = getattr(response, response.WhichOneof("message") or "")
+    if fenced := getattr(answer, "fenced", ""):
         raise Fenced(fenced)
-    if error:
-        raise RuntimeError(error)
+    if answer.error:
+        raise RuntimeError(answer.error)
+    return answer
 
 
 async def write_once(
@@ -111,23 +114,18 @@ async def write_once(
 ) -> udf_pb2.SinkAnswer:
     """Check records, and write those that are not refused, in one transaction. Raises the same errors as `OpenSink`."""
     lane = PositionSink(definition, hello)
-
-    async def ask(**request: Any) -> udf_pb2.SinkResponse:
-        return await lane.answer(udf_pb2.SealedSinkRequest(**request))
+    ask = partial(_asked, lane)
 
     def call(some: Sequence[Record[Any]]) -> udf_pb2.SealedSinkCall:
         return udf_pb2.SealedSinkCall(frame=frame_of(some), id_prefix="test/in-test/0/1/", attempt=attempt)
 
     try:
-        opened = (await ask(open=udf_pb2.SinkOpen(lane=LANE, epoch=time.time_ns()))).opened
-        _raise(opened.error, opened.fenced)
-        checked = (await ask(check=call(records))).answer
-        _raise(checked.error)
+        await ask(open=udf_pb2.SinkOpen(lane=LANE, epoch=time.time_ns()))
+        checked: udf_pb2.SinkAnswer = await ask(check=call(records))
         refused = {outcome.index for outcome in checked.outcomes}
         if fitting := [record for index, record in enumerate(records) if index not in refused]:
-            _raise((await ask(call=call(fitting))).answer.error)
-        flushed = (await ask(flush=udf_pb2.SinkFlush(position=b"test"))).flushed
-        _raise(flushed.error, flushed.fenced)
+            await ask(call=call(fitting))
+        await ask(flush=udf_pb2.SinkFlush(position=b"test"))
         return checked
     finally:
         await lane.close()

@@ -49,7 +49,20 @@ def to_us(time: datetime | int) -> int:
     return (time - _EPOCH) // _MICROSECOND
 
 
-class Record(_OfValues[V]):
+class _Compared:
+    """Equal if all members are."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
+
+
+class Record(_Compared, _OfValues[V]):
     """One record: the input of a function, and the output of a source. `Record[Order]` has an `Order` as its value."""
 
     __slots__ = ("event_time_us", "headers", "id", "keys", "value")
@@ -91,15 +104,8 @@ class Record(_OfValues[V]):
             f"headers={dict(self.headers)!r}, id={self.id!r})"
         )
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Record):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
-    __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
-
-
-class Message:
+class Message(_Compared):
     """One output. Fields that are omitted are those of the input record; tags are empty."""
 
     __slots__ = ("event_time_us", "headers", "keys", "tags", "value")
@@ -134,13 +140,6 @@ class Message:
             f"Message({self.value!r}, keys={self.keys!r}, tags={self.tags!r}, headers={self.headers!r}, "
             f"event_time={self.event_time_us!r})"
         )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Message):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
 
 
 class Window(NamedTuple):

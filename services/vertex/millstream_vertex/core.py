@@ -48,7 +48,7 @@ class LaneCore:
         self.units: InOrder[Sequence[Unit]] = InOrder()
         self.counters = LaneCounters()
         self._all_counters = {lane: self.counters}
-        self._publisher = Publisher(
+        self.publisher = Publisher(
             lane,
             committer,
             ot,
@@ -93,7 +93,7 @@ class LaneCore:
                 continue
             begun_s = self.clock.monotonic_s()
             batch = self.committer.take(waiting)
-            watermark_us = self.promise(watermark_after(batch))
+            watermark_us = self.publisher.promise(watermark_after(batch))
             with self.telemetry.span(
                 "millstream.commit", parent=_traceparent(batch), lane=self.lane.key, records=_records(batch)
             ):
@@ -101,7 +101,7 @@ class LaneCore:
             self.telemetry.observe_processing("commit", self.clock.monotonic_s() - begun_s)
             await self.tracker.finish(sum(unit.pieces for unit in batch))
             await committed(batch)
-            self.publish(watermark_us)
+            self.publisher.publish(watermark_us)
 
     async def give_up(self, waiting: deque[Unit]) -> None:
         """Forget units that will not be committed: the next owner reads their input again."""
@@ -118,27 +118,15 @@ class LaneCore:
         """End the lane with its last commit and its last OT entry: nothing will follow."""
         if not self.committer.mark.ended:
             await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
-        self.publish(END_OF_TIME_US)
-        await self._publisher.flush()
+        self.publisher.publish(END_OF_TIME_US)
+        await self.publisher.flush()
         # After this, no writer would notice that the ledger lacks data.
         await self.committer.confirm()
-
-    def publish(self, watermark_us: int, *, idle: bool = False) -> None:
-        """Publish the lane's state in the OT store. The watermark never goes back."""
-        self._publisher.publish(watermark_us, idle=idle)
-
-    async def publish_last(self) -> None:
-        """Return when the newest OT entry is stored. See `Publisher.flush`."""
-        await self._publisher.flush()
-
-    def promise(self, watermark_us: int) -> int:
-        """The watermark to publish. See `Publisher.promise`."""
-        return self._publisher.promise(watermark_us)
 
     @property
     def watermark_us(self) -> int:
         """The newest watermark that was published, or that a former owner committed."""
-        return max(self._publisher.watermark_us, self.committer.mark.watermark_us)
+        return max(self.publisher.watermark_us, self.committer.mark.watermark_us)
 
     def statistics(self, pending: int | None) -> LaneStatistics:
         return replace(
@@ -160,8 +148,8 @@ class LaneCore:
         return LaneStatistics(
             lane=lane,
             epoch=mark.epoch,
-            watermark_us=self._publisher.watermark_us,
-            idle=self._publisher.idle,
+            watermark_us=self.publisher.watermark_us,
+            idle=self.publisher.idle,
             ended=mark.ended,
             inputs=account.inputs,
             input_bytes=account.input_bytes,

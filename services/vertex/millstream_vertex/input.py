@@ -24,11 +24,11 @@ from millstream.watermark.store import OtUpdate
 _log = logging.getLogger(__name__)
 
 
-class LaneInput:
+class LaneInput(WatermarkFetcher):
     """An input of a lane: listens to the upstream vertex's OT store."""
 
     def __init__(self, buffer: BufferId, upstream: Collection[LaneId], *, back_edge: bool) -> None:
-        self._fetcher = WatermarkFetcher(buffer, upstream)
+        super().__init__(buffer, upstream)
         self._quiet_end: int | None = None
         self.back_edge = back_edge
         """Whether the input closes a cycle. Such an input does not hold back the watermark, and ends when the cycle is
@@ -42,26 +42,17 @@ class LaneInput:
         self._wake_reader = wake_reader
 
     def observe(self, update: OtUpdate) -> None:
-        self._fetcher.observe(update)
-        if self._fetcher.news.is_set():
-            self._fetcher.news.clear()
+        if self.add(update):
             self._set()
-
-    def watermark_at(self, sequence: int) -> int:
-        """See `WatermarkFetcher.watermark_at`."""
-        return self._fetcher.watermark_at(sequence)
 
     def end_sequence(self) -> int | None:
         """The last sequence that this input will ever have; None until it is known."""
-        return self._quiet_end if self.back_edge else self._fetcher.end_sequence()
+        return self._quiet_end if self.back_edge else super().end_sequence()
 
     def cycle_is_empty(self) -> None:
         """End the input: nothing moves in the cycle any more, and nothing will enter it."""
         self._quiet_end = 0
         self._set()
-
-    def forget(self, sequence: int) -> None:
-        self._fetcher.forget(sequence)
 
     def _set(self) -> None:
         self.changed.set()

@@ -263,7 +263,7 @@ class Lane:
 
     async def _follow_watermark(self) -> None:
         """Advance the lane's watermark even while nothing is committed, and do not let its mark stay behind."""
-        self.core.publish(self._watermark_after(()))
+        self.core.publisher.publish(self._watermark_after(()))
         while self._input.moves_by_itself:
             await self._input.moved()
             watermark_us = self._input.advance(quiet=self._is_quiet and not self.core.left)
@@ -271,7 +271,7 @@ class Lane:
                 await self._pass_watermark()
             watermark_us = min(watermark_us, self._holds_us)
             if watermark_us > self.core.watermark_us:
-                self.core.publish(watermark_us, idle=self._is_quiet)
+                self.core.publisher.publish(watermark_us, idle=self._is_quiet)
             self._renew_mark()
 
     async def _pass_watermark(self) -> None:

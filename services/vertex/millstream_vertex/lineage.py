@@ -36,10 +36,6 @@ class Lineage:
             return replace(self, names=self.names[start : start + records])
         return replace(self, first=self.first + start)
 
-    def taken(self, indexes: Sequence[int]) -> Lineage:
-        """The lineage of the records at these indexes."""
-        return replace(self, names=[self._name(index) for index in indexes])
-
     def children(self, parents: Sequence[int] | None, step: int) -> Lineage:
         """The lineage of the outputs that step number `step` has made from these records.
 

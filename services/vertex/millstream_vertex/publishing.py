@@ -62,7 +62,7 @@ class Publisher:
         """The newest watermark that was published."""
         self.idle = False
 
-    def publish(self, watermark_us: int, *, idle: bool) -> None:
+    def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Publish the lane's state. The watermark never goes back."""
         before_us, was_idle = self.watermark_us, self.idle
         self.watermark_us = max(self.watermark_us, self.promise(watermark_us))

@@ -21,7 +21,7 @@ from millstream.account import Account
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError, UserError
 from millstream.frame import build_frame
-from millstream.ledger.protocol import Broker, Ledger
+from millstream.ledger.protocol import Broker
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAME_BYTES_MAX,
@@ -30,7 +30,6 @@ from millstream.limits import (
     REPLAY_RECORDS_MAX,
     REPLAY_TIMEOUT_S,
 )
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, Record, id_digest
 from millstream.spec import topology
@@ -75,7 +74,6 @@ class Replay:
         self._broker = broker
         self._stores = stores
         self._clock = clock
-        self._ledgers: dict[str, Ledger] = {}
 
     async def put_back(self, returned: Sequence[ReplayRecord]) -> ReplayResult:
         """Put records back, each once. After an interruption, it may be called again with the same records.
@@ -90,19 +88,19 @@ class Replay:
         await self._reopen(edges, done)
         for upstream in sorted({self._plan.edge(edge).from_ for edge in edges}):
             mine = [record for record in returned if self._plan.edge(record.buffer.edge).from_ == upstream]
-            await self._write(lanes_of(self._plan, upstream)[0], mine, done)
+            await self._write(self._plan.lanes_of(upstream)[0], mine, done)
         return done
 
     async def _take_apart(self, edges: set[str]) -> None:
         """Make the edges leave copies that they share: the other edges would read the records that are put back."""
         for upstream in sorted({self._plan.edge(edge).from_ for edge in edges}):
-            ledger = await self._ledger(upstream)
+            ledger = await self._broker.existing_ledger(upstream)
             if ledger is None:
                 continue
             sharing = read_now(self._plan, upstream, ledger.sharing)
             mine = [edge for edge in sorted(edges) if self._plan.edge(edge).from_ == upstream]
             if shared := [edge for edge in mine if len(sharing.group(edge)) > 1]:
-                await leave(self._plan, upstream, shared, self._ledger, codes.NOT_REPLAYED)
+                await leave(self._plan, upstream, shared, self._broker.existing_ledger, codes.NOT_REPLAYED)
 
     async def _reopen(self, edges: set[str], done: ReplayResult) -> None:
         plan = self._plan
@@ -111,7 +109,7 @@ class Replay:
         read = edges | {edge.name for edge in plan.edges if edge.from_ in downstream}
         ended: list[LaneId] = []
         for vertex in reversed([name for name in plan.order if name in downstream]):
-            for lane in lanes_of(plan, vertex):
+            for lane in plan.lanes_of(vertex):
                 if not await self._has_ended(lane):
                     continue
                 if plan.vertex(vertex).definition.has_windows:
@@ -130,13 +128,14 @@ class Replay:
             done.reopened.append(lane)
 
     async def _has_ended(self, lane: LaneId) -> bool:
-        ledger = await self._ledger(lane.vertex)
+        ledger = await self._broker.existing_ledger(lane.vertex)
         stored = await ledger.mark(lane) if ledger is not None else None
         return stored is not None and stored.mark.ended
 
     async def _write(self, lane: LaneId, returned: Sequence[ReplayRecord], done: ReplayResult) -> None:
         core = await self._take_over(lane)
-        ledger = self._ledgers[lane.vertex]
+        ledger = await self._broker.existing_ledger(lane.vertex)
+        assert ledger is not None, "its lane was taken over"
         new: dict[bytes, ReplayRecord] = {}
         for item in returned:
             new.setdefault(id_digest(item.identity.encode()), item)
@@ -183,7 +182,7 @@ class Replay:
 
     async def _take_over(self, lane: LaneId) -> LaneCore:
         """Take over the lane as a vertex process would, which fences its former owner."""
-        ledger = await self._ledger(lane.vertex)
+        ledger = await self._broker.existing_ledger(lane.vertex)
         if ledger is None:
             raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet. Run the pipeline first")
         taken_over = await ledger.take_over(lane, "millstream deadletters replay")
@@ -191,7 +190,7 @@ class Replay:
         routes = [
             replace(route(self._plan, edge), discard_when_full=False) for edge in self._plan.edges_out[lane.vertex]
         ]
-        buffers = [buffer for edge in self._plan.edges_out[lane.vertex] for buffer in buffers_of(self._plan, edge)]
+        buffers = [buffer for edge in self._plan.edges_out[lane.vertex] for buffer in self._plan.buffers_of(edge)]
         members = members_of(self._plan.graph, lane.vertex)
         ot = await self._stores.store(lane.vertex)
         stored = (await newest(ot)).get(lane.key)
@@ -221,19 +220,11 @@ class Replay:
             watermarks=not self._plan.pipeline.spec.watermark.disabled,
         )
 
-    async def _tell(self, core: LaneCore) -> None:
+    @staticmethod
+    async def _tell(core: LaneCore) -> None:
         """Publish the lane's state; otherwise, downstream lanes would rely on the end that it published before."""
-        core.publish(core.committer.mark.watermark_us)
-        ot = await self._stores.store(core.lane.vertex)
-        await ot.flush()
-
-    async def _ledger(self, vertex: str) -> Ledger | None:
-        if vertex not in self._ledgers:
-            ledger = await self._broker.existing_ledger(vertex)
-            if ledger is None:
-                return None
-            self._ledgers[vertex] = ledger
-        return self._ledgers[vertex]
+        core.publisher.publish(core.committer.mark.watermark_us)
+        await core.publisher.flush()
 
 
 def _parts(returned: Sequence[ReplayRecord]) -> Iterator[Sequence[ReplayRecord]]:

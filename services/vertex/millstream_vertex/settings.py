@@ -22,9 +22,7 @@ from millstream.limits import (
     LOG_SEGMENT_BYTES_MIN,
     OT_LITTLE_SHARE,
 )
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
-from millstream.plan.sharing import same_frames
 from millstream.spec.connectors import IdBounds
 from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge, Pipeline
@@ -53,7 +51,7 @@ def route(network: Network, edge: Edge) -> Route:
         partitions=reader.partitions,
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
-        keeps=keeps_input(network, edge.to),
+        keeps=network.keeps_input(edge.to),
         piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
         takes_arrow=reader.definition.takes_arrow(reader.settings),
     )
@@ -87,11 +85,11 @@ def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
     """What one of the vertices that are stored in a ledger needs there."""
     ids = id_bounds(plan, vertex)
     buffers_bytes = sum(
-        plan.limits_of(edge.to).buffer_max_bytes * len(buffers_of(plan, edge)) for edge in plan.edges_out[vertex]
+        plan.limits_of(edge.to).buffer_max_bytes * len(plan.buffers_of(edge)) for edge in plan.edges_out[vertex]
     )
-    lanes = len(lanes_of(plan, vertex))
+    lanes = len(plan.lanes_of(vertex))
     frames = [_frames_max(plan, edge.to) for edge in plan.edges_out[vertex]]
-    if keeps_input(plan, vertex):
+    if plan.keeps_input(vertex):
         # Each milestone has its own frame, and follows a frame of some input, which is kept as well.
         frames.append(_frames_max(plan, vertex) * len(plan.edges_in[vertex]))
     step = plan.vertex(vertex)
@@ -107,14 +105,14 @@ def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + kept_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
-        sharing=Sharing.of(same_frames(plan, vertex)),
+        sharing=Sharing.of(plan.same_frames(vertex)),
     )
 
 
 def ids_max(plan: Plan, vertex: str) -> int:
     """The number of record ids that each lane of a vertex may remember; 0 for a vertex without `id_bounds`."""
     ids = id_bounds(plan, vertex)
-    return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(plan, vertex))) if ids is not None else 0
+    return max(FRAME_RECORDS_MAX, ids.ids_max // len(plan.lanes_of(vertex))) if ids is not None else 0
 
 
 def id_bounds(network: Network, vertex: str) -> IdBounds | None:
@@ -151,7 +149,7 @@ def buffer_limits(plan: Plan, edge: Edge) -> BufferLimits:
         limits.usable_length,
         limits.usable_bytes,
         # Partitions of one edge have the same writers.
-        writers=len(lanes_of(plan, edge.from_)),
+        writers=len(plan.lanes_of(edge.from_)),
     )
 
 
@@ -167,15 +165,9 @@ def little_of(plan: Plan, vertex: str) -> Little:
     )
 
 
-def keeps_input(network: Network, vertex: str) -> bool:
-    """Whether the input that a vertex has read stays in its buffers until its windows are committed."""
-    group_by = network.vertex(vertex).group_by
-    return group_by is not None and group_by.keeps_input
-
-
 def log_segment_bytes(network: Network, vertex: str) -> int:
     """Maximum size of a segment of a lane's log. Kept input is released by whole segments."""
-    if not keeps_input(network, vertex):
+    if not network.keeps_input(vertex):
         return LOG_SEGMENT_BYTES
     fitting = min(network.limits_of(vertex).buffer_max_bytes, _frames_max(network, vertex) * _LOGGED_FRAME_BYTES)
     return min(LOG_SEGMENT_BYTES, max(LOG_SEGMENT_BYTES_MIN, fitting // _KEPT_SEGMENTS))

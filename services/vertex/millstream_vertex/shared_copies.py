@@ -12,7 +12,7 @@ process runs the pipeline. Below it: the ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from millstream import codes
 from millstream.account import consumed
@@ -21,9 +21,7 @@ from millstream.errors import UserError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.rewriting import rewritten
 from millstream.ledger.sharing import Sharing
-from millstream.plan.lanes import buffers_of, inputs_of, lanes_of
 from millstream.plan.plan import Plan
-from millstream.plan.sharing import same_frames
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -40,7 +38,7 @@ def leaving(plan: Plan, vertex: str, sharing: Sharing) -> Sequence[str]:
     """The edges that have to leave their copy in a vertex's ledger, because they now carry other frames than the rest.
     The largest group of edges with the same frames stays."""
     now = read_now(plan, vertex, sharing)
-    same = {edge: group for group in same_frames(plan, vertex).values() for edge in group}
+    same = {edge: group for group in plan.same_frames(vertex).values() for edge in group}
     found: list[str] = []
     for store in dict.fromkeys(now.stores.values()):
         edges = [edge for edge, name in now.stores.items() if name == store]
@@ -77,9 +75,10 @@ async def leave(
     ledger = await ledger_of(vertex)
     assert ledger is not None, "it says which edges share"
     # This fences former owners that may still be running: they would write to the copy.
-    lanes = [lane for one in plan.stored_with(vertex) for lane in lanes_of(plan, one)]
+    lanes = [lane for one in plan.stored_with(vertex) for lane in plan.lanes_of(one)]
     writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes}
-    prepared = _prepared(writers.values())
+    # Prepared frames are stored once a delivery is confirmed.
+    prepared = {frame.edge for mark in writers.values() for frame in mark.prepared.frames}
     for edge in edges:
         waits = not prepared.isdisjoint(ledger.sharing.group(edge))
         for lane, buffer in _readers(plan, edge):
@@ -120,18 +119,13 @@ async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:
 
 def _readers(plan: Plan, edge: str) -> list[tuple[LaneId, BufferId]]:
     """The lanes that read an edge, each with its buffer."""
-    buffers = set(buffers_of(plan, plan.edge(edge)))
+    buffers = set(plan.buffers_of(plan.edge(edge)))
     return [
         (lane, buffer)
-        for lane in lanes_of(plan, plan.edge(edge).to)
-        for buffer in inputs_of(plan, lane)
+        for lane in plan.lanes_of(plan.edge(edge).to)
+        for buffer in plan.inputs_of(lane)
         if buffer in buffers
     ]
-
-
-def _prepared(marks: Iterable[mark_pb2.Mark]) -> set[str]:
-    """The edges for which these marks have prepared frames, which are stored once a delivery is confirmed."""
-    return {frame.edge for mark in marks for frame in mark.prepared.frames}
 
 
 def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:

@@ -17,7 +17,6 @@ from millstream.ledger.protocol import Witness
 from millstream.limits import BYTES_IN_FLIGHT_MAX, COMMIT_BYTES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.pauses import until_next
 from millstream.record import Position
-from millstream_reader.buffer import late_records
 from millstream_vertex.core import LaneCore
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.lineage import Lineage
@@ -59,7 +58,7 @@ class SinkOutput:
         return []
 
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
-        unit.account.late = late_records(frame, watermark_us)
+        unit.account.late = frame.late_records(watermark_us)
         unit.delivered = [SinkRecords(frame, lineage.origin(self._core.lane).id_prefix, lineage.first)]
         return 0
 

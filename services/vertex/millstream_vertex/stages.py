@@ -21,9 +21,7 @@ from millstream.frame import Frame
 from millstream.limits import STAGE_STATE_BYTES_MAX
 from millstream.naming import Origin
 from millstream.record import BufferId, LaneId
-from millstream.telemetry.telemetry import Telemetry
-from millstream.telemetry.untraced import Span
-from millstream_reader.buffer import late_records
+from millstream.telemetry.telemetry import Span, Telemetry
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters
@@ -117,7 +115,7 @@ class Stages:
             if result.frame is not None:
                 unit.observed = result.frame.times_only()
         else:
-            result.account.late = late_records(frame, watermark_us)
+            result.account.late = frame.late_records(watermark_us)
         if place:
             passed = unit.passed[place - 1]
             passed.records += frame.records

@@ -20,9 +20,8 @@ from collections.abc import Collection, Iterator, Sequence
 from millstream import codes
 from millstream.account import Account, consumed
 from millstream.clock import Clock
-from millstream.errors import DamageError, UserError
+from millstream.errors import REPAIR, DamageError, UserError
 from millstream.ledger.protocol import GivenUp, Ledger, StoredMark
-from millstream.ledger.witness import REPAIR
 from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId

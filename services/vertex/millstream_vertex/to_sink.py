@@ -44,7 +44,6 @@ from millstream.limits import (
 from millstream.plurals import counted
 from millstream.record import LaneId, Position
 from millstream.telemetry.telemetry import Telemetry
-from millstream_reader.buffer import late_records
 from millstream_udf import columns
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
@@ -184,7 +183,7 @@ class ChainDeliverer:
     def take(self, unit: Unit, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> int:
         """`tags` has no effect: it is for edges with conditions, and this edge has none."""
         prefix = lineage.origin(self._target.lane).id_prefix
-        account = Account(input_bytes=frame.size, late=late_records(frame, watermark_us))
+        account = Account(input_bytes=frame.size, late=frame.late_records(watermark_us))
         unit.passed[-1].add(MemberCounts(frame.records, frame.size, account))
         unit.delivered = [*(unit.delivered or ()), *_delivered(frame, lineage, prefix)]
         return 0
@@ -278,7 +277,7 @@ class ChainDeliverer:
         """Deliver and commit a batch, if the target has the delivery when the write returns."""
         core = self._core
         delivered = [one for unit in batch for one in unit.delivered or ()]
-        watermark_us = core.promise(watermark_after(batch))
+        watermark_us = core.publisher.promise(watermark_after(batch))
         if not delivered:
             await self._commit(batch, watermark_us, committed, None, self._frames)
         elif left := await self._deliver_whole(batch, delivered, watermark_us, committed):
@@ -426,7 +425,7 @@ class ChainDeliverer:
             await asyncio.wait([self._committing])
         units = self._held
         core, delivery, made = self._core, self._target.delivery, None
-        watermark_us = core.promise(watermark_after(units))
+        watermark_us = core.publisher.promise(watermark_after(units))
         if self._target.kept is not None and self._name:
             made = DeliveryMark(self._frames, self._name)
             await self._prepare(units, watermark_us, made)
@@ -486,7 +485,7 @@ class ChainDeliverer:
         self._committed_s = core.clock.monotonic_s()
         core.telemetry.observe_processing("commit", self._committed_s - begun_s)
         await committed(units)
-        core.publish(watermark_us)
+        core.publisher.publish(watermark_us)
 
 
 def _size(unit: Unit) -> int:

@@ -7,7 +7,7 @@ All lanes of a process that read one ledger share its trimmer, so the requests t
 of readers times the number of writers. While much is consumed, buffers whose readers are about equally far are trimmed
 up to the same place, because a broker removes everything before a place faster than parts of it. A copy that several
 edges share is trimmed up to the position of its slowest reader. The trimmer learns the positions of readers in other
-processes from what they publish (`OtherReader`).
+processes from what they publish.
 
 Above it: the lanes, and the worker, which runs it. Below it: the ledger.
 """
@@ -82,6 +82,14 @@ class Trimmer:
         if self._size >= _LITTLE_BYTES or messages >= _LITTLE_MESSAGES:
             self._much.set()
 
+    def consumed_elsewhere(self, buffer: BufferId, update: OtUpdate) -> None:
+        """A lane of another process, which reads a copy that is also read here, has published an entry, and has
+        committed everything in it. Listens to the OT store of its vertex."""
+        state = update.inputs.get(buffer)
+        if state is not None:
+            # The other lane needs the newest frame that it has read, as the readers here do.
+            self.consumed(buffer, state.sequence - 1, 0)
+
     async def run(self) -> None:
         """Trim until cancelled."""
         while True:
@@ -148,18 +156,3 @@ class Trimmer:
 
     def _readers(self, buffer: BufferId) -> Sequence[BufferId]:
         return self._sharing.readers(self._sharing.stored(buffer))
-
-
-class OtherReader:
-    """Another reader of a copy that is also read here. It listens to what the vertex of that reader publishes."""
-
-    def __init__(self, buffer: BufferId, trimmer: Trimmer) -> None:
-        self._buffer = buffer
-        self._trimmer = trimmer
-
-    def observe(self, update: OtUpdate) -> None:
-        """The other lane has published an entry, and has committed everything in it."""
-        state = update.inputs.get(self._buffer)
-        if state is not None:
-            # The other lane needs the newest frame that it has read, as the readers here do.
-            self._trimmer.consumed(self._buffer, state.sequence - 1, 0)

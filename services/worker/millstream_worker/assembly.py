@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from millstream.clock import Clock
-from millstream.plan.lanes import owned_lanes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.logging import log_lane
 from millstream.telemetry.opening import Identity, ProcessTelemetry
@@ -48,7 +47,7 @@ class VertexProcess:
                 task.cancel()
         await self._shared.ledgers.finish_trimming()
         for lane in self._lanes:
-            await lane.core.publish_last()
+            await lane.core.publisher.flush()
             log_finished(lane.statistics())
 
     def stop(self) -> None:
@@ -91,7 +90,7 @@ async def open_vertex(
         for one in numbers:
             one.shared = shared
         await stack.enter_async_context(shared.damage_judged())
-        for lane in owned_lanes(shared.plan, config.vertex, config.replica):
+        for lane in shared.plan.owned_lanes(config.vertex, config.replica):
             opened = await open_lane(shared, lane, telemetry, stack)
             lanes.append(opened)
         await shared.catch_up()
@@ -123,7 +122,7 @@ class _Statistics:
             replica=self._config.replica,
             lanes=[lane.statistics() if leads else lane.core.statistics_of(self.vertex) for lane in self._lanes],
             buffers=[one for one in buffers if graph.edge(one.buffer.edge).from_ == self.vertex],
-            sidecars=shared.outside.programs_of(self.vertex).statistics() if shared is not None else {},
+            sidecars=shared.outside.programs[self.vertex].statistics() if shared is not None else {},
             commits=sum(total.commits for total in totals),
             commit_bytes=sum(total.commit_bytes for total in totals),
             commit_seconds=sum(total.commit_seconds for total in totals),

@@ -4,35 +4,31 @@
                 └─► Outside: ledgers, stores, programs                one for each replica
 
 Above it: the worker and the assembly, which open external resources only through this module. A simulation gives
-the assembly its own environment, and runs everything above it unchanged.
+the assembly an `Outside` of its own, and runs everything above it unchanged.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
-from millstream.buffers.technology import Access, InterStepBuffer, Technology
+from millstream.buffers.technology import Access, Technology
 from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
 from millstream.plan.plan import Plan
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import ReplicaId
-from millstream.spec.protocols import FunctionKind
-from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import log_replica
-from millstream.udf.protocol import StreamName, UdfClient
-from millstream.udf.streams import MapStream
 from millstream.watermark.store import OtStores
-from millstream_worker.programs import NOT_DEVELOPED, Development, open_programs
+from millstream_worker.programs import NOT_DEVELOPED, Development, Programs, open_programs
 from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
 
@@ -69,85 +65,27 @@ class VertexConfig(RunConfig):
     broker: Access
 
 
-class VertexPrograms(Protocol):
-    """The running programs of one replica, by role: udf, transformer, sink, fallback, source."""
-
-    def client(self, role: str) -> UdfClient | None:
-        """The running program of that role; None if the vertex has none."""
-
-    def reduce_address(self, name: StreamName) -> str | None:
-        """Address at which Spark's tasks reach the reduce function beside this process; None if the vertex has none."""
-
-    def open_map(
-        self, role: str, kind: FunctionKind, name: StreamName, *, may_return_arrow: bool = False
-    ) -> AbstractAsyncContextManager[MapStream]:
-        """Open a stream to the map or source transform of that role. `may_return_arrow`: see `UdfClient`."""
-
-    def statistics(self) -> Mapping[str, SidecarStatistics]: ...
-
-
-class Environment(Protocol):
-    """The open external resources of a replica."""
-
-    @property
-    def broker(self) -> Broker: ...
-
-    @property
-    def stores(self) -> OtStores:
-        """The OT stores in which the replica's lanes publish."""
-
-    @property
-    def watches(self) -> Watches:
-        """The watches that deliver what other lanes publish."""
-
-    @property
-    def trimmers(self) -> Trimmers:
-        """The trimmers that remove what the replica's lanes have consumed."""
-
-    def programs_of(self, vertex: str) -> VertexPrograms:
-        """The programs of the replica's vertex, or of one that follows in its chain."""
-
-    @property
-    def rng(self) -> random.Random:
-        """The random generator for the pauses between attempts."""
-
-    def trouble(self) -> str | None:
-        """The required resource that is unavailable, as text for a message; None if all are available."""
-
-    def engine(self, address: str) -> AbstractAsyncContextManager[WindowEngine]:
-        """The engine at that address, which computes the windows of reduces; it need not be available yet."""
-
-    def files(self) -> Files:
-        """The file operations of the logs of reduce lanes."""
-
-    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
-        """Bounds of a reduce lane's queue. `log_bytes_max`: the bound on its log, if the spec sets one."""
-
-
-class OpenEnvironment(Protocol):
-    """Opens the environment of a replica."""
-
-    def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Environment]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The environment of a replica in production."""
+    """The environment of a replica: its open external resources."""
 
     broker: Broker
     stores: OtStores
+    """The OT stores in which the replica's lanes publish."""
     watches: Watches
+    """The watches that deliver what other lanes publish."""
     trimmers: Trimmers
-    programs: Mapping[str, VertexPrograms]
-    """The programs by vertex; a chain has several vertices."""
+    """The trimmers that remove what the replica's lanes have consumed."""
+    programs: Mapping[str, Programs]
+    """The programs of the replica's vertex, and of those that follow in its chain."""
     rng: random.Random
-    buffer: InterStepBuffer
-
-    def programs_of(self, vertex: str) -> VertexPrograms:
-        return self.programs[vertex]
+    """The random generator for the pauses between attempts."""
+    buffer_trouble: Callable[[], str | None]
+    """See `InterStepBuffer.trouble`."""
 
     def trouble(self) -> str | None:
-        if (lost := self.buffer.trouble()) is not None:
+        """The required resource that is unavailable, as text for a message; None if all are available."""
+        if (lost := self.buffer_trouble()) is not None:
             return lost
         down = [
             role if len(self.programs) == 1 else f"{role} of {vertex}"
@@ -158,20 +96,27 @@ class Outside:
         return f"the program of the {' and the '.join(down)} is not running" if down else None
 
     def engine(self, address: str) -> AbstractAsyncContextManager[WindowEngine]:
+        """The engine at that address, which computes the windows of reduces; it need not be available yet."""
         from millstream_reduce.spark.settings import TOKEN_VARIABLE
         from millstream_reduce.spark.wire import open_spark_client
 
         return open_spark_client(address, os.environ.get(TOKEN_VARIABLE, ""))
 
     def files(self) -> Files:
+        """The file operations of the logs of reduce lanes."""
         from millstream_reduce.log.files import Files
 
         return Files()
 
     def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
+        """Bounds of a reduce lane's queue. `log_bytes_max`: the bound on its log, if the spec sets one."""
         from millstream_reduce.queue import QueueLimits
 
         return QueueLimits(log_bytes_max or LOG_BYTES_MAX, segment_bytes=segment_bytes)
+
+
+OpenEnvironment = Callable[[VertexConfig], AbstractAsyncContextManager[Outside]]
+"""Opens the environment of a replica."""
 
 
 class WorkerLink:
@@ -196,14 +141,14 @@ class WorkerLink:
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
             buffer = placed(opened, config.resolved.plan)
-            programs: dict[str, VertexPrograms] = {}
+            programs: dict[str, Programs] = {}
             for vertex in config.resolved.graph.chain(config.vertex):
                 # The output of a program is logged under its own vertex, not under the head of the chain.
                 with log_replica(ReplicaId(vertex, config.replica)):
                     opening = open_programs(config.resolved, vertex, config.replica, config.hidden, config.development)
                     programs[vertex] = await stack.enter_async_context(opening)
             yield Outside(
-                buffer.broker, buffer.stores, self._watches, self._trimmers, programs, random.Random(), buffer
+                buffer.broker, buffer.stores, self._watches, self._trimmers, programs, random.Random(), buffer.trouble
             )
 
 

@@ -16,7 +16,6 @@ from millstream.errors import FencedError, UserError
 from millstream.importing import started
 from millstream.ledger.marks import fenced
 from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBLISH_INTERVAL_S
-from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId
 from millstream.telemetry.telemetry import Telemetry
@@ -112,4 +111,4 @@ def _inside_a_cycle(plan: Plan, lane: LaneId) -> list[BufferId]:
         return []
     members = next(group for group in plan.sccs if lane.vertex in group)
     inside = [edge for edge in plan.edges_out[lane.vertex] if edge.to in members]
-    return [buffer for edge in inside for buffer in buffers_of(plan, edge)]
+    return [buffer for edge in inside for buffer in plan.buffers_of(edge)]

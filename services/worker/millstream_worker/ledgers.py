@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import Sharing
-from millstream.plan.lanes import inputs_of, owned_lanes
 from millstream.record import BufferId
 from millstream.watermark.store import OtListener
 from millstream_vertex.settings import ledger_limits
 from millstream_vertex.shared_copies import checked
-from millstream_vertex.trimming import OtherReader, Trimmer
-from millstream_worker.environment import Environment, VertexConfig
+from millstream_vertex.trimming import Trimmer
+from millstream_worker.environment import Outside, VertexConfig
 
 
 class ReplicaLedgers:
     """The ledgers of one replica."""
 
     def __init__(
-        self, config: VertexConfig, outside: Environment, listen: Callable[[str, OtListener], Awaitable[None]]
+        self, config: VertexConfig, outside: Outside, listen: Callable[[str, OtListener], Awaitable[None]]
     ) -> None:
         """`listen`: passes the updates of a vertex's OT store to a listener."""
         self._config = config
@@ -42,8 +42,7 @@ class ReplicaLedgers:
     async def of(self, vertex: str) -> Ledger:
         """The ledger of a vertex."""
         if vertex not in self._ledgers:
-            limits = ledger_limits(self._plan, vertex)
-            self._ledgers[vertex] = await self._outside.broker.ledger(vertex, limits)
+            self._ledgers[vertex] = await self._outside.broker.ledger(vertex, ledger_limits(self._plan, vertex))
         return self._ledgers[vertex]
 
     async def sharing(self, vertex: str) -> Sharing:
@@ -55,10 +54,10 @@ class ReplicaLedgers:
         """The trimmer of a vertex's ledger, shared by all lanes of the worker."""
         if vertex not in self._trimmers:
             sharing = await self.sharing(vertex)
-            limits = ledger_limits(self._plan, vertex)
-            self._trimmers[vertex] = trimmer = await self._outside.trimmers.trimmer(vertex, limits, sharing)
-            lanes = owned_lanes(self._plan, self._config.vertex, self._config.replica)
-            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self._plan, lane)}:
+            trimmer = await self._outside.trimmers.trimmer(vertex, ledger_limits(self._plan, vertex), sharing)
+            self._trimmers[vertex] = trimmer
+            lanes = self._plan.owned_lanes(self._config.vertex, self._config.replica)
+            for buffer in {buffer: None for lane in lanes for buffer in self._plan.inputs_of(lane)}:
                 if self._plan.edge(buffer.edge).from_ == vertex:
                     await self._listen_to_others(buffer, sharing, trimmer)
         return self._trimmers[vertex]
@@ -74,6 +73,6 @@ class ReplicaLedgers:
         """Report to the trimmer the positions of the other readers of this buffer's copy."""
         for other in sharing.readers(sharing.stored(buffer)):
             if other != buffer:
-                vertex, listener = self._plan.edge(other.edge).to, OtherReader(other, trimmer)
+                vertex, listener = self._plan.edge(other.edge).to, partial(trimmer.consumed_elsewhere, other)
                 await self._listen(vertex, listener)
                 self._others[vertex].append(listener)

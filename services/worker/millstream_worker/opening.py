@@ -11,27 +11,25 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.importing import started
-from millstream.ledger.protocol import Ledger
+from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import FRAME_RECORDS_MAX
-from millstream.pauses import Pauses, RepeatedFailure
-from millstream.plan.lanes import inputs_of, upstream_lanes
-from millstream.record import LaneId, Position
+from millstream.pauses import Pauses, RepeatedFailure, until_done
+from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
-from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
 from millstream.udf.streams import KeyedMapStream
 from millstream.values import reads_arrow
-from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.buffer import BufferReader, open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
@@ -44,7 +42,7 @@ from millstream_vertex.settings import future_bound
 from millstream_vertex.stage import Stage
 from millstream_vertex.stages import Stages, Step
 from millstream_vertex.taking_over import open_seen_ids
-from millstream_vertex.to_sink import ChainDeliverer, ChainSink, recover
+from millstream_vertex.to_sink import ChainDeliverer, recover
 from millstream_worker.shared import ReplicaResources
 
 T = TypeVar("T")
@@ -69,20 +67,6 @@ class VertexLane(Protocol):
         """Accept no new input."""
 
     def statistics(self) -> LaneStatistics: ...
-
-
-class InChain(Protocol):
-    """A kind whose vertices may follow in a chain: see `RunnableKind`, which knows this module."""
-
-    has_output: bool
-
-    def open_stage(
-        self, settings: SpecModel, opening: StageOpening, *, next_takes_arrow: bool
-    ) -> Coroutine[Any, Any, Stage]: ...
-
-    def open_target(
-        self, settings: SpecModel, opening: StageOpening, core: LaneCore
-    ) -> Coroutine[Any, Any, ChainSink]: ...
 
 
 class StageOpening:
@@ -119,7 +103,8 @@ class StageOpening:
         policy = self.shared.graph.retry_policy(self.lane.vertex)
         if policy is None:
             raise MillstreamError(
-                codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
+                codes.IMPOSSIBLE,
+                f"{self.where}: a {self.shared.vertex.kind} that may fail on a record has no retry policy",
             )
         return policy
 
@@ -136,19 +121,16 @@ class StageOpening:
         While the system is unavailable, this waits and asks again. The replica's readiness has the reason, and a
         replica that has to stop does not wait for the system: nothing is in flight.
         """
-        readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
-        failure = RepeatedFailure()
-        while True:
-            try:
-                found = await ask()
-            except RetryLaterError as error:
-                failure.warn(_log, "", str(error))
-                readiness.waits_for_outside(str(error))
-                await pauses.wait()
-            else:
-                failure.over(_log, f"{self.lane}: ")
-                readiness.reached_outside()
-                return found
+        readiness, failure = self.shared.readiness, RepeatedFailure()
+
+        def report(error: RetryLaterError) -> None:
+            failure.warn(_log, "", str(error))
+            readiness.waits_for_outside(str(error))
+
+        found = await until_done(ask, RetryLaterError, report, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S))
+        failure.over(_log, f"{self.lane}: ")
+        readiness.reached_outside()
+        return found
 
     def step(self, stage: Stage, number: int = 0) -> Step:
         """The stage as a part of the lane. `number`: the place of its vertex in the chain."""
@@ -166,7 +148,7 @@ class StageOpening:
         `may_return_arrow`: the outputs go to a function that takes Arrow. `make`: makes the stage of a function
         with states; it takes what `MapStage` takes."""
         shared, policy = self.shared, self.retry_policy
-        programs = shared.outside.programs_of(self.lane.vertex)
+        programs = shared.outside.programs[self.lane.vertex]
         stream = await self.stack.enter_async_context(
             programs.open_map(role, kind, self.name, may_return_arrow=may_return_arrow)
         )
@@ -229,8 +211,8 @@ class LaneOpening(StageOpening):
         steps: list[Step] = []
         for number in reversed(range(1, len(chain))):
             vertex, edge = graph.vertex(chain[number]), graph.chained_into(chain[number])
-            # The graph is sound, so the kind can be chained.
-            kind = cast("InChain", vertex.definition)
+            # A `RunnableKind`, which knows this module. The graph is sound, so the kind can be chained.
+            kind: Any = vertex.definition
             assert edge is not None, "it follows in a chain"
             lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
             counters = self.core.counters_of(lane)
@@ -265,8 +247,15 @@ class LaneOpening(StageOpening):
         if piece < FRAME_RECORDS_MAX:
             records_max = min(piece, records_max or piece)
         paced = bool(stages.concurrencies)
-        lane_input = await self.buffer_input(in_parts=True, run=run)
-        return Lane(self.core, lane_input, stages, paced=paced, may_grow=True, leaves=False, records_max=records_max)
+        return Lane(
+            self.core,
+            await self.buffer_input(in_parts=True, run=run),
+            stages,
+            paced=paced,
+            may_grow=True,
+            leaves=False,
+            records_max=records_max,
+        )
 
     def _entered_by(self, edge: Edge) -> str:
         """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
@@ -279,32 +268,41 @@ class LaneOpening(StageOpening):
 
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:
         """The input of a lane that reads a buffer. `in_parts`: see `BufferReader`; `run`: see `BufferInput`."""
-        shared, lane = self.shared, self.lane
-        (buffer,) = inputs_of(shared.plan, lane)
-        writer = shared.plan.edge(lane.input).from_
-        back_edge = lane.input in shared.plan.back_edges
-        lane_input = LaneInput(buffer, upstream_lanes(shared.plan, buffer), back_edge=back_edge)
+        (buffer,) = self.plan.inputs_of(self.lane)
+        mark = self.core.committer.mark
+        start = Position(mark.sequence, mark.record_index)
+        reader, lane_input = await self.reader(buffer, start, from_messages(mark.read), in_parts=in_parts)
+        trimmer = await self.shared.ledgers.trimmer(self.plan.edge(buffer.edge).from_)
+        return BufferInput(self.core, reader, lane_input, trimmer, run=run)
+
+    async def reader(
+        self, buffer: BufferId, start: Position, witnesses: Sequence[Witness], **how: bool
+    ) -> tuple[BufferReader, LaneInput]:
+        """A reader of one buffer, which stays open until the replica ends. `how`: see `open_buffer_reader`."""
+        shared, writer = self.shared, self.plan.edge(buffer.edge).from_
+        back_edge = buffer.edge in self.plan.back_edges
+        lane_input = LaneInput(buffer, self.plan.upstream_lanes(buffer), back_edge=back_edge)
         if back_edge:
             shared.closing_cycle.append(lane_input)
-        await shared.listen(writer, lane_input)
-        mark = self.core.committer.mark
+        await shared.listen(writer, lane_input.observe)
         reader = await self.stack.enter_async_context(
             open_buffer_reader(
-                await self.upstream(),
+                await shared.ledgers.of(writer),
                 buffer,
-                Position(mark.sequence, mark.record_index),
+                start,
                 lane_input,
-                witnesses=from_messages(mark.read),
-                given_up=given_up_of(mark, buffer.edge),
-                in_parts=in_parts,
+                witnesses=witnesses,
+                given_up=given_up_of(self.core.committer.mark, buffer.edge),
+                **how,
             )
         )
-        return BufferInput(self.core, reader, lane_input, await shared.ledgers.trimmer(writer), run=run)
+        return reader, lane_input
 
     async def seen_ids(self) -> SeenIds | None:
         """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
-        ledger = await self.shared.ledgers.of(self.lane.vertex)
-        return await open_seen_ids(self.plan, ledger, self.lane, self.shared.clock)
+        return await open_seen_ids(
+            self.plan, await self.shared.ledgers.of(self.lane.vertex), self.lane, self.shared.clock
+        )
 
 
 def takes_arrow_of(steps: Sequence[Step], output: Output) -> bool:

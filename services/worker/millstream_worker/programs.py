@@ -17,13 +17,13 @@ from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
-from millstream.spec.models import Program, Transformer, Udf, Vertex
+from millstream.spec.models import Program, Transformer, Udf
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.references import Secret, referenced_files, resolve
 from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
-from millstream.udf.function import Function, LocalFunction, open_local_function, open_remote_function
+from millstream.udf.function import LocalFunction, open_local_function, open_remote_function
 from millstream.udf.program_lines import parse_line
 from millstream.udf.protocol import ClientTls, StreamName, UdfClient, protocol_of
 from millstream.udf.sidecar import START_TIMEOUT_S, HeldUp, LogLine, SidecarSpec, python_command
@@ -75,7 +75,7 @@ NOT_DEVELOPED = Development()
 class Programs:
     """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
 
-    def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, Function]) -> None:
+    def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, UdfClient]) -> None:
         self._programs = programs
         self._functions = functions
         """The programs that are not built-ins, by role."""
@@ -102,20 +102,16 @@ class Programs:
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
             if client is not None:
-                outputs_max = program.outputs_max or ANSWER_RECORDS_MAX
-                return client.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
+                return client.open_map(
+                    kind, name, outputs_max=program.outputs_max or ANSWER_RECORDS_MAX, may_return_arrow=may_return_arrow
+                )
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {name.vertex} has no {role}")
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:
-        local = {role: one for role, one in self._functions.items() if isinstance(one, LocalFunction)}
-        return {role: function.statistics() for role, function in local.items()}
-
-
-def programs_of(vertex: Vertex) -> dict[str, Program]:
-    """The user's programs that a worker of the vertex starts or calls, by role."""
-    return {placed.role: placed.program for placed in vertex.programs if placed.beside}
+        """The statistics of those whose process runs beside this one, by role."""
+        return {role: one.statistics() for role, one in self._functions.items() if isinstance(one, LocalFunction)}
 
 
 @asynccontextmanager
@@ -130,9 +126,9 @@ async def open_programs(
 
     `hidden`: paths that a sandbox hides in addition to the files of secrets.
     """
-    programs = programs_of(resolved.graph.vertex(vertex))
+    programs = {placed.role: placed.program for placed in resolved.graph.vertex(vertex).programs if placed.beside}
     async with AsyncExitStack() as stack:
-        functions: dict[str, Function] = {}
+        functions: dict[str, UdfClient] = {}
         for role, program in programs.items():
             protocol = protocol_of(program.protocol)
             if program.address is not None:

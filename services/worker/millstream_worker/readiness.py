@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_worker.environment import Environment
+from millstream_worker.environment import Outside
 
 _STARTING = "starting: the broker or a program of the vertex is not ready yet"
 _OPENING = "starting: lanes are being opened"
@@ -21,12 +21,12 @@ class Readiness:
     """The readiness of one replica."""
 
     def __init__(self) -> None:
-        self._outside: Environment | None = None
+        self._outside: Outside | None = None
         self._phase: str | None = _STARTING
         self.waits = asyncio.Event()
         """Set while an unavailable external system prevents the lanes from opening; nothing is in flight then."""
 
-    def reached(self, outside: Environment) -> None:
+    def reached(self, outside: Outside) -> None:
         """The environment is open; the lanes are not."""
         self._outside = outside
         self._phase = _OPENING

@@ -17,14 +17,14 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import SEPARATE
 from millstream.naming import Naming
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.record import LaneId
 from millstream.spec.graph import Network
+from millstream.spec.models import EdgeKind
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.input import Cycle, LaneInput
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, route
-from millstream_worker.environment import Environment, VertexConfig
+from millstream_worker.environment import Outside, VertexConfig
 from millstream_worker.ledgers import ReplicaLedgers
 from millstream_worker.readiness import Readiness
 from millstream_writer.backpressure import Backpressure
@@ -34,7 +34,7 @@ from millstream_writer.routing import Route, Router, shared_route
 class ReplicaResources:
     """What the lanes of one replica share."""
 
-    def __init__(self, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness) -> None:
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Outside, readiness: Readiness) -> None:
         self.config = config
         self.clock = clock
         self.outside = outside
@@ -44,8 +44,7 @@ class ReplicaResources:
         self.graph = config.resolved.graph
         """The pipeline as its author wrote it: every vertex with its own edges and settings."""
         self.vertex = self.plan.vertex(config.vertex)
-        self.kind = self.vertex.kind
-        self.programs = outside.programs_of(config.vertex)
+        self.programs = outside.programs[config.vertex]
         self.pipeline = config.resolved.pipeline.name
         self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
@@ -62,23 +61,23 @@ class ReplicaResources:
             {
                 buffer: buffer_limits(self.plan, edge)
                 for edge in self.plan.edges_out[config.vertex]
-                for buffer in buffers_of(self.plan, edge)
+                for buffer in self.plan.buffers_of(edge)
             }
         )
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
+        cls, config: VertexConfig, clock: Clock, outside: Outside, readiness: Readiness
     ) -> AsyncIterator[ReplicaResources]:
         shared = cls(config, clock, outside, readiness)
         shared._sharing = await shared.ledgers.sharing(config.vertex)
         try:
-            await shared.listen(config.vertex, shared.ownership)
+            await shared.listen(config.vertex, shared.ownership.observe)
             for buffer, fill in shared.backpressure.fills.items():
-                await shared.listen(shared.plan.edge(buffer.edge).to, fill.downstream)
+                await shared.listen(shared.plan.edge(buffer.edge).to, fill.on_reader)
                 if shared.vertex.replicas > 1:
-                    await shared.listen(config.vertex, fill.upstream)
+                    await shared.listen(config.vertex, fill.on_writer)
             yield shared
         finally:
             outside.watches.forget(shared._listeners)
@@ -116,9 +115,9 @@ class ReplicaResources:
 
     def router(self, network: Network, vertex: str) -> Router:
         """The router for the edges of a vertex in that network that have buffers."""
+        kinds: tuple[EdgeKind, ...] = ("data", "deadLetter", "late")
         data, dead, late = (
-            [route(network, edge) for edge in edges if not edge.chain]
-            for edges in (network.data_edges(vertex), network.dead_letter_edges(vertex), network.late_edges(vertex))
+            [route(network, edge) for edge in network.edges_of(vertex, kind) if not edge.chain] for kind in kinds
         )
         copies: defaultdict[str, list[Route]] = defaultdict(list)
         for one in data:
@@ -130,7 +129,7 @@ class ReplicaResources:
         members = next(group for group in self.plan.sccs if self.config.vertex in group)
         entering: list[LaneId] = []
         inside: list[tuple[LaneId, str]] = []
-        for lane in (lane for member in members for lane in lanes_of(self.plan, member)):
+        for lane in (lane for member in members for lane in self.plan.lanes_of(member)):
             writer = self.plan.edge(lane.input).from_
             if writer in members:
                 inside.append((lane, writer))

@@ -28,7 +28,7 @@ class _Watched:
         if known is None or update.supersedes(known):
             self.newest[update.key] = update
             for listener in self.listeners:
-                listener.observe(update)
+                listener(update)
 
 
 class Watches:
@@ -48,7 +48,7 @@ class Watches:
             # Another replica may have created the watch in the meantime.
             if vertex not in self._watched:
                 watched = self._watched[vertex] = _Watched(store)
-                self._background.start(partial(follow, store, [watched]), f"follow {vertex}")
+                self._background.start(partial(follow, store, [watched.observe]), f"follow {vertex}")
         self._watched[vertex].listeners.append(listener)
 
     async def catch_up(self, listeners: Mapping[str, Iterable[OtListener]]) -> None:
@@ -59,7 +59,7 @@ class Watches:
                 watched.observe(update)
             for listener in of_vertex:
                 for update in watched.newest.values():
-                    listener.observe(update)
+                    listener(update)
 
     def forget(self, listeners: Mapping[str, Iterable[OtListener]]) -> None:
         """The reverse of `listen`, for a replica that has ended."""

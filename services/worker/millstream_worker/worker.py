@@ -31,7 +31,7 @@ from millstream.priority import give_way
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import log_replica
 from millstream.telemetry.opening import Identity, ProcessTelemetry, open_telemetry
-from millstream.udf.sidecar import HeldUp
+from millstream.udf.sidecar import WAITS, HeldUp
 from millstream.udf.sources import OnChange, programs_below
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.ending import is_of_function, report
@@ -41,7 +41,6 @@ from millstream_worker.readiness import Readiness
 _log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.2
 """Time between two checks of whether the author has saved a fix."""
-_WAITS = "The pipeline waits, and continues when you have saved the fix."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +163,7 @@ class Worker:
             except Exception as error:
                 if self._config.development.on_change is not OnChange.RESTART or not is_of_function(error):
                     raise
-                report(error, note=_WAITS)
+                report(error, note=WAITS)
             await self._until_changed(name, replica)
 
     async def _until_changed(self, name: ReplicaId, replica: _Replica) -> None:

@@ -13,6 +13,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from millstream import codes
@@ -38,7 +39,7 @@ from millstream.limits import (
     FRAME_RECORDS_MAX,
     PREPARED_BYTES_MAX,
 )
-from millstream.pauses import Pauses, RepeatedFailure
+from millstream.pauses import Pauses, RepeatedFailure, until_done
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.backpressure import Backpressure
@@ -450,14 +451,13 @@ class Committer:
         lost frames. Raises `DamageError` if the ledger lost its end or was set back, `FencedError` if the lane has
         another owner.
         """
-        pauses, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), RepeatedFailure()
-        while True:
-            try:
-                stored = await self._ledger.mark(self._lane)
-                break
-            except RetryLaterError as error:
-                refused.warn(log, f"{self._lane}: ", f"the lane's mark cannot be read: {error}")
-                await pauses.wait()
+        refused = RepeatedFailure()
+
+        def report(error: RetryLaterError) -> None:
+            refused.warn(log, f"{self._lane}: ", f"the lane's mark cannot be read: {error}")
+
+        pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
+        stored = await until_done(partial(self._ledger.mark, self._lane), RetryLaterError, report, pauses)
         refused.over(log, f"{self._lane}: ")
         own = self._stored.mark
         if stored is not None and stored.mark.epoch > own.epoch:

@@ -14,7 +14,7 @@ import uvloop
 
 from millstream import codes
 from millstream.buffers.jetstream.access_file import load_access
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.errors import InfrastructureError, UserError
 from millstream.nats.access import BrokerAccess
 from millstream.nats.client import nats_errors

@@ -28,7 +28,7 @@ async def test_headers_arrive_as_the_library_sends_and_reads_them(tmp_path: Path
         await library.connect(server.url)
         try:
             came: asyncio.Queue[Msg] = asyncio.Queue()
-            await connection.listen("to.>", came.put_nowait)
+            await connection.client.listen("to.>", came.put_nowait)
             theirs = await library.subscribe("to.>")
             await connection.client.flush()
             # Its first ping overtakes what it has buffered.
@@ -56,7 +56,7 @@ async def test_a_flush_waits_for_what_is_buffered_too(tmp_path: Path) -> None:
         for _ in range(10):
             for _ in range(16):
                 await connection.client.publish("elsewhere", bytes(1 << 19))
-            subscription = await connection.listen("to", lambda message: came.put_nowait(message.data))
+            subscription = await connection.client.listen("to", lambda message: came.put_nowait(message.data))
             await connection.client.flush()
             await other.publish("to", b"at once")
             assert await asyncio.wait_for(came.get(), LIMIT_S) == b"at once"
@@ -68,7 +68,7 @@ async def test_long_header_names_arrive_and_are_not_kept(tmp_path: Path) -> None
     size, messages = 16 * 1024, 100
     async with open_nats_process(tmp_path) as server, open_connection(BrokerAccess(server.url)) as connection:
         came: asyncio.Queue[set[str]] = asyncio.Queue()
-        await connection.listen("to", lambda message: came.put_nowait(set(message.headers or {})))
+        await connection.client.listen("to", lambda message: came.put_nowait(set(message.headers or {})))
 
         async def exchange(name: str) -> None:
             await connection.publish("to", b"", {name: "value"})
@@ -104,7 +104,7 @@ async def test_messages_of_all_sizes_keep_their_order(tmp_path: Path) -> None:
     async with open_nats_process(tmp_path) as server, open_connection(BrokerAccess(server.url)) as connection:
         payloads = [bytes([number]) * size for number, size in enumerate([10, 900_000, 0, 20_000, 300_000] * 8)]
         came: asyncio.Queue[bytes] = asyncio.Queue()
-        await connection.listen("to", lambda message: came.put_nowait(message.data))
+        await connection.client.listen("to", lambda message: came.put_nowait(message.data))
         for number, payload in enumerate(payloads):
             await connection.publish("to", payload, {"Number": str(number)} if number % 2 else None)
         async with asyncio.timeout(LIMIT_S):
@@ -119,8 +119,8 @@ async def test_a_listener_that_fails_is_called_again_and_others_are(tmp_path: Pa
             came.put_nowait(message.data)
             raise ValueError("a listener's fault")
 
-        await connection.listen("one", hear)
-        subscription = await connection.listen("two", lambda message: came.put_nowait(message.data))
+        await connection.client.listen("one", hear)
+        subscription = await connection.client.listen("two", lambda message: came.put_nowait(message.data))
         for number in range(3):
             await connection.publish("one", b"%d" % number)
             await connection.publish("two", b"%d" % number)

@@ -12,8 +12,7 @@ import pytest
 from millstream import codes, limits
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.durability import ask_server_settings
-from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.buffers.jetstream.server import find_nats_server
+from millstream.buffers.jetstream.server import find_nats_server, open_nats_server
 from millstream.buffers.jetstream.server_config import PENDING_BYTES_MAX
 from millstream.nats.connection import open_connection
 from millstream_runner.cli.main import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.nats.access import BrokerAccess
 from millstream.nats.client import Client, TcpTransport
 from millstream.nats.connection import open_connection

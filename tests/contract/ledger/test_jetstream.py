@@ -15,9 +15,9 @@ from millstream import codes, limits
 from millstream.buffers.jetstream import durability, pull
 from millstream.buffers.jetstream import ledger as jetstream
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.pull import PullReader
 from millstream.buffers.jetstream.requests import until_created
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.errors import (
     BufferFullError,
     InfrastructureError,

@@ -10,7 +10,7 @@ import pytest
 
 from millstream import codes
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.errors import InfrastructureError
 from millstream.nats.connection import open_connection
 from millstream.nats.versions import VERSION_MIN, check_version

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.requests import until_answered
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.buffers.jetstream.stream_health import ask_for_streams
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import open_connection

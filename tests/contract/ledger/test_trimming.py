@@ -12,7 +12,7 @@ import pytest
 from nats.aio.subscription import Subscription
 
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.server import open_nats_server
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.limits import MIB
 from millstream.nats.connection import open_connection

@@ -169,7 +169,7 @@ async def test_rows_that_cannot_be_told_apart_stop_the_lane(
 async def test_a_row_that_is_too_large_is_set_aside_with_its_place(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from millstream_connectors.shared import query_rows as rows_module
+    from millstream_connectors.shared import query_lane as rows_module
 
     for module in (query_module, rows_module):
         monkeypatch.setattr(module, "RECORD_BYTES_MAX", 2_000)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Source
-from millstream_connectors.shared import query_rows as rows_module
+from millstream_connectors.shared import query_lane as rows_module
 from millstream_connectors.sql.settings import SqlSplit
 from millstream_connectors.sql.source import query as query_module
 from millstream_reader.source import SourceBatch

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.record import LaneId
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -125,7 +125,7 @@ async def test_a_bucket_that_was_set_back_is_read_as_it_is_now(tmp_path: Path) -
         await store.flush()
         assert len(await store.get_all()) == len(lanes)
         await connection.api("STREAM.DELETE.KV_p-clean-OT")
-        await store.create("p", 1)
+        await store.create("p")
         assert await store.get_all() == {}
         for lane in lanes[:2]:
             await connection.request(f"$KV.p-clean-OT.{lane.key}", OtEntry(epoch=2).SerializeToString())

@@ -11,13 +11,13 @@ from typing import Protocol
 import pytest
 import pytest_asyncio
 
-from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import bucket_name, open_jetstream_ot_stores
+from millstream.buffers.jetstream.server import NatsServer, open_nats_server
 from millstream.buffers.redis.connection import open_connection as open_redis_connection
 from millstream.buffers.redis.keys import entries_key, revisions_key
 from millstream.buffers.redis.ot_store import open_redis_ot_stores
-from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
 from millstream.buffers.redis.scripts import PUT
+from millstream.buffers.redis.server import RedisServer, open_redis_server
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.nats.connection import open_connection
@@ -383,7 +383,7 @@ async def test_one_watch_serves_many_listeners(broker: Broker) -> None:
         stores = await stack.enter_async_context(broker.open())
         store = await stores.store("clean")
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(follow(store, listeners))
+            following = tasks.create_task(follow(store, [listener.observe for listener in listeners]))
             store.publish(LANE, entry(1))
             store.publish(OTHER_LANE, entry(1))
             await within(WAIT_S, lambda: all(len(listener.keys) == 2 for listener in listeners))

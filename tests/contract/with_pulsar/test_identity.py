@@ -29,7 +29,7 @@ from millstream.wire.certificates import make_certificate
 from millstream_connectors.opening_sinks import open_sink
 from millstream_connectors.pulsar.client import open_link
 from millstream_connectors.pulsar.connector import SOURCE
-from millstream_connectors.pulsar.looking import Looking, deduplicates, look
+from millstream_connectors.pulsar.looking import deduplicates, look
 from millstream_connectors.pulsar.settings import PulsarCluster, PulsarSink
 from millstream_connectors.pulsar.source.lane import PulsarSourceLane
 from millstream_connectors.shared.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer
@@ -444,12 +444,12 @@ async def test_looking_ends_before_its_time_is_over(tmp_path: Path, monkeypatch:
             more = {**oauth2(issuer, tmp_path), "timeout": f"{2 * WAIT_S:g}s", "adminUrl": f"http://{host}"}
             settings = PulsarSink.model_validate({"serverAddr": f"pulsar://{host}", "topic": "t", **more})
             with raises(codes.TARGET_AWAY, f"Pulsar at {host} cannot be used now: it did not answer in time"):
-                await look(settings, ["t"], tmp_path, Looking())
+                await look(settings, ["t"], tmp_path)
             with raises(codes.TARGET_AWAY, f"the web service of Pulsar at http://{host} cannot be used now"):
-                await deduplicates(settings, tmp_path, Looking())
+                await deduplicates(settings, tmp_path, time.monotonic() + 0.5)
             issuer.is_silent = True
             with raises(codes.TARGET_AWAY, "the issuer of tokens at .* cannot be used now: it did not answer in time"):
-                await deduplicates(settings, tmp_path, Looking())
+                await deduplicates(settings, tmp_path, time.monotonic() + 0.5)
 
 
 @pytest.mark.sweep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from millstream.limits import RESULT_FRAME_RECORDS_MAX
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
 from millstream_connectors.opening_sinks import open_sink
-from millstream_connectors.pulsar.looking import Looking, deduplicates
+from millstream_connectors.pulsar.looking import deduplicates
 from millstream_connectors.pulsar.settings import PulsarSink
 from millstream_connectors.pulsar.sink.lane import TOO_LARGE
 from millstream_connectors.pulsar.sink.messages import PROPERTY, java_hash
@@ -313,7 +314,7 @@ async def test_a_web_service_that_redirects_elsewhere_gets_no_token(monkeypatch:
         with raises(
             codes.TARGET_REFUSES, f"it redirected to {other.make_url('').origin()}, to which no credentials are sent"
         ):
-            await deduplicates(settings, Path(), Looking())
+            await deduplicates(settings, Path(), math.inf)
     assert sent == [None]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream_runner.chaos.oracle.checks import Result, verdict
-from millstream_runner.chaos.oracle.inputs import pushed_checks, read_inputs, received_rows, repeats_check
+from millstream_runner.chaos.oracle.expected import pushed_checks, read_inputs, received_rows, repeats_check
 from millstream_runner.chaos.oracle.sinks import Row
 
 NONCES = {0: "a", 1: "b", 2: "c"}

@@ -23,8 +23,8 @@ PIPELINE = OraclePipeline(
     "p",
     {"in": {"source": {}}, "left": {"sink": {"file": {}}}, "right": {"sink": {"file": {}}}},
     (
-        OracleEdge("in-left", "in", "left", "data", False, 1, False),
-        OracleEdge("in-right", "in", "right", "data", False, 1, False),
+        OracleEdge("in-left", "in", "left", False, 1, False),
+        OracleEdge("in-right", "in", "right", False, 1, False),
     ),
     "jetstream",
 )
@@ -151,8 +151,8 @@ CHAINED = OraclePipeline(
     "p",
     {"in": {"source": {}}, "map": {"udf": {}}, "out": {"sink": {"file": {}}}},
     (
-        OracleEdge("in-map", "in", "map", "data", False, 1, False),
-        OracleEdge("map-out", "map", "out", "data", False, 1, False),
+        OracleEdge("in-map", "in", "map", False, 1, False),
+        OracleEdge("map-out", "map", "out", False, 1, False),
     ),
     "jetstream",
 )

@@ -9,8 +9,8 @@ import pytest
 from millstream import codes
 from millstream.ports import free_ports
 from millstream.spec.loading import load_text
-from millstream_runner.cli import debugged
-from millstream_runner.cli.debugged import debugged_functions
+from millstream_runner.cli import run
+from millstream_runner.cli.run import debugged_functions
 from tests.support.errors import raises
 
 PIPELINE = """\
@@ -59,7 +59,7 @@ def test_functions_out_of_reach(function: str, what: str) -> None:
 
 
 def test_without_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debugged, "find_spec", lambda name: None)
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
     with raises(codes.EXTRA_NEEDED, match=r"pip install 'millstream\[debug\]'"):
         ports('{python: "f.py:g"}', "price")
 

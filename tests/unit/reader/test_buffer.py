@@ -17,7 +17,7 @@ from millstream.errors import DamageError
 from millstream.frame import frame_of_records
 from millstream.record import Position, Record
 from millstream.values import Values
-from millstream_reader.buffer import BufferReader, late_records, open_buffer_reader
+from millstream_reader.buffer import BufferReader, open_buffer_reader
 from millstream_udf import arrow_values
 from tests.support.errors import raises
 from tests.unit.vertex.lane_rig import INPUT, Rig, open_rig, records_of
@@ -166,7 +166,7 @@ async def test_a_reader_takes_no_more_than_a_few_frames_ahead(rig: Rig) -> None:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(-(2**63), 2**63 - 1))
 def test_late_is_what_is_older_than_the_watermark(times: list[int], watermark_us: int) -> None:
     frame = frame_of_records([Record(b"", time_us) for time_us in times], ingest_time_us=0)
-    assert late_records(frame, watermark_us) == len([time_us for time_us in times if time_us < watermark_us])
+    assert frame.late_records(watermark_us) == len([time_us for time_us in times if time_us < watermark_us])
 
 
 @pytest.mark.guarantee("I10")

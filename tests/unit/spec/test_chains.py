@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 
 from millstream.plan import resolved
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.placement import replicas_of
 from millstream.plan.plan import plan_of
 from millstream.record import BufferId, LaneId
@@ -204,11 +203,11 @@ def test_a_chain_is_one_vertex_where_it_runs() -> None:
         ("a-dead-dead-letter", "in"),
     ]
     assert [one.name for one in replicas_of(plan_of(graph))] == ["in-0", "out-0", "dead-0"]
-    assert lanes_of(stages, "in") == (LaneId("in", "source", 0), LaneId("in", "source", 1))
-    assert buffers_of(graph, graph.edge("a-b")) == ()
-    assert buffers_of(stages, stages.edge("b-out")) == (BufferId("b-out", 0), BufferId("b-out", 1))
+    assert stages.lanes_of("in") == (LaneId("in", "source", 0), LaneId("in", "source", 1))
+    assert graph.buffers_of(graph.edge("a-b")) == ()
+    assert stages.buffers_of(stages.edge("b-out")) == (BufferId("b-out", 0), BufferId("b-out", 1))
     # Each vertex keeps what its author decided about it.
-    assert [edge.name for edge in graph.dead_letter_edges("b")] == []
+    assert [edge.name for edge in graph.edges_of("b", "deadLetter")] == []
 
 
 def test_without_chains_what_runs_is_the_graph() -> None:

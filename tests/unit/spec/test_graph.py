@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import retry
-from millstream.plan import lanes
 from millstream.plan.plan import plan_of
 from millstream.record import BufferId, LaneId
 from millstream.spec import topology
@@ -65,20 +64,20 @@ def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> No
         vertex["replicas"] = 1 + vertex.get("partitions", 1) // 2 if vertex.get("partitions", 1) > 1 else 1
     graph = plan_of(Graph.of(Pipeline.model_validate(written)))
     for vertex in graph.vertices:
-        every = lanes.lanes_of(graph, vertex.name)
+        every = graph.lanes_of(vertex.name)
         inputs = 1 if vertex.kind in ("source", "reduce") else len(graph.edges_in[vertex.name])
         assert len(set(every)) == len(every) == inputs * vertex.partitions
-        owned = [lanes.owned_lanes(graph, vertex.name, replica) for replica in range(vertex.replicas)]
+        owned = [graph.owned_lanes(vertex.name, replica) for replica in range(vertex.replicas)]
         assert all(owned)
         assert sorted(lane for part in owned for lane in part) == sorted(every)
         for lane in every:
-            inputs_read = lanes.inputs_of(graph, lane)
+            inputs_read = graph.inputs_of(lane)
             expected = {"source": 0, "reduce": len(graph.edges_in[vertex.name])}
             assert len(inputs_read) == expected.get(vertex.kind, 1)
             origins = {e.from_ for e in graph.edges_in[vertex.name]}
-            assert all(up.vertex in origins for buffer in inputs_read for up in lanes.upstream_lanes(graph, buffer))
-    buffers = [buffer for edge in graph.edges for buffer in lanes.buffers_of(graph, edge)]
-    read = [buffer for lane in lanes.all_lanes(graph) for buffer in lanes.inputs_of(graph, lane)]
+            assert all(up.vertex in origins for buffer in inputs_read for up in graph.upstream_lanes(buffer))
+    buffers = [buffer for edge in graph.edges for buffer in graph.buffers_of(edge)]
+    read = [buffer for lane in graph.all_lanes() for buffer in graph.inputs_of(lane)]
     assert sorted(buffers) == sorted(read), "every buffer has exactly one lane that reads it"
 
 
@@ -274,20 +273,20 @@ def test_a_cycle_is_entered_where_data_enters_it() -> None:
     assert graph.sccs == (("in",), ("b", "a"), ("out",), ("bad",))
     assert graph.back_edges == {"b-a", "b-b"}
     assert [graph.in_cycle(name) for name in graph.order] == [False, True, True, False, False]
-    assert [edge.name for edge in graph.data_edges("b")] == ["b-a", "b-b", "b-out"]
-    assert [edge.name for edge in graph.dead_letter_edges("b")] == ["b-bad-dead-letter", "b-out-dead-letter"]
+    assert [edge.name for edge in graph.edges_of("b", "data")] == ["b-a", "b-b", "b-out"]
+    assert [edge.name for edge in graph.edges_of("b", "deadLetter")] == ["b-bad-dead-letter", "b-out-dead-letter"]
 
 
 def test_lanes_by_name() -> None:
     graph = cycle()
-    assert lanes.owned_lanes(graph, "a", 0) == (
+    assert graph.owned_lanes("a", 0) == (
         LaneId("a", "in-a", 0), LaneId("a", "in-a", 2), LaneId("a", "b-a", 0), LaneId("a", "b-a", 2)
     )  # fmt: skip
-    assert lanes.inputs_of(graph, LaneId("a", "b-a", 2)) == (BufferId("b-a", 2),)
-    assert lanes.upstream_lanes(graph, BufferId("a-b", 0)) == lanes.lanes_of(graph, "a")
-    assert lanes.lanes_of(graph, "in") == (LaneId("in", "source", 0),)
+    assert graph.inputs_of(LaneId("a", "b-a", 2)) == (BufferId("b-a", 2),)
+    assert graph.upstream_lanes(BufferId("a-b", 0)) == graph.lanes_of("a")
+    assert graph.lanes_of("in") == (LaneId("in", "source", 0),)
     with pytest.raises(ValueError, match="replicas 0 to 1, not 2"):
-        lanes.owned_lanes(graph, "a", 2)
+        graph.owned_lanes("a", 2)
 
 
 def test_policies_come_from_the_spec_or_from_the_edges() -> None:

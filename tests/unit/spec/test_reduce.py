@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from millstream import retry
-from millstream.plan import lanes
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load, load_text
@@ -315,12 +314,12 @@ def test_a_reduce_has_a_lane_for_each_partition_which_reads_every_edge() -> None
     edges = [arrow("in>m"), arrow("in>r"), arrow("m>r"), arrow("r>out"), arrow("r!out"), arrow("r>out", kind="late")]
     graph = Graph.of(pipeline(vertices, edges))
     assert [vertex.name for vertex in graph.reduces] == ["r"]
-    assert [edge.name for edge in graph.data_edges("r")] == ["r-out"]
-    assert [edge.name for edge in graph.late_edges("r")] == ["r-out-late"]
-    assert [edge.name for edge in graph.dead_letter_edges("r")] == ["r-out-dead-letter"]
-    assert lanes.owned_lanes(graph, "r", 0) == (LaneId("r", "window", 0), LaneId("r", "window", 2))
-    assert lanes.inputs_of(graph, LaneId("r", "window", 2)) == (BufferId("in-r", 2), BufferId("m-r", 2))
-    assert lanes.upstream_lanes(graph, BufferId("r-out-late", 0)) == lanes.lanes_of(graph, "r")
+    assert [edge.name for edge in graph.edges_of("r", "data")] == ["r-out"]
+    assert [edge.name for edge in graph.edges_of("r", "late")] == ["r-out-late"]
+    assert [edge.name for edge in graph.edges_of("r", "deadLetter")] == ["r-out-dead-letter"]
+    assert graph.owned_lanes("r", 0) == (LaneId("r", "window", 0), LaneId("r", "window", 2))
+    assert graph.inputs_of(LaneId("r", "window", 2)) == (BufferId("in-r", 2), BufferId("m-r", 2))
+    assert graph.upstream_lanes(BufferId("r-out-late", 0)) == graph.lanes_of("r")
     policy = graph.retry_policy("r")
     assert policy is not None
     assert policy.on_failure is retry.OnFailure.DEAD_LETTER

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from millstream.plan.plan import Plan, plan_of
-from millstream.plan.sharing import copy_of, same_frames
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 
@@ -39,13 +38,13 @@ def planned(vertices: list[dict[str, Any]], edges: list[dict[str, Any]]) -> Plan
 
 def test_edges_without_conditions_carry_the_same_frames() -> None:
     plan = planned([SOURCE, sink("a"), sink("b"), sink("c")], [edge("in", name) for name in "abc"])
-    assert same_frames(plan, "in") == {"_in-1": ("in-a", "in-b", "in-c")}
+    assert plan.same_frames("in") == {"_in-1": ("in-a", "in-b", "in-c")}
 
 
 def test_one_edge_shares_with_no_other() -> None:
     plan = planned([SOURCE, sink("a")], [edge("in", "a")])
-    assert same_frames(plan, "in") == {}
-    assert copy_of(plan, plan.edge("in-a")) == "_in-1"
+    assert plan.same_frames("in") == {}
+    assert plan.copy_of(plan.edge("in-a")) == "_in-1"
 
 
 def test_edges_share_where_partitions_and_conditions_are_the_same() -> None:
@@ -54,7 +53,7 @@ def test_edges_share_where_partitions_and_conditions_are_the_same() -> None:
     every = {"conditions": {"tags": {"operator": "and", "values": ["even", "small"]}}}
     edges = [edge("in", "map", chain=False), edge("map", "a"), edge("map", "b"), edge("map", "c")]
     edges += [edge("map", "d", **EVEN), edge("map", "e", **turned), edge("map", "f", **every)]
-    groups = same_frames(planned(vertices, edges), "map")
+    groups = planned(vertices, edges).same_frames("map")
     assert list(groups.values()) == [("map-a", "map-b"), ("map-d", "map-e")]
     assert next(iter(groups)) == "_map-2"
 
@@ -72,25 +71,25 @@ def test_an_edge_whose_buffers_hold_something_else_shares_with_no_other(other: d
     letters = [] if other.get("kind") else [edge("map", "dead", kind="deadLetter")]
     vertices += [sink("dead")] * len(letters)
     plan = planned(vertices, [edge("in", "map"), edge("map", "a"), other, *letters])
-    assert same_frames(plan, "map") == {}
-    assert [copy_of(plan, edge) for edge in plan.edges_in["b"]] == [None]
+    assert plan.same_frames("map") == {}
+    assert [plan.copy_of(edge) for edge in plan.edges_in["b"]] == [None]
 
 
 def test_input_that_is_kept_for_longer_has_a_copy_of_its_own() -> None:
     windows = {"groupBy": {"window": {"fixed": {"length": "1s"}}, "keyed": True, "keepInput": True}}
     reduce = {"name": "sum", "udf": {**windows, "python": "functions.py:total"}}
     plan = planned([SOURCE, reduce, sink("a"), sink("out")], [edge("in", "sum"), edge("in", "a"), edge("sum", "out")])
-    assert same_frames(plan, "in") == {}
+    assert plan.same_frames("in") == {}
 
 
 def test_edges_inside_a_cycle_have_copies_of_their_own() -> None:
     vertices = [SOURCE, map_("map"), map_("back"), sink("a"), sink("b")]
     edges = [edge("in", "map"), edge("map", "back"), edge("back", "map"), edge("map", "a"), edge("map", "b")]
-    assert same_frames(planned(vertices, edges), "map") == {"_map-1": ("map-a", "map-b")}
+    assert planned(vertices, edges).same_frames("map") == {"_map-1": ("map-a", "map-b")}
 
 
 def test_a_chain_has_the_copies_of_its_last_vertex_in_the_ledger_of_its_first() -> None:
     vertices = [SOURCE, map_("map"), sink("a"), sink("b")]
     edges = [edge("in", "map", chain=True), *(edge("map", name) for name in "ab")]
     plan = planned(vertices, edges)
-    assert same_frames(plan, "in") == {"_map-1": ("map-a", "map-b")}
+    assert plan.same_frames("in") == {"_map-1": ("map-a", "map-b")}

@@ -13,8 +13,7 @@ import pytest
 from millstream.clock import SystemClock
 from millstream.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX, METRICS_CLIENT_CONNECTIONS_MAX
 from millstream.ports import free_ports
-from millstream.telemetry.endpoint import open_endpoint
-from millstream.telemetry.probes import Answer, Probes
+from millstream.telemetry.endpoint import Answer, Probes, open_endpoint
 from millstream.wire.accepting import NO_HEAD
 from millstream.wire.connections import ConnectionLimits, Connections, Lease, Refusals
 

@@ -21,7 +21,7 @@ from millstream.udf.native.reduce_parts import (
 )
 from millstream_udf import columns
 from millstream_udf.groups import Group, Part, decode_part
-from millstream_udf.reduce_arrow import arrow_part
+from millstream_udf.reduce_arrow import ArrowRows
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -61,7 +61,7 @@ def parts_of(contents: Sequence[Sequence[Record]], cuts: Sequence[int]) -> list[
                 "headers": pa.array([record[3] for _, record in some], pa.map_(pa.string(), pa.binary())),
             }
         )
-        parts.append(arrow_part([group(one) for one in range(begun, upto + 1)], counts, batch, unfinished=last >= 0))
+        parts.append(Part([group(one) for one in range(begun, upto + 1)], counts, ArrowRows(batch), last >= 0))
         start, begun = end, upto + 1
     return parts
 
@@ -75,7 +75,7 @@ def read(messages: Iterable[PartMessage]) -> dict[Group, list[Record]]:
         sealed = udf_pb2.SealedReduceRequest.FromString(message.data).part
         part = decode_part(sealed, continues=message.continues)
         rows, start = part.rows, 0
-        keys, headers = rows.keys, rows.headers
+        keys, headers = rows.own_keys, rows.own_headers
         groups = [*([] if open_group is None else [open_group]), *part.groups]
         for one, count in zip(groups, part.counts, strict=True):
             for at in range(start, start + count):

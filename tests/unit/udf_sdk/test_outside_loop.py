@@ -146,7 +146,7 @@ def test_a_reduce_in_a_process_of_spark_may_run_a_loop() -> None:
     window = udf_pb2.SealedReducePart(
         groups=[udf_pb2.Group(start_us=0, end_us=1)], counts=[1], frame=frame_of([udf.Record(b"a")])
     )
-    (answer,) = load(f"{__name__}:reducing").answers([decode_part(window, continues=False)])
+    (answer,) = load(f"{__name__}:reducing")([decode_part(window, continues=False)])
     assert answer.results == [b"1"]
 
 

@@ -18,7 +18,7 @@ from millstream_udf.failures import Gone
 from millstream_udf.groups import Group, Part
 from millstream_udf.loading import LoadError
 from millstream_udf.misfits import MISFIT_CODE
-from millstream_udf.reduce_arrow import arrow_part
+from millstream_udf.reduce_arrow import ArrowRows
 from millstream_udf.reducing import ANSWER_BYTES, Answer, load
 from tests.support.children import together
 
@@ -46,7 +46,7 @@ def write(directory: str, text: str) -> None:
 
 
 def answers(directory: str, parts: Iterable[Part], name: str = "process") -> list[Answer]:
-    return list(pickle.loads(pickle.dumps(load(f"users_reduce:{name}", directory))).answers(parts))
+    return list(pickle.loads(pickle.dumps(load(f"users_reduce:{name}", directory)))(parts))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,7 @@ def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, rea
     )
     groups = [group("a"), group("b"), group("c")]
     batch = batch_of([b'{"n": 1}', b'{"n": 2}', value, b'{"n": 4}'])
-    (answer,) = load("summing.py:process", str(tmp_path)).answers(
-        [arrow_part(groups, [2, 1, 1], batch, unfinished=False)]
-    )
+    (answer,) = load("summing.py:process", str(tmp_path))([Part(groups, [2, 1, 1], ArrowRows(batch))])
     assert answer.results == [b"3", b"4"]
     (failure,) = answer.failures
     assert (failure.index, failure.code) == (1, MISFIT_CODE)
@@ -83,11 +81,11 @@ def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, rea
 def test_groups_in_parts(functions: str) -> None:
     write(functions, "def process(keys, values, window):\n    return f'{keys[0]}: {b\"\".join(values).decode()}'\n")
     parts = [
-        arrow_part([group("a"), group("b")], [1, 2], batch_of([b"1", b"2", b"3"]), unfinished=True),
-        arrow_part([], [1], batch_of([b"4"]), unfinished=True),
-        arrow_part([], [0], batch_of([]), unfinished=True),
-        arrow_part([group("c"), group("d")], [1, 1, 0], batch_of([b"5", b"6"]), unfinished=True),
-        arrow_part([group("e")], [0, 1], batch_of([b"7"]), unfinished=False),
+        Part([group("a"), group("b")], [1, 2], ArrowRows(batch_of([b"1", b"2", b"3"])), unfinished=True),
+        Part([], [1], ArrowRows(batch_of([b"4"])), unfinished=True),
+        Part([], [0], ArrowRows(batch_of([])), unfinished=True),
+        Part([group("c"), group("d")], [1, 1, 0], ArrowRows(batch_of([b"5", b"6"])), unfinished=True),
+        Part([group("e")], [0, 1], ArrowRows(batch_of([b"7"]))),
     ]
     got = answers(functions, parts)
     assert [result for answer in got for result in answer.results] == [b"a: 1", b"b: 2345", b"c: 6", b"d: ", b"e: 7"]
@@ -109,7 +107,7 @@ def test_a_slice_of_a_batch(functions: str) -> None:
             "headers": pa.array([[], [("h", b"1")], [], None], pa.map_(pa.string(), pa.binary())),
         }
     ).slice(1, 2)
-    (answer,) = answers(functions, [arrow_part([group()], [2], batch, unfinished=False)])
+    (answer,) = answers(functions, [Part([group()], [2], ArrowRows(batch))])
     assert answer.results == [b"bb 2 ('k',) {'h': b'1'}", b"ccc 3 ('l', 'm') {}"]
 
 
@@ -122,7 +120,7 @@ def test_results_leave_while_they_are_made(functions: str) -> None:
         "            raise ValueError('half-way')\n"
         f"        yield b'x' * {ANSWER_BYTES // 2}\n",
     )
-    parts = [arrow_part([group("good"), group("bad")], [1, 1], batch_of([b"1", b"2"]), unfinished=False)]
+    parts = [Part([group("good"), group("bad")], [1, 1], ArrowRows(batch_of([b"1", b"2"])))]
     got = answers(functions, parts)
     assert [answer.unfinished for answer in got] == [True, True, True, True, False]
     assert [answer.counts for answer in got] == [[2], [2], [1, 1], [2], [0]]
@@ -137,7 +135,7 @@ def test_parts_that_end_in_the_middle(functions: str) -> None:
         "def process(keys, records, window):\n    try:\n        list(records)\n    except Exception:\n        pass\n",
     )
     with pytest.raises(Gone):
-        answers(functions, [arrow_part([group()], [1], batch_of([b"1"]), unfinished=True)])
+        answers(functions, [Part([group()], [1], ArrowRows(batch_of([b"1"])), unfinished=True)])
 
 
 def test_async_groups_wait_together(functions: str) -> None:
@@ -158,7 +156,7 @@ def test_async_groups_wait_together(functions: str) -> None:
         "    return keys[0]\n",
     )
     groups = [group(str(key)) for key in range(5)]
-    (answer,) = answers(functions, [arrow_part(groups, [1] * 5, batch_of([b""] * 5), unfinished=False)])
+    (answer,) = answers(functions, [Part(groups, [1] * 5, ArrowRows(batch_of([b""] * 5)))])
     assert answer.results == [b"0", b"2", b"3", b"4"]
     assert answer.counts == [1, 0, 1, 1, 1]
     assert [failure.index for failure in answer.failures] == [1]
@@ -176,7 +174,7 @@ def test_a_class_is_set_up_once_a_process(functions: str) -> None:
         "        self.calls += 1\n"
         "        return str(self.calls)\n",
     )
-    part = arrow_part([group()], [1], batch_of([b"1"]), unfinished=False)
+    part = Part([group()], [1], ArrowRows(batch_of([b"1"])))
     first, second = answers(functions, [part], "Process"), answers(functions, [part], "Process")
     assert [first[0].results, second[0].results] == [[b"1"], [b"2"]]
 
@@ -197,7 +195,7 @@ def test_lines_name_window_and_key(
     )
     answers(
         functions,
-        [arrow_part([group("AA", "JFK"), group("B")], [2, 1], batch_of([b"1", b"2", b"3"]), unfinished=False)],
+        [Part([group("AA", "JFK"), group("B")], [2, 1], ArrowRows(batch_of([b"1", b"2", b"3"])))],
     )
     sys.stdout.write("unlabelled\n")
     out, error = capsys.readouterr()

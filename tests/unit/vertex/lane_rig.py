@@ -277,7 +277,7 @@ class Rig:
         )
         async with reading as reader, asyncio.TaskGroup() as tasks:
             self.trimmer = trimmer = Trimmer(upstream.trim)
-            beside = (follow(await self.stores.store("in"), [lane_input]), trimmer.run())
+            beside = (follow(await self.stores.store("in"), [lane_input.observe]), trimmer.run())
             background = [tasks.create_task(one) for one in beside]
             step = Step(LANE, stage, router, core.telemetry, core.counters)
             stages = Stages([step], ToBuffers(core, router), core.clock)

@@ -14,7 +14,8 @@ from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones, open_milestones
-from millstream_reduce.lane.progress import check_whole
+from millstream_reduce.lane.progress import check_records_known
+from millstream_reduce.queue import Queue
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 from tests.support.errors import raises
@@ -45,6 +46,10 @@ async def commit(owner: LaneOwner, stored: StoredMilestones, *milestones: wal_pb
     receipt = await owner.commit(*((buffer, frame.encode()) for buffer, frame in pairs))
     sequences = {buffer: number for (buffer, _), number in zip(pairs, receipt.frame_sequences, strict=True)}
     stored.committed([Unit(frames=pairs)], sequences)
+
+
+def check_whole(queue: Queue, counted: mark_pb2.Mark) -> None:
+    check_records_known("p/sum", queue.directory, queue.records_known(), counted)
 
 
 async def way_from(ledger: Ledger, **positions: int) -> list[wal_pb2.Milestone]:
@@ -121,12 +126,12 @@ async def test_a_log_made_anew_that_lacks_records_is_refused_now_and_at_the_next
         lane.progress.inputs.add(edge=EDGE, sequence=1)
         await queue.sync()
         await queue.committed(lane.progress)
-        check_whole("p/sum", queue, mark)
+        check_whole(queue, mark)
         # What is handed over is open until it is committed.
         (hand_over,) = queue.close(10)
-        check_whole("p/sum", queue, mark)
+        check_whole(queue, mark)
         await lane.commit(queue, hand_over)
-        check_whole("p/sum", queue, mark_pb2.Mark(account=mark_pb2.Account(open=2)))
+        check_whole(queue, mark_pb2.Mark(account=mark_pb2.Account(open=2)))
     shutil.rmtree(lane.directory)
     for _ in range(2):
         async with lane.opened() as queue:
@@ -136,5 +141,5 @@ async def test_a_log_made_anew_that_lacks_records_is_refused_now_and_at_the_next
                 lane.append(queue, frame_of([13]))
                 lane.retrace(queue)
             with raises(codes.LOG_BEHIND_LEDGER, match=r"holds 1 records .* counts 2: .* before `keepInput` was set"):
-                check_whole("p/sum", queue, mark_pb2.Mark(account=mark_pb2.Account(open=2)))
+                check_whole(queue, mark_pb2.Mark(account=mark_pb2.Account(open=2)))
             await queue.sync()

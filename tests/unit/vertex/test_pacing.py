@@ -175,7 +175,7 @@ async def open_inputs(rig: Rig) -> AsyncIterator[ReduceInputs]:
     upstream = await rig.ledger("in")
     lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
     async with open_buffer_reader(upstream, INPUT, Position(0), lane_input) as reader, asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow(await rig.stores.store("in"), [lane_input]))
+        following = tasks.create_task(follow(await rig.stores.store("in"), [lane_input.observe]))
         inputs = ReduceInputs([ReduceInput(INPUT, reader, lane_input, upstream, Trimmer(upstream.trim))])
         async with inputs.running():
             yield inputs
@@ -234,8 +234,8 @@ async def test_an_entry_of_a_lane_that_has_ended_says_so_with_the_end_of_time() 
     async with open_pacing() as pacing, asyncio.timeout(30):
         core = pacing.core
         await core.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
-        core.publish(5)
-        await core.publish_last()
+        core.publisher.publish(5)
+        await core.publisher.flush()
         stored = await pacing.store.stored(LANE)
         assert stored is not None
         assert (stored.entry.ended, stored.entry.watermark_us) == (True, END_OF_TIME_US)

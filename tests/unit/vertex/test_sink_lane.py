@@ -96,7 +96,7 @@ async def run(rig: Rig, sink: OneByOne, backlog: asyncio.Event, frames: int, fal
         asyncio.TaskGroup() as tasks,
     ):
         trimmer = Trimmer(upstream.trim)
-        beside = (follow(await rig.stores.store("in"), [lane_input]), trimmer.run())
+        beside = (follow(await rig.stores.store("in"), [lane_input.observe]), trimmer.run())
         background = [tasks.create_task(one) for one in beside]
         target = ChainSink(LANE, delivery, None, core.telemetry, core.counters, core.clock)
         stages = Stages([], SinkOutput(core, target), core.clock)

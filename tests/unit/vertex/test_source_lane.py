@@ -373,13 +373,13 @@ async def test_records_beyond_the_bound_of_event_time_move_no_watermark(rig: Rig
     bound = FutureBound(clock, 60.0, on_future, where="p/in/source.0")
     lane = await lane_of(rig, GivenSource([frame, far]), bound=bound, dead_letters=[Route(dead.edge, 1, None)])
     promised: list[int] = []
-    publish = lane.core.publish
+    publish = lane.core.publisher.publish
 
     def noted(watermark_us: int, *, idle: bool = False) -> None:
         promised.append(watermark_us)
         publish(watermark_us, idle=idle)
 
-    lane.core.publish = noted  # type: ignore[method-assign]
+    lane.core.publisher.publish = noted  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         await lane.run()
     mark = await rig.mark(UPSTREAM)

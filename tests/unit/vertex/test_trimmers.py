@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import cast
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream.ledger.protocol import LedgerLimits
+from millstream.ledger.protocol import Broker, LedgerLimits
 from millstream.record import BufferId
 from millstream_worker.trimmers import open_trimmers
 from tests.support.children import together
@@ -47,7 +48,7 @@ class Trimmed:
 
 async def test_two_readers_of_one_ledger_cost_one_trim() -> None:
     broker = Trimmed()
-    async with asyncio.timeout(10), open_trimmers(broker) as trimmers:
+    async with asyncio.timeout(10), open_trimmers(cast("Broker", broker)) as trimmers:
         first, second = await together(trimmers.trimmer("in", LIMITS), trimmers.trimmer("in", LIMITS))
         assert first is second
         assert await trimmers.trimmer("other", LIMITS) is not first
@@ -67,7 +68,7 @@ async def test_two_readers_of_one_ledger_cost_one_trim() -> None:
 async def test_what_ends_a_trimmer_ends_each_replica() -> None:
     async with (
         asyncio.timeout(10),
-        open_trimmers(Trimmed(DamageError(codes.LEDGER_GONE, "a frame is gone"))) as trimmers,
+        open_trimmers(cast("Broker", Trimmed(DamageError(codes.LEDGER_GONE, "a frame is gone")))) as trimmers,
     ):
         (await trimmers.trimmer("in", LIMITS)).consumed(A, 5)
         for _ in range(2):

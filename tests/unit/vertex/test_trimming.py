@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from millstream.limits import MIB
 from millstream.record import BufferId
 from millstream.watermark.store import OtUpdate
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
-from millstream_vertex.trimming import OtherReader, Trimmer
+from millstream_vertex.trimming import Trimmer
 
 A, B = BufferId("in-map", 0), BufferId("in-map", 1)
 OTHER = BufferId("in-out", 0)
@@ -169,17 +170,17 @@ def heard(sequence: int, edge: str = "in-out") -> OtUpdate:
 async def test_a_copy_is_trimmed_behind_the_slowest_of_its_readers() -> None:
     trims = Trims()
     trimmer = Trimmer(trims, sharing=SHARING)
-    other = OtherReader(OTHER, trimmer)
+    hears = partial(trimmer.consumed_elsewhere, OTHER)
     trimmer.consumed(A, 9)
     trimmer.consumed(B, 3)
     await trimmer.finish()
     assert trims.done == [], "nothing is known of the others yet"
-    other.observe(heard(6))
-    other.observe(heard(20, "in-map"))
+    hears(heard(6))
+    hears(heard(20, "in-map"))
     await trimmer.finish()
     # The frame that the other one has read last stays.
     assert trims.done == [{A: 5}]
-    other.observe(heard(30))
+    hears(heard(30))
     trimmer.consumed(BufferId("in-out", 1), 2)
     await trimmer.finish()
     assert trims.done[1:] == [{A: 9, B: 2}]
@@ -187,13 +188,13 @@ async def test_a_copy_is_trimmed_behind_the_slowest_of_its_readers() -> None:
 
 async def test_a_reader_that_is_heard_often_and_stands_still_takes_no_memory() -> None:
     trimmer = Trimmer(Trims(), sharing=SHARING)
-    other = OtherReader(OTHER, trimmer)
-    other.observe(heard(6))
+    hears = partial(trimmer.consumed_elsewhere, OTHER)
+    hears(heard(6))
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(10_000):
-            other.observe(heard(6))
+            hears(heard(6))
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -83,14 +83,14 @@ def test_the_watermark_never_passes_a_frame_that_is_still_to_be_read(seed: int, 
                 lane.epoch += 1
             case _:
                 for published in on_the_way[: chance.randint(0, len(on_the_way))]:
-                    fetcher.observe(published)
+                    fetcher.add(published)
                 del on_the_way[: chance.randint(0, len(on_the_way))]
         position = chance.randint(0, len(ledger.frames))
         promised.append((position, fetcher.watermark_at(position)))
     for position, watermark_us in promised:
         assert watermark_us <= ledger.oldest_after(BUFFER, position)
     for lane in lanes:
-        fetcher.observe(lane.entry(ended=True))
+        fetcher.add(lane.entry(ended=True))
     assert fetcher.watermark_at(len(ledger.frames)) == END_OF_TIME_US
     end = fetcher.end_sequence()
     assert end is not None
@@ -99,25 +99,23 @@ def test_the_watermark_never_passes_a_frame_that_is_still_to_be_read(seed: int, 
 
 def test_a_lane_that_was_never_heard_of_holds_the_watermark() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES[:2])
-    fetcher.observe(update(LANES[0], watermark_us=100, sequence=4))
+    fetcher.add(update(LANES[0], watermark_us=100, sequence=4))
     assert fetcher.watermark_at(10) == START_OF_TIME_US
-    fetcher.observe(update(LANES[1], watermark_us=70))
+    fetcher.add(update(LANES[1], watermark_us=70))
     assert fetcher.watermark_at(4) == 70
     assert fetcher.watermark_at(3) == START_OF_TIME_US
 
 
-def test_the_slowest_lane_counts_and_has_a_name() -> None:
+def test_the_slowest_lane_counts() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES[:2])
-    fetcher.observe(update(LANES[0], watermark_us=100, sequence=4))
-    fetcher.observe(update(LANES[1], watermark_us=70, sequence=5))
-    assert fetcher.watermarks(5) == {"source.0": 100, "source.1": 70}
-    assert fetcher.head_sequence() == 5
+    fetcher.add(update(LANES[0], watermark_us=100, sequence=4))
+    fetcher.add(update(LANES[1], watermark_us=70, sequence=5))
+    assert fetcher.watermark_at(5) == 70
 
 
 def test_lanes_of_others_are_left_alone() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES[:1])
-    fetcher.observe(update(LANES[2], watermark_us=100, ended=True))
-    assert not fetcher.news.is_set()
+    assert not fetcher.add(update(LANES[2], watermark_us=100, ended=True))
     assert fetcher.end_sequence() is None
 
 
@@ -125,26 +123,22 @@ def test_the_end_is_known_when_every_lane_has_ended() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES)
     for lane, sequence in zip(LANES, (12, 0, 15), strict=True):
         assert fetcher.end_sequence() is None
-        fetcher.observe(update(lane, watermark_us=END_OF_TIME_US, sequence=sequence, ended=True))
+        fetcher.add(update(lane, watermark_us=END_OF_TIME_US, sequence=sequence, ended=True))
     assert fetcher.end_sequence() == 15
-    assert fetcher.idle()
     assert fetcher.watermark_at(14) == START_OF_TIME_US
     assert fetcher.watermark_at(15) == END_OF_TIME_US
 
 
 def test_only_what_changes_something_wakes_the_lane() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES[:1])
-    fetcher.observe(update(LANES[0], watermark_us=100, sequence=4))
-    assert fetcher.news.is_set()
-    fetcher.news.clear()
-    fetcher.observe(update(LANES[0], watermark_us=100, sequence=4))
-    assert not fetcher.news.is_set()
+    assert fetcher.add(update(LANES[0], watermark_us=100, sequence=4))
+    assert not fetcher.add(update(LANES[0], watermark_us=100, sequence=4))
 
 
 def test_forgetting_keeps_the_answer_at_the_position() -> None:
     fetcher = WatermarkFetcher(BUFFER, LANES[:1])
     for sequence in (3, 6, 9):
-        fetcher.observe(update(LANES[0], watermark_us=10 * sequence, sequence=sequence))
+        fetcher.add(update(LANES[0], watermark_us=10 * sequence, sequence=sequence))
     fetcher.forget(7)
     assert [fetcher.watermark_at(s) for s in (7, 8, 9)] == [60, 60, 90]
 
@@ -167,11 +161,11 @@ def consumed(key: str, records: int, bytes_: int) -> OtUpdate:
 
 def test_a_buffer_holds_what_all_lanes_wrote_and_nobody_consumed() -> None:
     fill = BufferFill(BUFFER)
-    fill.upstream.observe(wrote(LANES[0], 100, 1000))
-    fill.upstream.observe(wrote(LANES[1], 50, 500))
-    fill.upstream.observe(wrote(LANES[1], 999, 999, OTHER))
-    fill.downstream.observe(consumed(BUFFER.key, 30, 310))
-    fill.downstream.observe(consumed(OTHER.key, 400, 400))
+    fill.on_writer(wrote(LANES[0], 100, 1000))
+    fill.on_writer(wrote(LANES[1], 50, 500))
+    fill.on_writer(wrote(LANES[1], 999, 999, OTHER))
+    fill.on_reader(consumed(BUFFER.key, 30, 310))
+    fill.on_reader(consumed(OTHER.key, 400, 400))
     assert (fill.records, fill.bytes) == (120, 1190)
 
 
@@ -180,7 +174,7 @@ def test_own_commits_count_at_once_and_late_updates_change_nothing() -> None:
     fill.wrote(LANES[0].key, 200, 2000)
     assert fill.news.is_set()
     fill.news.clear()
-    fill.upstream.observe(wrote(LANES[0], 100, 1000))
+    fill.on_writer(wrote(LANES[0], 100, 1000))
     assert not fill.news.is_set()
     assert (fill.records, fill.bytes) == (200, 2000)
 

@@ -51,7 +51,7 @@ from millstream_connectors.bigquery.sink.positions import (
     schema_faults,
 )
 from millstream_connectors.bigquery.sink.rows import BigQueryFormat, RowType, TableRow, column_faults, in_requests
-from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.failing import on_failure, translating
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import ConvertedRecords, TargetPosition, check_kept, fenced
@@ -151,8 +151,7 @@ class BigQuerySinkLane(RefusableLane[TableRow]):
         end = max(part.end, self._durable)
         # Requests before a refused one have been written.
         records = part.records()
-        made = records if self._owner.fallback else [row for row in records if row.end > self._durable]
-        parts = in_requests(made)
+        parts = in_requests(records if self._owner.fallback else [row for row in records if row.end > self._durable])
         if not parts and end <= self._durable and not part.refused:
             return
         requests: list[Request] = []
@@ -391,7 +390,5 @@ async def open_bigquery_sink(settings: BigQuerySink, owner: SinkOwner) -> AsyncI
 async def look(settings: BigQuerySink, base_dir: Path) -> list[Fault]:
     """Mismatches between the tables and the settings. Raises Millstream errors if a table cannot be read."""
     async with linked(settings, base_dir, "validate --online") as link:
-        try:
+        with translating(FAILURES, link.error_of):
             return faults_of(await link.schema(settings.table), await link.schema(settings.position_table), settings)
-        except FAILURES as error:
-            raise link.error_of(error) from error

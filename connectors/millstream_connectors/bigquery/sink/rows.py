@@ -21,6 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from millstream.exact_json import double_of, text_of
 from millstream.record import Position
 from millstream_connectors.bigquery.settings import BigQuerySink
+from millstream_connectors.shared.converting import RefusedRecordError, convert_each
 from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import ConvertedRecords
 from millstream_connectors.shared.requests import requests_of
@@ -146,22 +147,15 @@ class BigQueryFormat(RowFormat[bytes]):
         together = self.row_type.encode_all(columns)
         if together is not None and max(map(len, together), default=0) <= ROW_BYTES_MAX:
             return rows, together, ()
-        kept: list[int] = []
-        made: list[bytes] = []
-        failures: list[SinkFailure] = []
-        for row, cells in zip(rows, zip(*columns, strict=True), strict=True):
-            try:
-                data = self.row_type.encode(cells)
-            except ValueError as error:
-                failures.append(SinkFailure(row, MISFIT, retryable=False, detail=str(error), shows_value=True))
-                continue
-            if len(data) > ROW_BYTES_MAX:
-                detail = f"it has {len(data)} bytes; the limit is {ROW_BYTES_MAX}"
-                failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
-                continue
-            kept.append(row)
-            made.append(data)
-        return kept, made, failures
+        records = zip(zip(*columns, strict=True), strict=True)
+        found = convert_each(records, self._encoded, misfit=MISFIT, shows_value=True, indexes=rows)
+        return found.rows, found.made, found.failures
+
+    def _encoded(self, cells: Sequence[Any]) -> bytes:
+        data = self.row_type.encode(cells)
+        if len(data) > ROW_BYTES_MAX:
+            raise RefusedRecordError(TOO_LARGE, f"it has {len(data)} bytes; the limit is {ROW_BYTES_MAX}")
+        return data
 
 
 def in_requests(rows: Sequence[TableRow]) -> list[list[TableRow]]:
@@ -179,8 +173,7 @@ def _is_known(field: Any) -> bool:
 
 def _add(into: descriptor_pb2.DescriptorProto, field: Any, number: int) -> None:
     made = into.field.add(name=field.name, number=number)
-    is_list = field.mode == _Mode.REPEATED
-    made.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
+    made.label = _Field.LABEL_REPEATED if field.mode == _Mode.REPEATED else _Field.LABEL_OPTIONAL
     if field.type_ == _Type.STRUCT:
         nested = into.nested_type.add(name=f"M{number}")
         for place, one in enumerate(field.fields, 1):

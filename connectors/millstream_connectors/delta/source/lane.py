@@ -25,12 +25,11 @@ from millstream_reader.connector import SourceOwner
 class DeltaSourceLane(TableSourceLane[AddedFile]):
     """One lane of a table. See `SourceLane`."""
 
-    kind, noun = "delta", "a delta source"
+    kind = "delta"
 
     def __init__(self, settings: DeltaSource, owner: SourceOwner, worker: Worker) -> None:
         self._log = TableLog(settings, owner.base_dir, f"lane {owner.lane}")
-        poll_every_s = settings.poll_every_s if settings.follow else None
-        super().__init__(owner, worker, self._log, settings.path, poll_every_s)
+        super().__init__(owner, worker, self._log, settings.path, settings.poll_every_s if settings.follow else None)
         # The position.
         self._version = -1
         self._crc = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 from urllib.parse import unquote
@@ -27,6 +28,7 @@ from millstream_connectors.delta.settings import DeltaSource
 from millstream_connectors.file.source.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_connectors.file.source.value_as_json import as_json
 from millstream_connectors.lake.source_lane import StateFiles, TableReader
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.objects.settings import is_url
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
@@ -61,11 +63,9 @@ class TableLog(TableReader[AddedFile]):
 
     def open(self) -> str:
         if self._table is None:
-            with self._errors():
-                try:
-                    table = self._opening.open()
-                except ABSENT as error:
-                    raise self._unfit(f"there is no Delta table at {self._path}. Correct `path`") from error
+            absent = self._unfit(f"there is no Delta table at {self._path}. Correct `path`")
+            with self._errors(), translating(ABSENT, lambda _: absent):
+                table = self._opening.open()
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 raise self._unfit(
                     f"{self.named} uses column mapping, which the source does not support. Use a table without column "
@@ -115,10 +115,8 @@ class TableLog(TableReader[AddedFile]):
         data = self._commit(version)
         if data is None:
             raise self._gone(version)
-        try:
+        with translating(UNREADABLE, partial(self._unreadable, version)):
             return self._read(version, data)
-        except UNREADABLE as error:
-            raise self._unreadable(version, error) from error
 
     def _read(self, version: int, data: bytes) -> StateFiles[AddedFile]:
         added: list[AddedFile] = []
@@ -139,10 +137,8 @@ class TableLog(TableReader[AddedFile]):
         return (self._changing(version, operation) if changes else StateFiles(added))._replace(crc=zlib.crc32(data))
 
     def _stream(self, file: AddedFile) -> IO[bytes]:
-        try:
+        with translating(UNREADABLE, partial(unreadable_file, self._where, f"{file.path} of {self.named}")):
             return self._opening.files.open(file.path)
-        except UNREADABLE as error:
-            raise unreadable_file(self._where, f"{file.path} of {self.named}", error) from error
 
     def _rows_in(self, stream: IO[bytes], file: AddedFile, skipped: int) -> Iterator[list[bytes]]:
         for block in parquet_rows(stream, skipped, is_remote=is_url(self._path)):
@@ -160,11 +156,8 @@ class TableLog(TableReader[AddedFile]):
         return self._table
 
     def _commit(self, version: int) -> bytes | None:
-        with self._errors():
-            try:
-                return self._opening.files.commit(version)
-            except ValueError as error:
-                raise self._unreadable(version, error) from error
+        with self._errors(), translating(ValueError, partial(self._unreadable, version)):
+            return self._opening.files.commit(version)
 
     def _typed(self, name: str, text: str | None) -> object:
         """A partition value, which the log has as text."""

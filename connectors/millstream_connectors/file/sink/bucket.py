@@ -28,6 +28,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -40,6 +41,7 @@ from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_connectors.file.settings import FileSink
 from millstream_connectors.file.sink.names import FinishedName, lane_text
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream_connectors.shared.objects.stores import FAILURES, TAKEN, error_of, listed, make_store
@@ -112,7 +114,7 @@ class LaneBucket:
 
     def look(self) -> TargetPosition | None:
         """The lane's position from the newest claim; None without one. Raises Millstream errors."""
-        try:
+        with translating(FAILURES, self._error):
             self._read_last()
             last = self._last
             if last is None:
@@ -120,8 +122,6 @@ class LaneBucket:
                 return None
             if not last.done and not self._partitioned and last.layout == self._layout and self._is_there(last):
                 self._last = last = replace(last, done=True)
-        except FAILURES as error:
-            raise self._error(error) from error
         position = max(Position(*last.end), self._owner.start)
         frame = last.frame if Position(*last.end) == position else ""
         return TargetPosition(last.run, last.epoch, last.owner, position, frame)
@@ -220,13 +220,10 @@ class LaneBucket:
 
     def _put(self, key: str, parts: Sequence[bytes]) -> None:
         """Put an object of a claimed file, unless it exists. The parts are sent without a joined copy."""
-        try:
-            # In one request, so that no partial upload is left. It may be there: put by this owner, whose answer was
-            # lost, or by another one with the same claim.
-            with suppress(TAKEN), step("object_sink.put", self._owner.lane.vertex):
-                obstore.put(self._store, key, parts, mode="create", use_multipart=False)
-        except FAILURES as error:
-            raise self._error(error) from error
+        # In one request, so that no partial upload is left. It may be there: put by this owner, whose answer was lost,
+        # or by another one with the same claim.
+        with translating(FAILURES, self._error), suppress(TAKEN), step("object_sink.put", self._owner.lane.vertex):
+            obstore.put(self._store, key, parts, mode="create", use_multipart=False)
 
     def _new_claim(self, after: Position, end: Position, *, extension: str, layout: str, frame: str) -> Claim:
         owner = self._owner
@@ -238,7 +235,7 @@ class LaneBucket:
     def _claim(self, claim: Claim) -> bool:
         """Try to claim the next number. If another owner has it, the newest claim is known afterwards."""
         number = self._number + 1
-        try:
+        with translating(FAILURES, self._error):
             try:
                 with step("object_sink.claim", self._owner.lane.vertex):
                     obstore.put(
@@ -256,8 +253,6 @@ class LaneBucket:
             # A paused owner may create a number that was removed; then newer ones exist. All are listed: Azure's
             # services differ in where a listing with an offset begins, and some of them return nothing.
             listed = self._numbers()
-        except FAILURES as error:
-            raise self._error(error) from error
         newest = max(listed, default=-1)
         if newest > number:
             raise self._fenced()
@@ -274,8 +269,7 @@ class LaneBucket:
         self._last = self._read(self._number) if numbers else None
 
     def _numbers(self) -> list[int]:
-        found = listed(self._store, self._claims)
-        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for meta in found]
+        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for meta in listed(self._store, self._claims)]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, number: int) -> Claim | None:
@@ -344,7 +338,5 @@ def try_prefix(spec: FileSink, base_dir: FilePath) -> None:
     """Raises Millstream errors for problems that a listing shows; nothing is written."""
     url = parse_url(spec.path)
     store = make_store(url, spec.store or ObjectStore(), base_dir, "validate")
-    try:
+    with translating(FAILURES, partial(error_of, url=url, where="validate")):
         next(iter(obstore.list(store, f"{url.key.strip('/')}/{HIDDEN}".lstrip("/"))), None)
-    except FAILURES as error:
-        raise error_of(error, url, "validate") from error

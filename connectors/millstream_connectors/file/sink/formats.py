@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import repeat
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from millstream.exact_json import double_of, number_of, parse, parse_all, text_o
 from millstream.frame import Frame
 from millstream.json_text import all_json, members_reader
 from millstream_connectors.shared.columns import Column
+from millstream_connectors.shared.converting import convert_each
 from millstream_connectors.shared.json_rows import NOT_JSON, json_objects, one_line
 from millstream_writer.sink import SinkFailure
 
@@ -119,25 +121,17 @@ class JsonLines(_TextLines):
     def convert(self, frame: Frame) -> StorableRows[Sequence[bytes]]:
         values = frame.values()
         if not all_json(values) and parse_all(values) is None:
-            return self._convert_each(values)
+            # To find those that are not JSON.
+            found = convert_each(zip(values, strict=True), _parsed_line, misfit=NOT_JSON)
+            return _line_rows(found.made, found.rows, found.failures)
         joined = b"".join(values)
         on_lines = b"\n" not in joined and b"\r" not in joined
         return _line_rows([value + b"\n" for value in (values if on_lines else map(one_line, values))])
 
-    def _convert_each(self, values: Sequence[bytes]) -> StorableRows[Sequence[bytes]]:
-        """Record by record, to find those that are not JSON."""
-        lines: list[bytes] = []
-        rows: list[int] = []
-        failures: list[SinkFailure] = []
-        for row, value in enumerate(values):
-            try:
-                parse(value)
-            except ValueError as error:
-                failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
-                continue
-            lines.append(one_line(value) + b"\n")
-            rows.append(row)
-        return _line_rows(lines, rows, failures)
+
+def _parsed_line(value: bytes) -> bytes:
+    parse(value)
+    return one_line(value) + b"\n"
 
 
 class Lines(_TextLines):
@@ -196,20 +190,14 @@ class Csv(_TextLines):
 
 def convert_cells(
     values: Sequence[bytes], columns: Sequence[Column]
-) -> tuple[list[list[Cell]], list[int], list[SinkFailure]]:
+) -> tuple[Sequence[list[Cell]], Sequence[int], list[SinkFailure]]:
     """The declared columns of each JSON object, the indexes of these records, and the failures of those that do not
     fit."""
     parts = [(column.name, _CONVERTERS[column.type]) for column in columns]
     objects, failures = json_objects(values)
-    cells: list[list[Cell]] = []
-    rows: list[int] = []
-    for row, parsed in objects.items():
-        try:
-            cells.append(_cells_of(parsed, parts))
-            rows.append(row)
-        except ValueError as error:
-            failures.append(SinkFailure(row, WRONG_TYPE, retryable=False, detail=str(error), shows_value=True))
-    return cells, rows, sorted(failures, key=lambda failure: failure.index)
+    records = zip(objects.values(), repeat(parts), strict=False)
+    found = convert_each(records, _cells_of, misfit=WRONG_TYPE, shows_value=True, indexes=objects)
+    return found.made, found.rows, sorted([*failures, *found.failures], key=lambda failure: failure.index)
 
 
 def _cells_of(parsed: Mapping[str, object], parts: Sequence[tuple[str, Callable[[object], Cell]]]) -> list[Cell]:

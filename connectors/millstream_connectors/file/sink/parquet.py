@@ -110,9 +110,7 @@ class Parquet:
             options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
             # The stubs know only files and paths; Arrow's own reader saves a copy.
             table = pj.read_json(pa.BufferReader(text), options, self._parse_options)  # type: ignore[arg-type]
-            if table.num_rows != len(values):
-                return None
-            return self._typed(table)
+            return self._typed(table) if table.num_rows == len(values) else None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             return None
 

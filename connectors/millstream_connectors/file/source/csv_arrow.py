@@ -162,9 +162,7 @@ def _numbers(given: _Array) -> _Array | None:
 
 def _moments(given: _Array) -> _Array | None:
     """The same for times, which stay unchanged."""
-    if _instants(given) is None:
-        return None
-    return pc.binary_join_element_wise(_QUOTE, given, _QUOTE, _EMPTY)
+    return None if _instants(given) is None else pc.binary_join_element_wise(_QUOTE, given, _QUOTE, _EMPTY)
 
 
 _AGREED: dict[str, Callable[[_Array], _Array | None]] = {"int": _ints, "float": _numbers, "timestamp": _moments}

@@ -98,8 +98,7 @@ class FollowLane(PositionedLane):
 
     def _position(self) -> bytes:
         # Sorted, so that the position does not depend on the order of turns.
-        files = sorted([entry.name, entry.inode, *entry.file.mark] for entry in self._files)
-        return self._packed({"files": files})
+        return self._packed({"files": sorted([entry.name, entry.inode, *entry.file.mark] for entry in self._files)})
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:
         for entry in list(self._files):

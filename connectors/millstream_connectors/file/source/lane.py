@@ -44,7 +44,7 @@ def begun(file: SourceFile, damaged: Callable[[str], DamageError]) -> SourceFile
 class FileSourceLane(PositionedLane):
     """One lane of the files that exist when it is opened. See `SourceLane`."""
 
-    kind, noun = "file", "a file source"
+    kind = "file"
 
     def __init__(self, patterns: FilePatterns, text: TextFormat, owner: SourceOwner, worker: Worker) -> None:
         super().__init__(owner)

@@ -28,8 +28,8 @@ from millstream_connectors.file.source.lane import begun, bytes_read
 from millstream_connectors.file.source.listing import ListedObject, ObjectPositions, Past, ReplacedError
 from millstream_connectors.file.source.table_file import SourceFile, open_any_file
 from millstream_connectors.file.source.text_file import FileMark, TextFormat
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.failing import translating
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch
 
@@ -39,7 +39,7 @@ _CHANGED = "Put the object back as it was, or start over with --fresh; write new
 _log = logging.getLogger(__name__)
 
 
-class ObjectSourceLane(PositionedLane):
+class ObjectSourceLane(RemoteLane):
     """One lane of objects. See `SourceLane`."""
 
     kind, noun = KIND, "a file source that reads objects"
@@ -53,7 +53,7 @@ class ObjectSourceLane(PositionedLane):
         worker: Worker,
     ) -> None:
         """`poll_every_s`: None to end when all objects are read."""
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._buckets = buckets
         self._text = text
         self._poll_every_s = poll_every_s
@@ -68,7 +68,6 @@ class ObjectSourceLane(PositionedLane):
         self._mark = FileMark()
         self._file: SourceFile | None = None
         self._began = False
-        self._reaching = Reaching(owner.clock, _log)
         self._started = False
         """Whether the objects that were read earlier have been checked."""
         self._ended = False
@@ -96,10 +95,8 @@ class ObjectSourceLane(PositionedLane):
                 codes.SOURCE_FILES_MISSING, f"lane {self._owner.lane}: no object matches `paths`. Correct `paths`"
             )
         mine = self._mine(listing)
-        try:
+        with translating(ReplacedError, self._replaced):
             self._ledger.recognize(mine, self._item.name if self._item is not None else "")
-        except ReplacedError as error:
-            raise self._replaced(error) from error
         self._began = self._started = True
         self._plan(mine)
 
@@ -137,9 +134,6 @@ class ObjectSourceLane(PositionedLane):
         current = self._item.size if self._item is not None else 0
         return self._next_bytes + max(0, current - bytes_read(self._file))
 
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
-
     def close(self) -> None:
         self._close_file()
         self._directory.cleanup()
@@ -176,10 +170,8 @@ class ObjectSourceLane(PositionedLane):
 
     def _plan(self, listing: list[ListedObject]) -> None:
         in_hand = self._item.name if self._item is not None else ""
-        try:
+        with translating(ReplacedError, self._replaced):
             self._next = deque(self._ledger.unread(listing, in_hand))
-        except ReplacedError as error:
-            raise self._replaced(error) from error
         self._next_bytes = sum(item.size for item in self._next)
 
     async def _listing(self) -> list[ListedObject]:
@@ -192,10 +184,8 @@ class ObjectSourceLane(PositionedLane):
         """Blocks."""
         path = Path(self._directory.name) / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
         path.unlink(missing_ok=True)
-        try:
+        with translating(ChangedObjectError, lambda _: self._changed(item.name)):
             self._buckets.fetch(item, path)
-        except ChangedObjectError as error:
-            raise self._changed(item.name) from error
         try:
             file = open_any_file(str(path), item.name, self._text, mark)
         finally:

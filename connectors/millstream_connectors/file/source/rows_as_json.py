@@ -34,8 +34,7 @@ def json_rows(batch: pa.RecordBatch) -> list[bytes]:
     for index, field in enumerate(batch.schema):
         before = f"{',' if index else '{'}{encode_basestring(field.name)}:"
         parts += (_text(before), pc.fill_null(_members(batch.column(index), field.type), _text("null")))
-    joined = pc.binary_join_element_wise(*parts, _text("}"), _text(""))
-    values: list[bytes] = joined.cast(pa.large_binary()).to_pylist()
+    values: list[bytes] = pc.binary_join_element_wise(*parts, _text("}"), _text("")).cast(pa.large_binary()).to_pylist()
     return values
 
 

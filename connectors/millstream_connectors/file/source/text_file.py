@@ -285,8 +285,7 @@ class TextFile:
         while True:
             part = self._lines.first(count)
             # A row with more lines than fit is read alone, whatever its size.
-            alone = self._lines_wanted > 0
-            parsed = parser.parse(part, 1 if alone else records_max, final=final and count == stop)
+            parsed = parser.parse(part, 1 if self._lines_wanted > 0 else records_max, final=final and count == stop)
             if parsed.lines == 0:
                 if count == stop:
                     if sum(map(len, part)) <= RECORD_BYTES_MAX:
@@ -314,8 +313,7 @@ class TextFile:
         part = self._lines.first(count)
         if (sum(map(len, part)) + _RECORD_OVERHEAD * count) * self._expansion <= bytes_max:
             return count
-        lengths = accumulate(map(len, part))
-        ends = [end + _RECORD_OVERHEAD * index for index, end in enumerate(lengths, start=1)]
+        ends = [end + _RECORD_OVERHEAD * index for index, end in enumerate(accumulate(map(len, part)), start=1)]
         return max(1, bisect_right(ends, bytes_max / self._expansion))
 
     def _seal(self, parsed: ParsedLines, now_us: int) -> FileRecords:
@@ -346,9 +344,8 @@ class TextFile:
     def _take_overlong(self) -> FileRecords:
         consumed = self._advance(1)
         reason = f"the line has {consumed.size - consumed.newlines} bytes; the limit is {RECORD_BYTES_MAX}"
-        invalid = self._invalid(consumed.lines[0], reason, self.mark.line)
         # Only its beginning was kept, so the text before the mark is not in memory.
-        return FileRecords(None, (invalid,))
+        return FileRecords(None, (self._invalid(consumed.lines[0], reason, self.mark.line),))
 
     def _advance(self, count: int) -> LineRun:
         """Mark the next `count` lines as consumed."""

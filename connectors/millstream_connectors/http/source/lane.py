@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
+from operator import index
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -49,12 +50,10 @@ from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
 from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
 from millstream_connectors.http.source.server import HttpServer
-from millstream_connectors.shared.positions import pack_position, unpack_position, unreadable_position
+from millstream_connectors.shared.positioned_lane import PositionedLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.ids import FULL_REPORTED_EVERY_S, full
 from millstream_reader.source import SourceBatch
-
-KIND = "http"
 
 BODY_BYTES_MAX = MESSAGE_BYTES_MAX
 """Largest body in bytes, after decompression."""
@@ -71,46 +70,29 @@ _NOT_LOGGED = frozenset((400, 404, 413, 415, 429, 503))
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpPlan:
-    """How the source listens."""
-
-    settings: HttpSource
-    tokens: Callable[[], Tokens] | None
-    """The current bearer tokens, one of which senders must present."""
-    tls: Callable[[], ssl.SSLContext] | None
-    """The TLS context for the next connection."""
-    limits: ConnectionLimits
-
-    @property
-    def anybody(self) -> bool:
-        """Whether senders from any machine need no authentication."""
-        return self.settings.asks_who or self.settings.allow_unauthenticated
+def _tokens(settings: HttpSource, owner: SourceOwner) -> Callable[[], Tokens] | None:
+    """The current bearer tokens, one of which senders must present. Errors: `UserError` if they are not available."""
+    auth = settings.auth
+    if auth is None:
+        return None
+    what = f"{owner.where}: the token of `auth`"
+    return RebuiltValue(lambda: [resolve(auth.token, owner.base_dir, what)], Tokens, what, owner.clock).newest
 
 
-def http_plan(settings: HttpSource, owner: SourceOwner) -> HttpPlan:
-    """The plan for the settings. Errors: `UserError` if the token or the certificates are not available."""
-    auth, tls, base_dir = settings.auth, settings.tls, owner.base_dir
-    tokens = contexts = None
-    if auth is not None:
-        what = f"{owner.where}: the token of `auth`"
-        tokens = RebuiltValue(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, owner.clock)
-    if tls is not None:
-        certificates = f"{owner.where}: `tls`"
-        named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
-        given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
-        contexts = RebuiltValue(
-            lambda: [resolve(value, base_dir, name) for name, value in given.items()],
-            lambda texts: server_context(texts, certificates),
-            certificates,
-            owner.clock,
-        )
-    return HttpPlan(
-        settings,
-        tokens.newest if tokens is not None else None,
-        contexts.newest if contexts is not None else None,
-        ConnectionLimits(settings.connections_max, settings.client_connections_max),
-    )
+def _contexts(settings: HttpSource, owner: SourceOwner) -> Callable[[], ssl.SSLContext] | None:
+    """The TLS context for the next connection. Errors: `UserError` if the certificates are not available."""
+    tls = settings.tls
+    if tls is None:
+        return None
+    certificates = f"{owner.where}: `tls`"
+    named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
+    given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
+    return RebuiltValue(
+        lambda: [resolve(value, owner.base_dir, name) for name, value in given.items()],
+        lambda texts: server_context(texts, certificates),
+        certificates,
+        owner.clock,
+    ).newest
 
 
 @dataclass(slots=True)
@@ -123,24 +105,24 @@ class _Request:
 
 
 @asynccontextmanager
-async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSourceLane]:
+async def open_http(
+    settings: HttpSource, owner: SourceOwner, limits: ConnectionLimits | None = None
+) -> AsyncIterator[HttpSourceLane]:
     """A lane that listens. Errors: `InfrastructureError` if it cannot listen, `UserError` if it would accept records
-    from every machine."""
+    from every machine, or if the token or the certificates are not available."""
     lane = owner.lane
-    body = unpack_position(owner.position, KIND, owner.partitions, lane)
-    taken = 0 if body is None else body.get("taken")
-    if not isinstance(taken, int):
-        raise unreadable_position(owner.where, owner.position, "an http source")
+    tokens, contexts = _tokens(settings, owner), _contexts(settings, owner)
     extraction = owner.extraction
     if extraction.time_header is not None:
         owner = replace(owner, extraction=replace(extraction, time_header=extraction.time_header.lower()))
-    listener = _listen(plan, owner)
+    listener = _listen(settings, owner)
     try:
         host, port = listener.getsockname()[:2]
-        scheme = "http" if plan.tls is None else "https"
+        scheme = "http" if contexts is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        server = HttpServer(plan.limits, owner.where, owner.clock)
-        http = HttpSourceLane(plan, owner, taken, address, server)
+        limits = limits or ConnectionLimits(settings.connections_max, settings.client_connections_max)
+        server = HttpServer(limits, owner.where, owner.clock)
+        http = HttpSourceLane(settings, tokens, owner, address, server)
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
         # Found without a pattern. The other route answers for the names of other vertices.
@@ -148,7 +130,7 @@ async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSou
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
         async with server.running(
-            application, listener, tls=plan.tls, shutdown_timeout_s=_ANSWER_TIMEOUT_S, closing=http.give_up
+            application, listener, tls=contexts, shutdown_timeout_s=_ANSWER_TIMEOUT_S, closing=http.give_up
         ):
             _log.info("lane %s: accepts records at %s", lane, address)
             yield http
@@ -156,15 +138,15 @@ async def open_http(plan: HttpPlan, owner: SourceOwner) -> AsyncIterator[HttpSou
         listener.close()
 
 
-def _listen(plan: HttpPlan, owner: SourceOwner) -> socket.socket:
-    host, port = plan.settings.host, plan.settings.port
+def _listen(settings: HttpSource, owner: SourceOwner) -> socket.socket:
+    host, port = settings.host, settings.port
     if port:
         port += owner.lane.partition
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
-        if not plan.anybody and not is_loopback(str(address[0])):
+        if not (settings.asks_who or settings.allow_unauthenticated) and not is_loopback(str(address[0])):
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
                 f"{owner.where}: the http source would accept records from any machine, without authentication, on "
@@ -185,17 +167,29 @@ def _listen(plan: HttpPlan, owner: SourceOwner) -> socket.socket:
     return listener
 
 
-class HttpSourceLane:
+class HttpSourceLane(PositionedLane):
     """One lane of an HTTP source. See `SourceLane`."""
 
+    kind, noun = "http", "an http source"
     replayable = False
 
-    def __init__(self, plan: HttpPlan, owner: SourceOwner, taken: int, address: str, server: HttpServer) -> None:
+    def __init__(
+        self,
+        settings: HttpSource,
+        tokens: Callable[[], Tokens] | None,
+        owner: SourceOwner,
+        address: str,
+        server: HttpServer,
+    ) -> None:
+        super().__init__(owner)
+        body = self._unpacked(owner.position)
+        with self._restoring():
+            taken = 0 if body is None else index(body["taken"])
         self.address = address
         """The URL to POST to."""
-        self._plan = plan
+        self._settings = settings
+        self._tokens = tokens
         self._server = server
-        self._owner = owner
         self._clock = owner.clock
         self._ids_waiting = 0
         """Waiting records with an id from their sender."""
@@ -213,7 +207,6 @@ class HttpSourceLane:
         self._committed = taken
         self._body_bytes = 0
         """Bytes of unanswered requests."""
-        self._draining = False
 
     # The lane's side.
 
@@ -224,7 +217,7 @@ class HttpSourceLane:
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
         frame, made_up = self._next_frame(records_max, bytes_max)
-        return SourceBatch(frame, pack_position(KIND, self._owner.partitions, {"taken": self._read}), made_up=made_up)
+        return SourceBatch(frame, self._packed({"taken": self._read}), made_up=made_up)
 
     def _next_frame(self, records_max: int, bytes_max: int) -> tuple[Frame | None, bytes]:
         if not self._waiting:
@@ -252,7 +245,7 @@ class HttpSourceLane:
             yield part, made_up
 
     async def committed(self, position: bytes) -> None:
-        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        body = self._unpacked(position)
         if body is None:
             return
         self._committed = max(self._committed, body["taken"])
@@ -310,9 +303,9 @@ class HttpSourceLane:
         return web.json_response({"committed": count})
 
     def _check_allowed(self, request: web.Request) -> None:
-        if self._plan.tokens is not None:
+        if self._tokens is not None:
             scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-            valid = self._plan.tokens().holds(_text(shown).strip().encode())
+            valid = self._tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
                 raise RequestRefusedError(401, "a bearer token is required: `Authorization: Bearer <token>`")
         if not self._server.show(request, partial(self._identity, request)):
@@ -328,9 +321,8 @@ class HttpSourceLane:
         """A digest of what a sender has shown to be allowed to send: its token and its certificate."""
         tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
-        token = request.headers.get("Authorization", "") if self._plan.tokens is not None else ""
-        shown = _text(token).encode() + b"\0" + (certificate or b"")
-        return blake2b(shown, digest_size=16).hexdigest()
+        token = request.headers.get("Authorization", "") if self._tokens is not None else ""
+        return blake2b(_text(token).encode() + b"\0" + (certificate or b""), digest_size=16).hexdigest()
 
     async def _commit(self, request: web.Request) -> int:
         """Accept the request's records and wait until they are committed. Returns their number."""
@@ -375,7 +367,7 @@ class HttpSourceLane:
         return b"".join(parts)
 
     async def _admit(self, frame: Frame, ids_are_made_up: bool) -> None:
-        room = self._plan.settings.buffer
+        room = self._settings.buffer
         if frame.records > room:
             raise RequestRefusedError(
                 413,

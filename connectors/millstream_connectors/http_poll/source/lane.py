@@ -34,8 +34,7 @@ from millstream.spec.references import resolve
 from millstream_connectors.http_poll.settings import HttpPollSource
 from millstream_connectors.http_poll.source.answers import Answer, read_answer
 from millstream_connectors.shared.messages import size_of, too_large
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.web.client import AskedToWaitError, WebLink, linked, translated
 from millstream_connectors.shared.web.settings import HTTP
 from millstream_reader.connector import SourceOwner
@@ -74,13 +73,13 @@ class _Given:
         return self._hash.hexdigest() if self.records else ""
 
 
-class HttpPollLane(PositionedLane):
+class HttpPollLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind, noun = "httpPoll", "an httpPoll source"
 
     def __init__(self, settings: HttpPollSource, owner: SourceOwner, link: WebLink, tasks: asyncio.TaskGroup) -> None:
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self.replayable = settings.cursor is not None
         self._settings = settings
         self._link = link
@@ -101,7 +100,6 @@ class HttpPollLane(PositionedLane):
         """The rest of the answer."""
         self._following: str | None = None
         self._ended = False
-        self._reaching = Reaching(owner.clock, _log)
         self._asking: asyncio.Task[_Got | MillstreamError] | None = None
         self._tasks = tasks
 
@@ -125,9 +123,6 @@ class HttpPollLane(PositionedLane):
 
     def pending(self) -> int | None:
         return len(self._rest)
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     async def drain(self) -> None:
         self._draining = True

@@ -89,7 +89,6 @@ class KafkaSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     kind = "kafka"
-    noun = "a kafka source"
 
     def __init__(self, spec: KafkaSource, owner: SourceOwner, thread: ClientThread) -> None:
         super().__init__(owner)
@@ -365,8 +364,7 @@ class KafkaSourceLane(PositionedLane):
             run.skip_to(self._next[split])
             if not run.values:
                 # The partition's end: the offsets before it have no records for this reader.
-                after = run.offsets[0] if end is None else min(run.offsets[0], end)
-                self._next[split] = max(self._next[split], after)
+                self._next[split] = max(self._next[split], run.offsets[0] if end is None else min(run.offsets[0], end))
             elif run.fault and run.fitting(1, run.ends[0], end):
                 place = f"{split[0]}/{split[1]} at offset {run.offsets[0]}"
                 value = run.values[0] if run.ends[0] <= RECORD_BYTES_MAX else run.values[0][:SHOWN_BYTES]

@@ -157,9 +157,7 @@ def _times(stamps: Sequence[tuple[int, int]]) -> Sequence[int | None] | None:
 
 
 def _keys(key: str | bytes | None, key_mapping: KeyMapping) -> tuple[bytes, ...]:
-    if key is None:
-        return ()
-    return (key_mapping(key.encode() if isinstance(key, str) else key),)
+    return () if key is None else (key_mapping(key.encode() if isinstance(key, str) else key),)
 
 
 def _headers(headers: Any) -> Mapping[str, bytes]:

@@ -182,8 +182,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             await target.begin_lane(connection, owner.pipeline, owner.name, fresh)
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "this owner or another one has inserted it"
-        ours = kept.owner.startswith(owner.identity)
-        await check_kept(owner, kept, table, moved(target.positions, owner), ours=ours)
+        await check_kept(owner, kept, table, moved(target.positions, owner), ours=kept.owner.startswith(owner.identity))
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
         return kept
 

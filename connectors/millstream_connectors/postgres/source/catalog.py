@@ -214,8 +214,7 @@ async def drop_slot(connection: Connection, cdc: PostgresCdc) -> None:
 
 async def running(connection: Connection) -> set[str]:
     """Transactions that are in progress, or committed and not visible yet."""
-    rows = await connection.fetch("SELECT pg_snapshot_xip(pg_current_snapshot())::text AS xid")
-    return {row["xid"] for row in rows}
+    return {row["xid"] for row in await connection.fetch("SELECT pg_snapshot_xip(pg_current_snapshot())::text AS xid")}
 
 
 async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, KnownType]:

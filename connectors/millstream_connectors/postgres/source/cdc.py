@@ -51,8 +51,7 @@ from millstream_connectors.postgres.source.snapshot import Key, Snapshot, Snapsh
 from millstream_connectors.postgres.source.snapshot_reader import SnapshotReader, key_of
 from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.faults import check_fit
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
@@ -78,14 +77,14 @@ class _Returned(NamedTuple):
     at_s: float
 
 
-class PostgresCdcLane(PositionedLane):
+class PostgresCdcLane(RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind = "postgresCdc"
     noun = "a postgres source with `cdc`"
 
     def __init__(self, spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> None:
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._spec = spec
         self._cdc = cdc
         self._login = CdcLogin(spec, owner.base_dir, self._where, f"millstream {owner.lane} {cdc.slot}"[:63], cdc)
@@ -107,7 +106,6 @@ class PostgresCdcLane(PositionedLane):
         """How to remove what this lane has created on the server."""
         self._returned = _Returned(b"", 0, 0.0)
         self._in_use_since_s: float | None = None
-        self._reaching = Reaching(owner.clock, _log)
 
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
@@ -161,9 +159,6 @@ class PostgresCdcLane(PositionedLane):
         """Of the server's log that were not read, those of other tables and databases among them."""
         at = max(self._watch.flushed_lsn, self._stream.server_lsn)
         return max(0, at - self._changes.lsn) if at else None
-
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
 
     def close(self) -> None:
         """Close the connections. What was fetched and not read is fetched again."""

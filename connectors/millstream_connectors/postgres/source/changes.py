@@ -66,8 +66,7 @@ class Tail:
 
 def tail_of(lsn: int, time_us: int, xid: int | None) -> Tail:
     """The tail for records of this commit."""
-    moment = _EPOCH + timedelta(microseconds=time_us)
-    commit = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    commit = (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     number = "null" if xid is None else str(xid)
     return Tail(f',"lsn":"{lsn_text(lsn)}","xid":{number},"commitTime":"{commit}","index":'.encode(), time_us)
 
@@ -121,8 +120,7 @@ class Table:
             after, unchanged = self._row(new, None)
             if unchanged:
                 after += b',"unchanged":[' + b",".join(unchanged) + b"]"
-        value = b'%b%b,"after":%b%b%d}' % (self._heads[op], before, after, tail.text, index)
-        return ChangeRecord(value, keys)
+        return ChangeRecord(b'%b%b,"after":%b%b%d}' % (self._heads[op], before, after, tail.text, index), keys)
 
     def _row(self, texts: Texts, only: Sequence[int] | None) -> tuple[bytes, list[bytes]]:
         if len(texts) != len(self._members):

@@ -29,8 +29,7 @@ from millstream_connectors.postgres.settings import PostgresSource
 from millstream_connectors.postgres.source.query import BLIND, Cursor, Query, is_blind, prepare, set_up
 from millstream_connectors.shared.failing import on_failure
 from millstream_connectors.shared.faults import check_fit
-from millstream_connectors.shared.query_lane import QueryLane
-from millstream_connectors.shared.query_rows import QueryRow
+from millstream_connectors.shared.query_lane import QueryLane, QueryRow
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceLane
 

@@ -18,7 +18,7 @@ from millstream.limits import POSTGRES_PAGE_BYTES, POSTGRES_PAGE_ROWS, RECORD_BY
 from millstream_connectors.postgres.client import Connection, looking
 from millstream_connectors.postgres.settings import PostgresSource, quoted
 from millstream_connectors.shared.faults import Fault
-from millstream_connectors.shared.query_rows import QueryRow
+from millstream_connectors.shared.query_lane import QueryRow
 
 Cursor = tuple[str, ...]
 """Values of the cursor's columns, as the server writes them."""

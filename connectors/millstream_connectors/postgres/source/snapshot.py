@@ -93,8 +93,7 @@ class Snapshot:
         if self.at is None or not self.parts or self.parts[-1].upto is not None:
             return
         last = self.parts.pop()
-        begun = self.parts[-1].upto if self.parts else BEGINNING
-        if self.at != begun:
+        if self.at != (self.parts[-1].upto if self.parts else BEGINNING):
             self.parts.append(SnapshotPart(last.seen, last.until_lsn, self.at))
 
     def after(self, table: int) -> Bound | None:

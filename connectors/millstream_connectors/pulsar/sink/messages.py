@@ -44,8 +44,7 @@ def convert(item: SinkFrame, partitions: int) -> ConvertedRecords[Put]:
         key, properties = _key(keys), _properties(headers)
         partition = java_hash(key) % partitions if key else item.sequence % partitions
         # Pulsar has no times before 1970; 0 means none.
-        time_ms = max(0, time_us // 1000)
-        return Put(row, sequence_id(item.sequence, index), partition, value, key, properties, time_ms)
+        return Put(row, sequence_id(item.sequence, index), partition, value, key, properties, max(0, time_us // 1000))
 
     columns = (item.indexes(), frame.values(), frame.keys(), frame.event_times_us(), frame.headers())
     return convert_each(zip(range(frame.records), *columns, strict=True), put)

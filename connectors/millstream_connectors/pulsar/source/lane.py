@@ -85,7 +85,6 @@ class PulsarSourceLane(PositionedLane):
     """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
 
     kind = "pulsar"
-    noun = "a pulsar source"
 
     def __init__(self, spec: PulsarSource, owner: SourceOwner, thread: ClientThread) -> None:
         super().__init__(owner)
@@ -344,16 +343,11 @@ class PulsarSourceLane(PositionedLane):
         """The next batch."""
         batch = RecordBatch("the message")
         read: dict[str, IncomingMessage] = {}
-        while self._waiting and len(batch.values) < records_max:
-            one = self._waiting[0]
+        for one in batch.fitting(self._waiting, records_max, bytes_max):
             end = self._splits[one.split].end
             if end is not None and one.place > end:
-                self._waiting.popleft()
                 self._splits[one.split].passed = True
                 continue
-            if not batch.fits(one.size, bytes_max):
-                break
-            self._waiting.popleft()
             read[one.split] = one
             batch.add(
                 one.value,

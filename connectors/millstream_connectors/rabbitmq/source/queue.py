@@ -28,7 +28,8 @@ from millstream.extract import EPOCH_S
 from millstream_connectors.rabbitmq.client import RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, Subscription
+from millstream_connectors.shared.failing import Linked
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
 
@@ -41,13 +42,12 @@ _FIRST = 16
 """Prefetch of the first consumer."""
 
 
-class RabbitSubscription(PushedSubscription):
+class RabbitSubscription(Linked[RabbitLink], Subscription):
     """See `Subscription`."""
 
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._link: RabbitLink | None = None
         self._first = min(_FIRST, spec.prefetch)
         self._second = ""
         """Name of the second consumer; empty while there is none."""
@@ -90,11 +90,6 @@ class RabbitSubscription(PushedSubscription):
             if more > 0:
                 self._second = await link.consume(self._spec.queue, partial(self._arrived, inbox), more)
                 self._window += more
-
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
 
     def pending(self) -> int | None:
         return self._there

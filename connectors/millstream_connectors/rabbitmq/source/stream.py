@@ -13,7 +13,7 @@ Above it: `receiving`. Below it: a connection to the server.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from hashlib import blake2b
 from typing import Any
 from zlib import crc32
@@ -26,6 +26,7 @@ from millstream_connectors.rabbitmq.client import FAILURES, RabbitLink, open_lin
 from millstream_connectors.rabbitmq.settings import RabbitSource
 from millstream_connectors.rabbitmq.source.queue import OFFSET, message_of
 from millstream_connectors.shared.acknowledged import AcknowledgedMessage
+from millstream_connectors.shared.failing import Linked
 from millstream_connectors.shared.receiving import Arrivals, ReceivedMessage, open_receiving
 from millstream_connectors.shared.starts import start_time
 from millstream_reader.connector import SourceOwner
@@ -36,7 +37,7 @@ _WINDOW = 32
 """Maximum number of messages in flight. The server limits their number, not their size."""
 
 
-class RabbitStream:
+class RabbitStream(Linked[RabbitLink]):
     """See `Stream`."""
 
     replayable = True
@@ -45,7 +46,6 @@ class RabbitStream:
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
         self._spec = spec
         self._owner = owner
-        self._link: RabbitLink | None = None
         self._arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         """At most `_WINDOW` messages, and one error."""
         self._at: int | None = None
@@ -57,7 +57,7 @@ class RabbitStream:
         await self.close()
         at, _, self._digest = place.partition(" ")
         self._at = int(at) if at else None
-        link = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
+        link = await self._new_link()
         arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         async with link.closed_on_failure():
             # If the queue is missing, consuming from it would only close the channel.
@@ -89,11 +89,6 @@ class RabbitStream:
                     # This acknowledges all messages before it, too.
                     await link.channel.basic_ack(item.delivery_tag or 0, multiple=True)
 
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-
     async def _take(self, delivered: DeliveredMessage, inbox: Arrivals) -> None:
         offset = _offset_of(delivered)
         message = message_of(delivered, self._owner.clock.now_us())
@@ -115,15 +110,15 @@ class RabbitStream:
     async def _first(self) -> int:
         """The offset of the first message that is now in the stream."""
         found: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
-        beside = await open_link(self._spec, self._owner.base_dir, self._owner.where, f"millstream {self._owner.lane}")
-        try:
+        async with aclosing(await self._new_link()) as beside:
             with beside.translated():
                 await beside.consume(self._spec.queue, found.put_nowait, 1, {OFFSET: "first"})
                 async with asyncio.timeout(self._spec.timeout_s):
-                    item = await found.get()
-        finally:
-            await beside.close()
-        return _offset_of(item)
+                    return _offset_of(await found.get())
+
+    async def _new_link(self) -> RabbitLink:
+        owner = self._owner
+        return await open_link(self._spec, owner.base_dir, owner.where, f"millstream {owner.lane}")
 
     def _removed(self, at: int, first: int) -> DamageError:
         return DamageError(

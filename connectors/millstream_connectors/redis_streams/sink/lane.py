@@ -38,7 +38,7 @@ from millstream_connectors.redis_streams.client import (
 from millstream_connectors.redis_streams.settings import RedisSink
 from millstream_connectors.redis_streams.sink.entries import Put, convert
 from millstream_connectors.redis_streams.sink.script import COMMIT, OWN
-from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failing import Linked, on_failure_await
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.first_try import opened
 from millstream_connectors.shared.kept import ConvertedRecords, KeptLane, TargetPosition, check_kept, fenced
@@ -53,22 +53,16 @@ def position_key(settings: RedisSink, pipeline: str, name: str) -> str:
     return f"millstream:{{{hash_tag(settings.target)}}}:{pipeline}/{name}"
 
 
-class RedisSinkLane(KeptLane[Put]):
-    """The lane's connection, which is opened when it is needed, and reopened when it is lost."""
+class RedisSinkLane(Linked[StreamsLink], KeptLane[Put]):
+    """The lane's connection, which is opened when it is needed, and reopened when it is lost. A script in progress may
+    still take effect after it was closed."""
 
     def __init__(self, settings: RedisSink, owner: SinkOwner) -> None:
         super().__init__(owner, REDIS_COMMIT_RECORDS_MAX)
         self._settings = settings
         self._key = position_key(settings, owner.pipeline, owner.name)
         self._token = ""
-        self._link: StreamsLink | None = None
         self._warned = False
-
-    async def close(self) -> None:
-        """A script in progress may still take effect."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
 
     def _convert(self, item: SinkFrame) -> ConvertedRecords[Put]:
         return convert(self._settings, item)
@@ -114,7 +108,7 @@ class RedisSinkLane(KeptLane[Put]):
         link = await open_link(
             self._settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}", self._key
         )
-        async with on_failure_await(link.close):
+        async with on_failure_await(link.aclose):
             if not self._warned:
                 await warn_unless_durable(link, owner.where)
                 self._warned = True

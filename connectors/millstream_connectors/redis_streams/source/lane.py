@@ -48,10 +48,9 @@ from millstream_connectors.redis_streams.source.entries import (
     parse_id,
     read_entry,
 )
-from millstream_connectors.shared.failing import on_failure_await
+from millstream_connectors.shared.failing import Linked, on_failure_await
 from millstream_connectors.shared.faults import Fault, check_fit
-from millstream_connectors.shared.positioned_lane import PositionedLane
-from millstream_connectors.shared.reaching import Reaching
+from millstream_connectors.shared.reaching import RemoteLane
 from millstream_connectors.shared.record_batch import RecordBatch
 from millstream_connectors.shared.starts import LATEST, start_time
 from millstream_reader.connector import SourceOwner
@@ -148,19 +147,16 @@ class _Stream:
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
 
 
-class RedisSourceLane(PositionedLane):
+class RedisSourceLane(Linked[StreamsLink], RemoteLane):
     """One lane. See `SourceLane`."""
 
     kind = "redisStreams"
-    noun = "a redisStreams source"
 
     def __init__(self, spec: RedisSource, owner: SourceOwner) -> None:
-        super().__init__(owner)
+        super().__init__(owner, _log)
         self._spec = spec
         self._streams = [_Stream(name) for name in spec.streams if self._owns(name)]
-        self._link: StreamsLink | None = None
         self._warned = False
-        self._reaching = Reaching(owner.clock, _log)
         self._to_tell = b""
         """The last committed position, if the group is not set to it yet."""
         self._next_tell_s = 0.0
@@ -181,23 +177,13 @@ class RedisSourceLane(PositionedLane):
     def pending(self) -> int | None:
         return sum(stream.pending for stream in self._streams)
 
-    def is_held_up(self) -> bool:
-        return self._reaching.is_away
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
-
     async def tell_group(self) -> None:
         """Set the group to the last committed position, which is known, while the server is connected."""
         position, group, link = self._to_tell, self._spec.consumer_group, self._link
         if group is None or link is None or not position:
             return
         self._to_tell, self._next_tell_s = b"", self._now_s() + _TELL_EVERY_S
-        body = self._unpacked(position)
-        for name, (at, count, *_) in (body or {"at": {}})["at"].items():
+        for name, (at, count, *_) in (self._unpacked(position) or {"at": {}})["at"].items():
             words: tuple[Word, ...] = (name, group, at, "ENTRIESREAD", count)
             try:
                 await link.ask("XGROUP", "SETID", *words)
@@ -247,7 +233,7 @@ class RedisSourceLane(PositionedLane):
         spec, owner = self._spec, self._owner
         first = self._streams[0].name if self._streams else spec.streams[0]
         link = await open_link(spec, owner.base_dir, self._where, f"millstream {owner.lane}", first)
-        async with on_failure_await(link.close), translated(spec, self._where):
+        async with on_failure_await(link.aclose), translated(spec, self._where):
             if not self._warned:
                 await warn_unless_durable(link, self._where)
                 self._warned = True
@@ -384,11 +370,7 @@ class RedisSourceLane(PositionedLane):
         """The next batch."""
         whole, batch = self._spec.format == "record", RecordBatch("the entry")
         for stream in self._streams:
-            while stream.waiting and len(batch.values) < records_max:
-                entry = stream.waiting[0]
-                if not batch.fits(entry.size, bytes_max):
-                    break
-                stream.waiting.popleft()
+            for entry in batch.fitting(stream.waiting, records_max, bytes_max):
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
                 try:
                     read = read_entry(entry, whole=whole, key_mapping=self._owner.key_mapping)

@@ -77,9 +77,7 @@ class _Types:
         if isinstance(schema, list):
             return self._union(schema)
         if isinstance(schema, str):
-            if schema in _PRIMITIVES:
-                return _PRIMITIVES[schema]
-            return self._reached(schema)
+            return _PRIMITIVES[schema] if schema in _PRIMITIVES else self._reached(schema)
         type_, logical = schema["type"], schema.get("logicalType", "")
         if type_ in ("record", "error"):
             return self._record(schema)
@@ -209,8 +207,7 @@ def _branch_name(schema: Any) -> str:
     """The name by which fastavro finds a type in a union."""
     if isinstance(schema, str):
         return schema
-    is_named = schema["type"] in ("record", "error", "enum", "fixed")
-    return str(schema["name"] if is_named else schema["type"])
+    return str(schema["name"] if schema["type"] in ("record", "error", "enum", "fixed") else schema["type"])
 
 
 def _expected(what: str, value: Any) -> _MisfitError:
@@ -318,31 +315,22 @@ def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
     if (kind, logical) not in _READS:
         return _PRIMITIVES[kind]
     read, unit_us = _READS[kind, logical]
-    return _or_stored(_in_unit(read, unit_us), _PRIMITIVES[kind])
+    return _or_stored(read, unit_us, _PRIMITIVES[kind])
 
 
-def _or_stored(read: Callable[[str], int], stored: Convert) -> Convert:
+def _or_stored(read: Callable[[str], int], unit_us: int, stored: Convert) -> Convert:
     """A text, or the number that Avro stores."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, str):
             return stored(value)
         try:
-            return stored(read(value))
-        except _MisfitError:
-            raise
+            whole, rest = divmod(read(value), unit_us)
+            if rest:
+                raise ValueError("it is more precise than milliseconds, which is all that the schema allows")
         except (ValueError, OverflowError) as error:
             raise _MisfitError(f"{shown(value)}: {error}") from None
-
-    return convert
-
-
-def _in_unit(read: Callable[[str], int], unit_us: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        whole, rest = divmod(read(text), unit_us)
-        if rest:
-            raise ValueError("it is more precise than milliseconds, which is all that the schema allows")
-        return whole
+        return stored(whole)
 
     return convert
 

@@ -25,9 +25,7 @@ def id_of(value: bytes) -> int | None:
 def indexes_written(indexes: tuple[int, ...]) -> bytes:
     """The indexes of a message in a Protobuf schema: its index among the messages of the file, then among the messages
     nested in that, and so on. The first message is encoded as a single zero."""
-    if indexes == (0,):
-        return b"\0"
-    return b"".join(map(varint, (len(indexes), *indexes)))
+    return b"\0" if indexes == (0,) else b"".join(map(varint, (len(indexes), *indexes)))
 
 
 def indexes_read(data: bytes) -> tuple[tuple[int, ...], int]:

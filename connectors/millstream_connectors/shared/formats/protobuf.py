@@ -122,8 +122,7 @@ def _at(file: FileDescriptor, indexes: tuple[int, ...]) -> Descriptor:
 
 def _named(file: FileDescriptor, name: str) -> tuple[int, ...]:
     """A message by its name, with or without the package."""
-    package = f"{file.package}." if file.package else ""
-    parts = name.removeprefix(package).split(".")
+    parts = name.removeprefix(f"{file.package}." if file.package else "").split(".")
     messages = list(file.message_types_by_name.values())
     indexes = []
     for part in parts:

@@ -10,9 +10,8 @@ from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, is_open
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, without_effect
+from millstream.spec.values import After, ShapeProblem, SpecModel, Text, exactly_one, without_effect
 
 
 class Oauth2(SpecModel):

@@ -9,9 +9,8 @@ from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
-from millstream.spec.rules import After
 from millstream.spec.tls import is_open
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
+from millstream.spec.values import After, Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, without_effect
 from millstream_connectors.shared.aws.settings import access_key_problems
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}

@@ -6,8 +6,7 @@ import re
 from typing import Annotated
 
 from millstream import codes
-from millstream.spec.rules import After
-from millstream.spec.values import Text, problem, text_check
+from millstream.spec.values import After, Text, problem, text_check
 
 NAME_BYTES_MAX = 63
 """Maximum length of names. PostgreSQL truncates longer names, so two could become the same; MySQL refuses them."""

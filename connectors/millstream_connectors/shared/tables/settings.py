@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 from millstream import codes
 from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, conflicts
+from millstream_connectors.shared.columns import repeated
 from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.tables.names import ColumnName, ColumnTypeName, TableName
 
 Part = Literal["value", "key", "keys", "eventTime", "headers", "id"]
-
-
-def repeated(names: Sequence[str], setting: str, *below: str) -> Iterator[ShapeProblem]:
-    """A problem for each column that is named again. `setting`: the list of names; `below`: where a name is in an item
-    of it."""
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            what = f"column `{name}` appears twice"
-            yield ShapeProblem(codes.NAME_TWICE, (setting, index, *below), what, "each column once")
 
 
 class TableColumn(SpecModel):

@@ -168,8 +168,7 @@ class SqlSinkLane(RefusableLane[RowChange]):
         table = self._settings.table
         if kept is None:
             raise unknown(owner, f"{table} in {self._settings.shown}", f"{inserted(target.positions, owner)} there")
-        ours = kept.owner.startswith(owner.identity)
-        await check_kept(owner, kept, table, moved(target.positions, owner), ours=ours)
+        await check_kept(owner, kept, table, moved(target.positions, owner), ours=kept.owner.startswith(owner.identity))
         refused = await way.run(lambda c: self._own(c, token))
         await owner.note_target()
         self._token = token

@@ -125,20 +125,17 @@ class SqlStatements:
     def faults(self, connection: Connection) -> list[Fault]:
         """Problems of the user's table; none if it is still to be created."""
         with connection.begin():
-            return self._faults(connection)
-
-    def _faults(self, connection: Connection) -> list[Fault]:
-        settings, inspector = self._settings, sa.inspect(connection)
-        if not inspector.has_table(self._name, schema=self._schema):
-            found = f"there is no table {settings.table} in {settings.shown}"
-            return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
-        known = [column["name"] for column in inspector.get_columns(self._name, schema=self._schema)]
-        faults = settings.column_faults(known)
-        if settings.mode == "upsert" and not faults:
-            faults += self._key_faults(inspector)
-        if settings.backend in MYSQL:
-            faults += self._engine_faults(connection)
-        return faults
+            settings, inspector = self._settings, sa.inspect(connection)
+            if not inspector.has_table(self._name, schema=self._schema):
+                found = f"there is no table {settings.table} in {settings.shown}"
+                return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
+            known = [column["name"] for column in inspector.get_columns(self._name, schema=self._schema)]
+            faults = settings.column_faults(known)
+            if settings.mode == "upsert" and not faults:
+                faults += self._key_faults(inspector)
+            if settings.backend in MYSQL:
+                faults += self._engine_faults(connection)
+            return faults
 
     def _key_faults(self, inspector: sa.Inspector) -> list[Fault]:
         settings = self._settings
@@ -238,8 +235,7 @@ class SqlStatements:
         """The lane's stored state, or `fresh`, which is inserted. Its row stays locked until the transaction ends."""
         table, ours = self._positions, self._ours(pipeline, lane)
         # A statement for which every database locks the row.
-        done = connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch))
-        if done.rowcount == 0:
+        if connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch)).rowcount == 0:
             if fresh is None:
                 return None
             run, epoch, owner, (sequence, record), frame = fresh

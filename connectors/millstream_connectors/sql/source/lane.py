@@ -16,7 +16,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream_connectors.shared.failing import on_failure
+from millstream_connectors.shared.failing import on_failure, translating
 from millstream_connectors.shared.faults import Fault, check_fit
 from millstream_connectors.shared.query_lane import QueryLane
 from millstream_connectors.sql.client import SqlThread, open_sql_thread
@@ -33,7 +33,6 @@ class SqlSourceLane(QueryLane[Cursor]):
     """One lane. See `SourceLane`."""
 
     kind = "sql"
-    noun = "a sql source"
 
     def __init__(self, spec: SqlSource, owner: SourceOwner, way: SqlThread) -> None:
         super().__init__(owner, _log)
@@ -116,10 +115,8 @@ class SqlSourceLane(QueryLane[Cursor]):
             return
         last = end
         self._check_kind(last)
-        try:
+        with translating(RepeatedError, lambda error: self._repeated(query.cursor, error.cursor)):
             page = await way.run(lambda c: query.page(c, self._read, last))
-        except RepeatedError as error:
-            raise self._repeated(query.cursor, error.cursor) from error
         for row in page.rows:
             self._check_kind(row.cursor)
         self._waiting.extend(page.rows)

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from millstream.limits import RECORD_BYTES_MAX, SQL_PAGE_ROWS
 from millstream_connectors.shared.faults import Fault
-from millstream_connectors.shared.query_rows import QueryRow
+from millstream_connectors.shared.query_lane import QueryRow
 from millstream_connectors.shared.tables.names import table_parts
 from millstream_connectors.sql.settings import SqlSource
 from millstream_connectors.sql.source.values import Cursor, json_of
@@ -114,8 +114,7 @@ class Query:
             while size < _PAGE_BYTES or len(rows) < 2:
                 part = found.fetchmany(256)
                 for row in part:
-                    whole = "{" + ",".join(map("".join, zip(heads, map(json_of, row), strict=True))) + "}"
-                    value = whole.encode()
+                    value = ("{" + ",".join(map("".join, zip(heads, map(json_of, row), strict=True))) + "}").encode()
                     rows.append(_row(tuple(row[place] for place in places), value))
                     size += min(len(value), RECORD_BYTES_MAX)
                 if not part:

@@ -17,7 +17,7 @@ from millstream.limits import MIB
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.inputs import ReduceInputs
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
-from millstream_reduce.lane.progress import LaneProgress, check_whole
+from millstream_reduce.lane.progress import LaneProgress, check_records_known
 from millstream_reduce.queue import AppendResult, Queue
 from millstream_writer.committer import Unit
 
@@ -113,7 +113,7 @@ class Intake:
     def _end_retracing(self) -> None:
         core = self._progress.core
         self._queue.retraced()
-        check_whole(str(core.lane), self._queue, core.committer.mark)
+        check_records_known(str(core.lane), self._queue.directory, self._queue.records_known(), core.committer.mark)
         self.inputs.pass_over({done.edge: done.sequence for done in self._progress.stands.inputs})
         self.inputs.hold_at(None)
 

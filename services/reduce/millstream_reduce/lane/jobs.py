@@ -32,6 +32,7 @@ from millstream_reduce.engine import WindowEngine
 from millstream_reduce.group_keys import key_texts
 from millstream_reduce.values import WindowContents, WindowTable
 from millstream_reduce.windows.grouping import rises, stable_order
+from millstream_udf.arrow_values import stream_of
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +57,7 @@ class WindowResults:
     def encode(self) -> bytes:
         """For the result file, from which a commit in parts continues after a restart."""
         failures = json.dumps([failure.SerializeToString().hex() for failure in self.failures])
-        table = self.rows.replace_schema_metadata({b"failures": failures.encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        return bytes(sink.getvalue())
+        return stream_of(self.rows.replace_schema_metadata({b"failures": failures.encode()}))
 
     @classmethod
     def decode(cls, data: bytes) -> WindowResults:

@@ -23,7 +23,7 @@ from millstream_reduce.lane.inputs import ReduceInputs
 from millstream_reduce.lane.intake import Intake
 from millstream_reduce.lane.jobs import HandOverJobs
 from millstream_reduce.lane.milestones import Retracing
-from millstream_reduce.lane.progress import LaneProgress, check_whole
+from millstream_reduce.lane.progress import LaneProgress, check_records_known
 from millstream_reduce.lane.results import Results
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.queue import Queue
@@ -82,7 +82,7 @@ class ReduceLane:
                 await self._recover(work)
                 # In this group, so that no hand-over begins once one has failed.
                 others = [
-                    work.create_task(self._results.check(), name=f"check the program of {self.core.lane}"),
+                    work.create_task(self._results.jobs.check(), name=f"check the program of {self.core.lane}"),
                     work.create_task(self._intake.sync_all(begin), name=f"sync {self.core.lane}"),
                 ]
                 await self._work()
@@ -130,7 +130,9 @@ class ReduceLane:
     async def _recover(self, work: asyncio.TaskGroup) -> None:
         """Continue with what the log contains beyond the mark."""
         if self._input_is_kept and self._retracing is None:
-            check_whole(str(self.core.lane), self._queue, self.core.committer.mark)
+            check_records_known(
+                str(self.core.lane), self._queue.directory, self._queue.records_known(), self.core.committer.mark
+            )
         pending = self._queue.pending()
         self._progress.handed_over(pending)
         for appended in self._queue.unacknowledged():

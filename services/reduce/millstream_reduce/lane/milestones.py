@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from google.protobuf.message import DecodeError
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import GivenUp, Ledger
-from millstream.ledger.witness import REPAIR
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
-from millstream.ledger.witness import REPAIR, from_messages, merged
+from millstream.errors import REPAIR, DamageError
+from millstream.ledger.witness import from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import UnitMaker
@@ -101,13 +101,13 @@ class LaneProgress:
         """Publish the lane's progress, while everything that it has read is durable."""
         self.closed_us = self._queue.closed_us
         if (watermark_us := self._watermark(self.core.committer.mark.reduce.hand_over)) > self.core.watermark_us:
-            self.core.publish(watermark_us, idle=not self._queue.open_windows)
+            self.core.publisher.publish(watermark_us, idle=not self._queue.open_windows)
 
     def publish_recovered(self) -> None:
         """Publish how far the lane has read, which the previous process may not have done before it ended: the writers
         of its buffers wait for that."""
         self.closed_us = self._queue.closed_us
-        self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
+        self.core.publisher.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
 
     def _release_held(self) -> None:
         """If the input is kept, the mark alone must determine what happens to a record that is read again. So it
@@ -168,13 +168,9 @@ def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.Inpu
         done.read.extend(read)
 
 
-def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
-    """Raises `DamageError` unless the queue has the records that the mark counts as open."""
-    check_records_known(where, queue.directory, queue.records_known(), mark)
-
-
 def check_records_known(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
-    """The same for a log that holds `told` of the records that the mark counts.
+    """Raises `DamageError` unless the log, which holds `found` of the records that the mark counts as open, has them
+    all.
 
     For lanes that keep their input: a rebuilt log lacks records when they did not keep it all the time.
     """

@@ -54,7 +54,7 @@ class Results:
         self, jobs: HandOverJobs, queue: Queue, maker: UnitMaker, progress: LaneProgress, wake: Callable[[], None]
     ) -> None:
         """`wake`: called when results were sent or committed."""
-        self._jobs = jobs
+        self.jobs = jobs
         self._queue = queue
         self._maker = maker
         self._progress = progress
@@ -62,10 +62,6 @@ class Results:
         self._waiting: dict[int, WaitingResults] = {}
         """By number of the hand-over."""
         self._totals = Totals()
-
-    async def check(self) -> None:
-        """As `HandOverJobs.check`."""
-        await self._jobs.check()
 
     async def take_up(self, hand_over: wal_pb2.HandOver) -> bool:
         """Whether results of a hand-over were stored before the restart, and now wait for `release`."""
@@ -97,7 +93,7 @@ class Results:
             ) as span,
             step("reduce.compute", core.lane.vertex),
         ):
-            computed = await self._jobs.compute(hand_over, span.traceparent)
+            computed = await self.jobs.compute(hand_over, span.traceparent)
             span.tell("millstream.spark.job_tags", computed.job_tags)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
         self._totals.hand_overs += 1

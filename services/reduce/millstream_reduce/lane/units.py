@@ -20,7 +20,7 @@ from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_
 from millstream.record import Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.batches import HEADERS, frame_of_columns
+from millstream_reduce.batches import HEADERS, frame_of_columns, whole
 from millstream_reduce.lane.jobs import WindowResults, describe
 from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import HandOverOrigin
@@ -159,9 +159,9 @@ def _frame_of(windows: WindowTable, rows: pa.Table, ingest_time_us: int) -> tupl
     none_has_own = rows.column("headers").null_count == rows.num_rows
     shared = _headers_of_all(windows, used, places) if none_has_own else None
     frame = frame_of_columns(
-        _whole(rows.column("value")),
+        whole(rows.column("value")),
         (ends - 1)[places],
-        keys=_whole(rows.column("keys")),
+        keys=whole(rows.column("keys")),
         headers=_headers_of_each(windows, used, places, rows) if shared is None else None,
         ingest_time_us=ingest_time_us,
     )
@@ -192,11 +192,6 @@ def _headers_of_each(windows: WindowTable, used: Rows, places: Rows, rows: pa.Ta
         pairs = zip(rows.column("headers").to_pylist(), shared_headers, strict=True)
         headers = pa.array([list({**dict(own or ()), **dict(shared)}.items()) for own, shared in pairs], HEADERS)
     return headers
-
-
-def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
-    chunks: list[pa.Array[Any]] = column.chunks
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
 def _headers_of(window: Window) -> dict[str, bytes]:

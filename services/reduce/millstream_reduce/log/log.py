@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import (
+    REPAIR,
     DamageError,
     FencedError,
     InfrastructureError,
@@ -34,7 +35,6 @@ from millstream.errors import (
     UserError,
 )
 from millstream.files import directories_to_sync, make_private_directories
-from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT, entry_buffers, entry_length

@@ -459,7 +459,7 @@ class _Scope:
     def _filter(self, aggregates: Sequence[exp.Expr], where: exp.Where) -> None:
         """Case 2."""
         condition = where.this
-        if any(name in RANDOM for name in map(_function_name, condition.find_all(exp.Anonymous))):
+        if any(call.name.lower() in RANDOM for call in condition.find_all(exp.Anonymous)):
             raise OneByOneError("an aggregate without GROUP BY over randomly chosen rows")
         for aggregate in aggregates:
             whole = aggregate
@@ -514,7 +514,7 @@ class _Scope:
     def _check_stars(self, item: exp.Expr) -> None:
         for star in item.find_all(exp.Star):
             parent = star.parent
-            if not (isinstance(parent, exp.Anonymous) and _function_name(parent) == "count") and self._is_own(star):
+            if not (isinstance(parent, exp.Anonymous) and parent.name.lower() == "count") and self._is_own(star):
                 raise OneByOneError("* inside a function")
 
     def _aggregates(self) -> Iterator[exp.Expr]:
@@ -527,13 +527,13 @@ class _Scope:
                     continue
                 if not isinstance(node, exp.Anonymous):
                     raise OneByOneError("ANY or ALL without GROUP BY")
-                if _function_name(node) in AGGREGATES and not _is_windowed(node):
+                if node.name.lower() in AGGREGATES and not _is_windowed(node):
                     yield node
 
     def _is_key(self, item: exp.Expr) -> bool:
         """Whether GROUP BY ALL includes it, as far as the query shows."""
         calls = (node for node in item.find_all(exp.Anonymous, exp.Window) if self._is_own(node))
-        return not any(isinstance(node, exp.Window) or _function_name(node) in AGGREGATES for node in calls)
+        return not any(isinstance(node, exp.Window) or node.name.lower() in AGGREGATES for node in calls)
 
     def _is_own(self, node: exp.Expr) -> bool:
         """Whether it belongs to this SELECT, and not to one inside it."""
@@ -546,10 +546,6 @@ def _is_windowed(node: exp.Expr) -> bool:
         node = above
         above = node.parent
     return isinstance(above, exp.Window) and above.this is node
-
-
-def _function_name(node: exp.Expr) -> str:
-    return node.name.lower()
 
 
 def _leave_out_index(star: exp.Star) -> None:

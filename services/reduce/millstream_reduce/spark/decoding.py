@@ -33,6 +33,7 @@ import pyarrow.json
 
 from millstream.exact_json import parse, text_of
 from millstream.json_parser import parse_json
+from millstream_reduce.batches import whole
 from millstream_udf.json_rows import json_column
 
 _SPECIAL_NUMBERS = {
@@ -283,7 +284,7 @@ class JsonDecoder(Decoder):
                 return None
             # Texts are not checked to be UTF-8 while they are read.
             table.validate(full=True)
-            return [_one(table.column(field.name)).cast(field.kind) for field in self.fields]
+            return [whole(table.column(field.name)).cast(field.kind) for field in self.fields]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
 
@@ -338,7 +339,7 @@ class CsvDecoder(Decoder):
             return None
         if table.num_rows != len(values):
             return None
-        return [_one(table.column(field.name)) for field in self.fields]
+        return [whole(table.column(field.name)) for field in self.fields]
 
     def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
         names = [field.name for field in self.declared]
@@ -422,7 +423,3 @@ def _buffers(values: Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8
 def _as_list(values: Array) -> Array:
     """All values as one list, for `binary_join`."""
     return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-
-
-def _one(column: Array) -> Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

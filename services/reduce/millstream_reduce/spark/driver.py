@@ -121,23 +121,19 @@ def _imported(*, with_pandas: bool) -> ModuleType:
 
 
 def _report(error: BaseException) -> int:
-    """Log what ended the process, and return the exit code. The loss of Spark explains everything else."""
+    """Log what ended the process, and return the exit code."""
     errors = [error for error in leaves(error) if not isinstance(error, asyncio.CancelledError)]
     ours = [error for error in errors if isinstance(error, MillstreamError)]
-    lost = [error for error in ours if isinstance(error, SessionLostError)]
-    if ours:
-        return _exit_code_of((lost or ours)[0])
-    log.error("defect: %r", errors[0], exc_info=errors[0], extra={"code": codes.DEFECT.id})
-    return MillstreamError.exit_code
-
-
-def _exit_code_of(error: MillstreamError) -> int:
-    """Log it, and return the exit code."""
-    log.error("%s", error)
-    if isinstance(error, SparkEndedError) and error.killed_by:
+    if not ours:
+        log.error("defect: %r", errors[0], exc_info=errors[0], extra={"code": codes.DEFECT.id})
+        return MillstreamError.exit_code
+    # The loss of Spark explains everything else.
+    first = next((error for error in ours if isinstance(error, SessionLostError)), ours[0])
+    log.error("%s", first)
+    if isinstance(first, SparkEndedError) and first.killed_by:
         # The JVM was killed from outside, and the parent has to treat this process in the same way.
-        return -error.killed_by
-    return error.exit_code
+        return -first.killed_by
+    return first.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,8 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
 
 def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
     """Compute windows. Raises `MillstreamError` for errors that are not the fault of a window."""
-    tables, failures = _isolated(_computation(spark, program), windows, 0, _Attempts(spark, program.sql.query))
+    compute = partial(_computed, spark, _computation(spark, program), program.sql.query)
+    tables, failures = _isolated(compute, windows, 0)
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
@@ -117,23 +118,14 @@ def _planned(spark: SparkSession, program: bytes) -> SqlPlan:
     return plan_sql(spark, engine_pb2.SqlProgram.FromString(program))
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempts:
-    """What the attempts to compute the windows of a job share."""
-
-    spark: SparkSession
-    query: str
-    """The user's text if it is SQL."""
-
-
 def _isolated(
-    compute: Compute, windows: JobWindows, first: int, attempts: _Attempts
+    compute: Compute, windows: JobWindows, first: int
 ) -> tuple[list[pa.Table], list[engine_pb2.WindowFailure]]:
     """Compute `windows`, the first of which has the index `first`; those that fail are computed alone."""
     if not windows:
         return [], []
     try:
-        table, failures = _computed(compute, windows, attempts)
+        table, failures = compute(windows)
         for failure in failures:
             failure.window += first
         return [_shifted(table, first)], failures
@@ -141,21 +133,21 @@ def _isolated(
         if len(windows) == 1:
             return [], [engine_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
     middle = len(windows) // 2
-    tables, failures = _isolated(compute, windows[:middle], first, attempts)
-    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle, attempts)
+    tables, failures = _isolated(compute, windows[:middle], first)
+    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle)
     return tables + more_tables, failures + more_failures
 
 
 def _computed(
-    compute: Compute, windows: JobWindows, attempts: _Attempts
+    spark: SparkSession, compute: Compute, query: str, windows: JobWindows
 ) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """Raises `WindowError` if some of the windows is, or may be, at fault."""
+    """Raises `WindowError` if some of the windows is, or may be, at fault. `query`: the user's text if it is SQL."""
     failed = {WorkerLostError: 0, JobFailedError: 0}
     while True:
         try:
             return compute(windows)
         except Exception as error:
-            fault = meaning(error, attempts.query)
+            fault = meaning(error, query)
             if not isinstance(fault, (WorkerLostError, JobFailedError)):
                 raise fault from error
             failed[type(fault)] += 1
@@ -163,7 +155,7 @@ def _computed(
             times_max, text = _ALONE[type(fault)]
             if len(windows) > 1 or failed[type(fault)] >= times_max:
                 if isinstance(fault, JobFailedError):
-                    _check_others(attempts.spark, fault)
+                    _check_others(spark, fault)
                     text += fault.reason
                 raise WindowError(text, getattr(fault, "detail", "")) from error
         # In its own thread, which nothing else wakes.
@@ -173,13 +165,10 @@ def _computed(
 def _check_others(spark: SparkSession, fault: JobFailedError) -> None:
     """Raises the error of a job unless Spark computes others, with Python workers and a shuffle."""
     try:
-        spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT").repartition(2).groupBy().count().collect()
+        tasks = spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id BIGINT")
+        tasks.repartition(2).groupBy().count().collect()
     except Exception as error:
         raise fault from error
-
-
-def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 def _shifted(table: pa.Table, first: int) -> pa.Table:

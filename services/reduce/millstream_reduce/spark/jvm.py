@@ -114,10 +114,6 @@ class Jvm:
         self.signs = SignsOfLife(process.pid)
         self._health = Health(process.pid, Patience(), report=lambda text: _log.warning("Spark's JVM %s", text))
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     async def ended(self) -> str:
         """Wait until it has ended. Returns how, in a sentence."""
         exit_code = await self._process.wait()

@@ -132,8 +132,7 @@ class _Rewriting:
         table = clause.this if clause is not None else None
         if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
             raise _NotRewrittenError
-        parts = {name for name, value in table.args.items() if value}
-        _require(parts == {"this"} and table.name.lower() == TABLE)
+        _require({name for name, value in table.args.items() if value} == {"this"} and table.name.lower() == TABLE)
 
     def _groups(self) -> Iterator[ColumnPlace]:
         group = self._select.args.get("group")

@@ -114,14 +114,13 @@ async def report(settings: SparkSettings) -> SparkReport:
                 begun_s = time.monotonic()
                 await session.run(warm_up, windows)
                 times_s.append(time.monotonic() - begun_s)
-            cache = aot.find_cache(java) if java is not None else None
             return SparkReport(
                 spark_version=session.description.spark_version,
                 spark_home=str(spark_home()),
                 place=session.description.place,
                 java_version=java.version if java is not None else "",
                 java_executable=str(java.executable) if java is not None else "",
-                cache=str(cache or ""),
+                cache=str(aot.find_cache(java) or "") if java is not None else "",
                 start_s=ready_s - opened_s,
                 first_job_s=first_job_s,
                 job_ms=statistics.median(times_s) * 1000,

@@ -18,7 +18,7 @@ import gc
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,8 +47,8 @@ from millstream_udf.context import Context
 from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Group, Part
 from millstream_udf.loading import LoadError
-from millstream_udf.reduce_arrow import arrow_part
-from millstream_udf.reducing import Answer, Reducer
+from millstream_udf.reduce_arrow import ArrowRows
+from millstream_udf.reducing import Answer, Reduce
 from millstream_udf.values import Message, Window
 
 PASS_BYTES = 256 * MIB
@@ -128,7 +128,7 @@ class GroupReader:
             begin = int(ends[first - 1]) if first else 0
             last = max(first + 1, int(np.searchsorted(ends, begin + PART_ROWS, side="right")))
             rows = batch.slice(begin, int(ends[last - 1]) - begin)
-            part = arrow_part(groups[first:last], counts[first:last].tolist(), rows, unfinished=False)
+            part = Part(groups[first:last], counts[first:last].tolist(), ArrowRows(rows))
             yield GroupsPart(part, windows[first:last].tolist())
             first = last
 
@@ -140,7 +140,7 @@ class GroupReader:
         while waiting is not None:
             following = next(chunks, None)
             groups, windows = ([], []) if begun else ([group], [window])
-            part = arrow_part(groups, [len(waiting)], self._batch(waiting), unfinished=following is not None)
+            part = Part(groups, [len(waiting)], ArrowRows(self._batch(waiting)), following is not None)
             yield GroupsPart(part, windows)
             begun, waiting = True, following
 
@@ -202,31 +202,26 @@ TASK_SCHEMA = (
 )
 _COLUMNS = pa.schema([*RESULT_SCHEMA, ("key", pa.binary()), ("reason", pa.string()), ("detail", pa.string())])
 
-Reduce = Callable[[Iterable[Part]], Iterator[Answer]]
 
+def reduced_groups(
+    manifest: Manifest | None, encoded: bytes, tasks: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow` over a range of task numbers: the results of the groups of those tasks.
 
-class GroupReducer:
-    """For `mapInArrow` over a range of task numbers: the results of the groups of those tasks."""
-
-    def __init__(self, manifest: Manifest | None, program: bytes) -> None:
-        """Without a manifest, that of the run is used. `program`: encoded."""
-        self._manifest = manifest
-        self._program = program
-
-    def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        log = LogEntries()
+    Without a manifest, that of the run is used. `encoded`: the program.
+    """
+    log = LogEntries()
+    program = engine_pb2.Program.FromString(encoded)
+    reader = GroupReader(manifest or manifest_of_run(), keyed=program.keyed, within=context_of(program.python))
+    try:
+        reduce = _reduce(program)
+        for task in numbers_of(tasks):
+            yield from _reduced(reduce, reader.parts(log, task))
+    except MillstreamError as error:
+        # Spark would repeat the task for an exception, but the code above knows better.
         rows = _Rows()
-        program = engine_pb2.Program.FromString(self._program)
-        manifest = self._manifest or manifest_of_run()
-        reader = GroupReader(manifest, keyed=program.keyed, within=context_of(program.python))
-        try:
-            reduce = _reduce(program)
-            for task in numbers_of(tasks):
-                yield from _reduced(reduce, reader.parts(log, task))
-        except MillstreamError as error:
-            # Spark would repeat the task for an exception, but the code above knows better.
-            rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), kind_of(error))
-            yield rows.take()
+        rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), kind_of(error))
+        yield rows.take()
 
 
 class _Rows:
@@ -267,7 +262,7 @@ def compute_groups(
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
         tasks = spark.range(0, manifest.tasks, 1, manifest.tasks)
-        yield tasks.mapInArrow(GroupReducer(of_run, encoded), TASK_SCHEMA)
+        yield tasks.mapInArrow(partial(reduced_groups, of_run, encoded), TASK_SCHEMA)
 
     return _without_failures(run_job(spark, (encoded, manifest.tasks), open_frame, manifest))
 
@@ -297,14 +292,14 @@ def context_of(program: engine_pb2.PythonProgram) -> Context:
     return Context(pipeline=program.pipeline, vertex=program.vertex)
 
 
-def load(program: engine_pb2.PythonProgram) -> Reducer:
+def load(program: engine_pb2.PythonProgram) -> Reduce:
     """A user's function. Raises `UdfError` with what to change."""
     from millstream_udf import reducing
 
     target = program.target
     modules = len(sys.modules)
     try:
-        reducer = reducing.load(target, program.directory, context_of(program))
+        reduce = reducing.load(target, program.directory, context_of(program))
     except LoadError as error:
         raise UdfError(codes.FUNCTION_IMPORT, str(error)) from error
     except FAILURES as error:
@@ -315,17 +310,17 @@ def load(program: engine_pb2.PythonProgram) -> Reducer:
         # As in `worker_daemon`: Spark makes a worker collect garbage after every task, which is useless for imports.
         gc.collect()
         gc.freeze()
-    return reducer
+    return reduce
 
 
 def _reduce(program: engine_pb2.Program) -> Reduce:
     if program.HasField("udf"):
         return lambda parts: reduce_over_grpc(program.udf, parts)
-    reducer = load(program.python)
+    plain = load(program.python)
 
     def reduce(parts: Iterable[Part]) -> Iterator[Answer]:
         try:
-            yield from reducer.answers(parts)
+            yield from plain(parts)
         except MillstreamError:
             raise
         except FAILURES as error:

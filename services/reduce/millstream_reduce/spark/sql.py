@@ -231,8 +231,10 @@ def _together(spark: SparkSession, query: str, view: str, results: Sequence[Resu
 def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, parallelism: int) -> pa.Table:
     """The results of all windows: window, keys, value, tags, headers. Raises what Spark raises."""
     if plan.one_by_one and len(windows) > 1:
-        starts = range(0, len(windows), ONE_BY_ONE_WINDOWS)
-        return pa.concat_tables(_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts)
+        return pa.concat_tables(
+            _one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at)
+            for at in range(0, len(windows), ONE_BY_ONE_WINDOWS)
+        )
     rows = int(windows.table.rows.sum())
     tasks = parallelism if rows > (SMALL_JOB_ROWS if parallelism > 2 else SMALL_JOB_ROWS_OF_TWO) else 1
     largest = int(windows.table.rows.max(initial=0))

@@ -33,6 +33,7 @@ from millstream.retry import Backoff
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.settings import TOKEN_VARIABLE
+from millstream_udf.arrow_values import stream_of
 
 _HEADER = "authorization"
 _SCHEME = "Bearer "
@@ -81,10 +82,7 @@ def encoded_rows(table: pa.Table) -> Iterator[bytes]:
             waiting += [batch.slice(half), batch.slice(0, half)]
             continue
         if batch.num_rows:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            yield sink.getvalue().to_pybytes()
+            yield stream_of(batch)
 
 
 def decoded_rows(parts: Sequence[bytes], schema: pa.Schema) -> pa.Table:

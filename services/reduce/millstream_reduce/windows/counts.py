@@ -41,10 +41,6 @@ class CountWindows(GlobalWindows):
         """End of the last result of a key, where it lies beyond the watermark."""
         self._named_max = _NAMED_MIN
 
-    def depends_on_closing(self, times: Times) -> bool:
-        # A key's rows are counted, whatever their time.
-        return False
-
     def _parts(self, times: Times, groups: Rows) -> Rows:
         return groups
 

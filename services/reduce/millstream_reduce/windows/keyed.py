@@ -8,7 +8,7 @@ late it is handed over.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import islice
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream_reduce.values import Key, Location, Rows, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Times
+from millstream_reduce.windowing import Admission, Keys, Times, Windowing
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import closed_before
@@ -46,7 +46,7 @@ class KeyRuns:
         self.begins = run_starts(codes)
 
 
-class KeyedWindows(ABC):
+class KeyedWindows(Windowing):
     """Windows of one key each. Subclasses say how rows are cut into windows and which windows are due."""
 
     def __init__(self, config: WindowConfig) -> None:
@@ -74,10 +74,6 @@ class KeyedWindows(ABC):
         return len(self._slots)
 
     # Rows in
-
-    def depends_on_closing(self, times: Times) -> bool:
-        # Windows that end by the limit are closed: later rows belong to none of them.
-        return len(times) > 0 and int(times.min()) < self._limit_us()
 
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         if not len(times):
@@ -122,10 +118,6 @@ class KeyedWindows(ABC):
         if int(times.min()) <= self._late_until():
             raise closed_before(location)
 
-    def replayed(self) -> None:
-        """`add` has refused what no window was for."""
-        return
-
     def _groups(self, keys: Keys | None, rows: int) -> Rows:
         if not self.needs_keys:
             return np.zeros(rows, np.int64)
@@ -154,12 +146,6 @@ class KeyedWindows(ABC):
         self._advance(closed_us)
         for one in contents:
             self._note(one)
-
-    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
-        return []
-
-    def rows_to_early(self, rows_min: int) -> int:
-        return rows_min
 
     def oldest_end_us(self) -> int | None:
         return int(self._slots.end[: self._slots.used].min()) if len(self._slots) else None

@@ -24,7 +24,7 @@ import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream_reduce.values import Location, Piece, Rows, Window, WindowContents
-from millstream_reduce.windowing import Admission, Keys, Times
+from millstream_reduce.windowing import Admission, Keys, Times, Windowing
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.entries import Entries, Triple, closed_before
@@ -48,7 +48,7 @@ class _Pane:
         return zip(self.pieces[0::3], self.pieces[1::3], self.pieces[2::3], strict=True)
 
 
-class PanedWindows:
+class PanedWindows(Windowing):
     """Fixed and sliding windows."""
 
     needs_keys = False
@@ -86,10 +86,6 @@ class PanedWindows:
         return self._entries.segments()
 
     # Rows in
-
-    def depends_on_closing(self, times: Times) -> bool:
-        # A row is in the windows of its time, or late for them.
-        return False
 
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Admission:
         if not len(times):
@@ -167,9 +163,6 @@ class PanedWindows:
             if one.window.early:
                 number = self._number_of(one.window)
                 self._early[number] = (one.window.early, sum(pane.rows for pane in self._panes_in(number)))
-
-    def replayed(self) -> None:
-        """`add` has refused what no window was for."""
 
     def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
         results: list[WindowContents] = []

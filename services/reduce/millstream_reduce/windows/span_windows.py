@@ -41,6 +41,10 @@ class SpanWindows(KeyedWindows):
         self._strays: set[int] = set()
         """Slots that are due, and ended before their rows came: what is left of windows whose first rows are gone."""
 
+    def depends_on_closing(self, times: Times) -> bool:
+        # Windows that end by the limit are closed: later rows belong to none of them.
+        return len(times) > 0 and int(times.min()) < self._limit_us()
+
     @abstractmethod
     def _spans(self, times: Times, firsts: Rows) -> tuple[Rows, Rows, Rows]:
         """Of each run: begin and end of the span that decides which open window it joins, and its first time."""

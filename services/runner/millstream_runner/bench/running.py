@@ -27,9 +27,9 @@ from millstream.errors import InfrastructureError, MillstreamError, RetryLaterEr
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
-from millstream.spec.loading import LoadedPipeline, load_text
+from millstream.spec.loading import load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.store import OtStore, OtStores, OtUpdate
+from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime, read_json
@@ -207,22 +207,16 @@ async def measure(
     data = DataDirectory(directory / "data")
     options = RunOptions(data_dir=data.root, durability=durability, metrics_port_base=base, workers=workers)
     measured = Measurement()
-    async with beside(_watch(data, pipeline, technology_of(loaded.pipeline), load, measured), "watch"):
-        result = await _run(loaded, options)
-    status = read_json(data.status) or {}
-    measured.durability = str(status.get("durability", durability.value))
-    _check(result, load)
-    return measured
-
-
-async def _run(loaded: LoadedPipeline, options: RunOptions) -> RunResult:
     notes = io.StringIO()
-    result = await run(loaded, options, Screen(notes))
+    async with beside(_watch(data, pipeline, technology_of(loaded.pipeline), load, measured), "watch"):
+        result = await run(loaded, options, Screen(notes))
     if (failure := result.failure) is not None:
         raise MillstreamError(
             codes.EXPERIMENT_FAILED, f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}"
         )
-    return result
+    measured.durability = str((read_json(data.status) or {}).get("durability", durability.value))
+    _check(result, load)
+    return measured
 
 
 def _check(result: RunResult, load: Load) -> None:
@@ -250,8 +244,9 @@ async def _watch(
     ):
         clock = _Clock(load, measured)
         if pipeline.observed_edge is not None:
-            take = partial(clock.take_chain, pipeline.observed_edge)
-            group.create_task(_follow(buffer.stores, "in", take), name="chain")
+            group.create_task(
+                _follow(buffer.stores, "in", partial(clock.take_chain, pipeline.observed_edge)), name="chain"
+            )
         elif pipeline.passes_on:
             group.create_task(_follow(buffer.stores, "in", clock.take_source), name="source")
             group.create_task(_follow(buffer.stores, "out", clock.take_sink), name="sink")
@@ -262,9 +257,7 @@ async def _watch(
 
 async def _follow(stores: OtStores, vertex: str, take: Callable[[OtUpdate], None]) -> None:
     """Pass on what a vertex publishes."""
-    async with (await _store(stores, vertex)).watch() as updates:
-        async for update in updates:
-            take(update)
+    await follow(await _store(stores, vertex), [take])
 
 
 async def _store(stores: OtStores, vertex: str) -> OtStore:
@@ -371,10 +364,8 @@ async def _sample(
 def _port_of(directory: DataDirectory, replica: str) -> int | None:
     """Port of the metrics of the worker that runs a replica; None while no worker does."""
     runtime = directory.read_runtime()
-    for process in runtime.processes if runtime is not None else ():
-        if replica in process.replicas and process.metrics_port is not None:
-            return process.metrics_port
-    return None
+    processes = runtime.processes if runtime is not None else ()
+    return next((process.metrics_port for process in processes if replica in process.replicas), None)
 
 
 def _sample_use(directory: DataDirectory, measured: Measurement) -> None:

@@ -11,12 +11,13 @@ import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from millstream import codes
+from millstream.extract import microseconds_of
 from millstream.spec import yaml_text
 from millstream.spec.problems import Path as Place
 from millstream.spec.problems import Problem, SpecError, path_text
@@ -28,7 +29,6 @@ TIMEOUT_S = 120.0
 ANY = "any"
 """Instead of expected records: the sink is not checked."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MEMBERS = ("pipeline", "inputs", "outputs", "order", "timeout")
 _VALUES = ("value", "text", "base64")
 _INPUT = (*_VALUES, "time", "keys", "headers", "id")
@@ -188,13 +188,10 @@ class _Reader:
     def _expected(self, place: Place, item: Any) -> ExpectedRecord:
         members = self._record(place, item, _EXPECTED)
         given = self._one_of(place, members, (*_VALUES, "contains"))
-        contains = None
-        if given == "contains":
-            contains = self._mapping((*place, "contains"), members["contains"])
         return ExpectedRecord(
             line=self._document.place_of(place).line,
             json=members["value"] if given == "value" else _MISSING,
-            contains=contains,
+            contains=self._mapping((*place, "contains"), members["contains"]) if given == "contains" else None,
             raw=self._raw((*place, given), given, members[given]) if given in ("text", "base64") else None,
             time_us=self._time(place, members),
             keys=self._keys(place, members),
@@ -237,7 +234,7 @@ class _Reader:
         try:
             moment = datetime.fromisoformat(written) if isinstance(written, str) else written
             if isinstance(moment, datetime) and moment.tzinfo is not None:
-                return (moment - _EPOCH) // timedelta(microseconds=1)
+                return microseconds_of(moment)
         except ValueError:
             pass
         self._refuse((*place, "time"), f"{written!r} is not a time", 'a time with its zone, "2026-01-05T09:00:00Z"')

@@ -140,26 +140,20 @@ def _nearest(missing: Sequence[ExpectedRecord], surplus: Sequence[Envelope]) -> 
     left = list(surplus[: 5 * _SHOWN_MAX])
     for one in missing[:_SHOWN_MAX]:
         if left:
-            found = min(range(len(left)), key=lambda at: len(list(_mismatches(one, left[at]))))
-            near[id(one)] = left.pop(found)
+            near[id(one)] = left.pop(min(range(len(left)), key=lambda at: len(list(_mismatches(one, left[at])))))
     return near
 
 
 def _wanted(one: ExpectedRecord) -> str:
-    parts = []
-    if one.has_json:
-        parts.append(_line(one.json))
-    if one.contains is not None:
-        parts.append(f"contains {_line(one.contains)}")
-    if one.raw is not None:
-        parts.append(_text(one.raw))
-    if one.keys is not None:
-        parts.append(f"keys {list(one.keys)}")
-    if one.time_us is not None:
-        parts.append(f"at {time_text(one.time_us)}")
-    if one.reason is not None:
-        parts.append(f"reason {one.reason!r}")
-    return "  ".join(parts)
+    parts = (
+        _line(one.json) if one.has_json else None,
+        f"contains {_line(one.contains)}" if one.contains is not None else None,
+        _text(one.raw) if one.raw is not None else None,
+        f"keys {list(one.keys)}" if one.keys is not None else None,
+        f"at {time_text(one.time_us)}" if one.time_us is not None else None,
+        f"reason {one.reason!r}" if one.reason is not None else None,
+    )
+    return "  ".join(part for part in parts if part is not None)
 
 
 def _shown(record: Envelope) -> str:

@@ -103,8 +103,10 @@ def _vertices(loaded: LoadedPipeline, kind: type[Source | Sink]) -> list[Vertex]
 
 
 def _unknown(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
-    named = (("inputs", case.inputs, _vertices(loaded, Source)), ("outputs", case.outputs, _vertices(loaded, Sink)))
-    for member, given, vertices in named:
+    for member, given, vertices in (
+        ("inputs", case.inputs, _vertices(loaded, Source)),
+        ("outputs", case.outputs, _vertices(loaded, Sink)),
+    ):
         names = [vertex.name for vertex in vertices]
         for name in given:
             if name not in names:
@@ -118,11 +120,10 @@ def _not_given(case: Case, loaded: LoadedPipeline) -> Iterator[Problem]:
         source = vertex.settings
         assert isinstance(source, Source)
         for index, record in enumerate(case.inputs.get(vertex.name, ())):
-            taken = (
+            for name, given, is_taken in (
                 ("time", record.time_us, source.event_time is not None and source.event_time.field is not None),
                 ("keys", record.keys, bool(source.keys)),
-            )
-            for name, given, is_taken in taken:
+            ):
                 if given is not None and is_taken:
                     yield case.problem(
                         ("inputs", vertex.name, index, name),

@@ -18,10 +18,11 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from millstream import codes
 from millstream.buffers.registry import over
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.files import make_private_directories, write_private
+from millstream.ports import free_ports
+from millstream.processes import Process, Stop, open_process
 from millstream.spec.buffers import DEFAULT, TECHNOLOGIES
 from millstream.spec.checks import local_problems
 from millstream.spec.graph import Graph, guarantees_of
@@ -40,12 +43,18 @@ from millstream.wire.certificates import make_certificate
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, Ports, write
 from millstream_runner.chaos.faults import Injector, refuse_large_disk
 from millstream_runner.chaos.lossy_path import open_lossy_path
-from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream_runner.chaos.plan import ALWAYS_THERE, FaultKind
 from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.session import Assignment, ExperimentOutcome, ExperimentSession, Struck
 from millstream_runner.local.directory import DataDirectory
 
+SPLITS = 2
+"""Of the source of `push`."""
+INPUTS = "inputs.jsonl"
+RECEIVED = "received.jsonl"
+_FINISH_TIMEOUT_S = 60.0
+"""Time from the request that the feeder sends nothing new until everything is acknowledged."""
+_STOP_TIMEOUT_S = 10.0
 ORACLE_TIMEOUT_S = 600.0
 _ERRORS: Mapping[int, type[MillstreamError]] = {
     kind.exit_code: kind for kind in (UserError, UdfError, InfrastructureError, DamageError)
@@ -167,20 +176,21 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)
-    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
-    command += ["--sinks", str(directory / "sinks"), str(file)]
-    if options.ledger is not None:
-        command += ["--ledger", options.ledger]
-    if options.workers is not None:
-        command += ["--workers", str(options.workers)]
+    command = [
+        *(sys.executable, "-P", "-m", "millstream_runner.chaos.runner"),
+        *("--data-dir", str(data.root)),
+        *("--sinks", str(directory / "sinks")),
+        str(file),
+        *(() if options.ledger is None else ("--ledger", options.ledger)),
+        *(() if options.workers is None else ("--workers", str(options.workers))),
+    ]
     async with AsyncExitStack() as stack:
         path = None
         if FaultKind.NETWORK in options.kinds:
             path = await stack.enter_async_context(open_lossy_path(lambda: _broker_port(data)))
             command += ["--broker-path", path.url]
-        small_disk = directory if FaultKind.DISK in options.kinds else None
         runner = RunnerProcess(command, data, directory / "runner.log")
-        injector = Injector(directory / "successors.log", path, small_disk)
+        injector = Injector(directory / "successors.log", path, directory if FaultKind.DISK in options.kinds else None)
         finish = None
         if options.pipeline == "push":
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))
@@ -264,16 +274,19 @@ def is_bounded(graph: Graph) -> bool:
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
     """The oracle's verdict. Raises `MillstreamError` if it cannot judge."""
-    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.oracle"]
-    command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
-    command += ["--guarantees", str(directory / "guarantees.json")]
+    command = [
+        *(sys.executable, "-P", "-m", "millstream_runner.chaos.oracle"),
+        *("--data-dir", str(directory / "state")),
+        *("--sinks", str(directory / "sinks")),
+        *("--guarantees", str(directory / "guarantees.json")),
+        *(() if options.id_field is None else ("--id", options.id_field)),
+        *(("--drained",) if drained else ()),
+    ]
     if options.pipeline == "push":
         command += ["--inputs", str(directory / INPUTS), "--received", str(directory / RECEIVED)]
     elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
         # Records in windows that are open when a run is drained wait for the next run.
         command += ["--expect", options.pipeline]
-    command += ["--id", options.id_field] if options.id_field is not None else []
-    command += ["--drained"] if drained else []
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -294,3 +307,46 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
         )
     verdict: dict[str, Any] = json.loads(output.splitlines()[-1])
     return verdict
+
+
+@asynccontextmanager
+async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The feeder and the receiver of the pipeline `push` run during the block. The yielded function ends the feeder
+    once everything that it has sent is acknowledged.
+
+    Raises `InfrastructureError` if that takes too long, because the source is not there.
+    """
+    receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
+    feeder = [
+        *("--source", "orders"),
+        *("--port", str(ports.source), "--splits", str(SPLITS)),
+        *("--rate", str(rate)),
+        *("--file", str(directory / INPUTS)),
+    ]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_running("receiver", receiver))
+        feeding = await stack.enter_async_context(_running("feeder", feeder))
+
+        async def finish() -> None:
+            feeding.signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_FINISH_TIMEOUT_S):
+                    await feeding.wait()
+            except TimeoutError:
+                raise InfrastructureError(
+                    codes.EXPERIMENT_STOPPED,
+                    f"the source did not acknowledge all records within {_FINISH_TIMEOUT_S:.0f} s",
+                ) from None
+
+        yield finish
+
+
+def _running(name: str, options: list[str]) -> AbstractAsyncContextManager[Process]:
+    command = [sys.executable, "-P", "-m", f"millstream_runner.chaos.oracle.{name}", *options]
+    return open_process(command, name=f"the {name}", stop=Stop(_STOP_TIMEOUT_S))
+
+
+def outside_ports() -> Ports:
+    """Ports that are free now: adjacent ones for the splits of the source, one for the target."""
+    source = free_ports(SPLITS + 1)
+    return Ports(source, source + SPLITS)

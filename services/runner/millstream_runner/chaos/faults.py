@@ -83,8 +83,7 @@ class Injector:
     async def _succeed(self, strike: Strike, victim: RunProcess) -> None:
         """Let another process do the work of the paused one, until some time after that has resumed."""
         with append_private(self._log_file) as log:
-            running = open_process(victim.command, name="a successor", stdout=log, stderr=log)
-            async with running as successor:
+            async with open_process(victim.command, name="a successor", stdout=log, stderr=log) as successor:
                 await asyncio.sleep(strike.lasts_s)
                 try:
                     victim.process.send_signal(signal.SIGCONT)

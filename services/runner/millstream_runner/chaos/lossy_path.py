@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -40,9 +41,10 @@ _CHUNK_BYTES = 1 << 20
 class LossyPath:
     """Listens on its own port; created by `open_lossy_path`. Faults occur in the order in which they were planned."""
 
-    def __init__(self, server_port: Callable[[], int | None], wire: Wire) -> None:
+    def __init__(self, server_port: Callable[[], int | None], port: int, wire: Wire) -> None:
         self._server_port = server_port
         self.wire = wire
+        self.url = f"{wire.scheme}://127.0.0.1:{port}"
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._answers_late_s = 0.0
@@ -52,12 +54,7 @@ class LossyPath:
         self._before_next: Callable[[], Awaitable[object]] | None = None
         self._pairs: set[_Pair] = set()
         self._serving: set[asyncio.Task[None]] = set()
-        self._port = 0
         self._closed = False
-
-    @property
-    def url(self) -> str:
-        return f"{self.wire.scheme}://127.0.0.1:{self._port}"
 
     @property
     def planned(self) -> int:
@@ -159,9 +156,6 @@ class LossyPath:
             await asyncio.wait(self._serving)
         for late in self._late:
             late.writer.transport.abort()
-
-    def listens_on(self, port: int) -> None:
-        self._port = port
 
 
 class _Late:
@@ -265,9 +259,10 @@ def with_answer_repeated(data: bytes) -> bytes:
 async def open_lossy_path(server_port: int | Callable[[], int | None], wire: Wire = NATS) -> AsyncIterator[LossyPath]:
     """A path to the server on this port of the loopback. A function is called for the port at every connection, and may
     return None."""
-    path = LossyPath(server_port if callable(server_port) else lambda: server_port, wire)
-    listener = await asyncio.start_server(path.serve, "127.0.0.1", 0)
-    path.listens_on(listener.sockets[0].getsockname()[1])
+    listening = socket.create_server(("127.0.0.1", 0))
+    port: int = listening.getsockname()[1]
+    path = LossyPath(server_port if callable(server_port) else lambda: server_port, port, wire)
+    listener = await asyncio.start_server(path.serve, sock=listening)
     try:
         yield path
     finally:

@@ -6,6 +6,7 @@ which moment of a run a strike occurs depends on the machine.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,9 +125,7 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
     kind_of, role_of, network_of = _dealt(rng, kinds), _dealt(rng, roles), _dealt(rng, tuple(NetworkFault))
     pausable_of = _dealt(rng, tuple(role for role in roles if role is not Role.RUNNER))
     is_long = _dealt(rng, _LONG_PAUSES)
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         kind = next(kind_of)
         role = next(role_of) if kind is FaultKind.KILL else None
         if kind is FaultKind.PAUSE:

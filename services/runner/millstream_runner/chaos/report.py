@@ -14,6 +14,11 @@ from millstream_runner.local.formatting import aligned
 def as_json(experiment: Experiment) -> dict[str, Any]:
     """The report for programs."""
     struck = experiment.outcome.struck
+    violated = [
+        f"{check['subject']}: {check['what']}: {check['detail']}"
+        for check in experiment.verdict["checks"]
+        if check["result"] == "violated"
+    ]
     return {
         "sound": experiment.sound,
         "seconds": round(experiment.outcome.seconds, 1),
@@ -24,7 +29,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
             "spark_again": _figures(one for one in struck if one.spark_again),
         },
         "counts": experiment.verdict["counts"],
-        "violations": [*experiment.faults, *_violated(experiment)],
+        "violations": [*experiment.faults, *violated],
         "shortfall": experiment.shortfall or None,
         "checks": experiment.verdict["checks"],
         "zombies": {"woken": experiment.outcome.succeeded, "fenced": experiment.outcome.fenced},
@@ -35,24 +40,28 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 def lines(experiment: Experiment) -> list[str]:
     """The report for people."""
     struck = experiment.outcome.struck
-    rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
-    rows += [
-        _row(what, [one for one in struck if one.strike.what == what])
-        for what in sorted({one.strike.what for one in struck})
+    rows: list[tuple[str, ...]] = [
+        ("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX"),
+        *(
+            _row(what, [one for one in struck if one.strike.what == what])
+            for what in sorted({one.strike.what for one in struck})
+        ),
+        _row("all without Spark", [one for one in struck if not one.spark_again]),
     ]
-    rows.append(_row("all without Spark", [one for one in struck if not one.spark_again]))
     if any(one.spark_again for one in struck):
         rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
     found = [*aligned(rows, left={0}), ""]
-    checks: list[tuple[str, ...]] = [("CHECK", "OF", "RESULT", "")]
-    checks += [
-        (
-            check["what"],
-            check["subject"],
-            check["result"].upper() if check["result"] == "violated" else check["result"],
-            check["detail"],
-        )
-        for check in experiment.verdict["checks"]
+    checks: list[tuple[str, ...]] = [
+        ("CHECK", "OF", "RESULT", ""),
+        *(
+            (
+                check["what"],
+                check["subject"],
+                check["result"].upper() if check["result"] == "violated" else check["result"],
+                check["detail"],
+            )
+            for check in experiment.verdict["checks"]
+        ),
     ]
     found += aligned(checks, left={0, 1, 2, 3})
     if experiment.outcome.succeeded:
@@ -72,8 +81,7 @@ def lines(experiment: Experiment) -> list[str]:
 def _conclusion(experiment: Experiment) -> str:
     if experiment.sound:
         return "SOUND"
-    violated = experiment.faults or not experiment.verdict["sound"]
-    return "VIOLATED" if violated else "INCOMPLETE"
+    return "VIOLATED" if experiment.faults or not experiment.verdict["sound"] else "INCOMPLETE"
 
 
 def fault_line(struck: Struck) -> str:
@@ -86,14 +94,6 @@ def fault_line(struck: Struck) -> str:
         how = "the next fault came first" if not struck.measured else "nothing was left to do"
     process = f" ({struck.process})" if struck.process else ""
     return f"{struck.at_s:7.1f} s  {struck.strike.number}. {struck.strike.what}{process}: {how}"
-
-
-def _violated(experiment: Experiment) -> list[str]:
-    return [
-        f"{check['subject']}: {check['what']}: {check['detail']}"
-        for check in experiment.verdict["checks"]
-        if check["result"] == "violated"
-    ]
 
 
 def _row(what: str, struck: Sequence[Struck]) -> tuple[str, ...]:

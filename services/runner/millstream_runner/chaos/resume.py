@@ -38,11 +38,10 @@ class OpenFault:
 
     def resumed_us(self) -> int | None:
         """When the last lane recovered; None until all have."""
-        if self.since_us is None:
+        if self.since_us is None or self.absent():
             return None
-        moments = [min((at for at in commits if at > self.since_us), default=None) for commits in self.lanes.values()]
-        known = [moment for moment in moments if moment is not None]
-        return max(known, default=self.struck_us) if len(known) == len(moments) else None
+        moments = (min(at for at in commits if at > self.since_us) for commits in self.lanes.values())
+        return max(moments, default=self.struck_us)
 
     def absent(self) -> list[LaneId]:
         """Lanes that have not recovered."""
@@ -52,12 +51,12 @@ class OpenFault:
         return [lane for lane, commits in self.lanes.items() if not any(at > since_us for at in commits)]
 
 
+@dataclass(slots=True)
 class Board:
     """What every lane published last, and the faults from which the run has not recovered."""
 
-    def __init__(self) -> None:
-        self._entries: dict[LaneId, OtEntry] = {}
-        self._waiting: list[OpenFault] = []
+    _entries: dict[LaneId, OtEntry] = field(default_factory=dict)
+    _waiting: list[OpenFault] = field(default_factory=list)
 
     def observe(self, lane: LaneId, update: OtUpdate) -> None:
         """Record what a lane has published."""

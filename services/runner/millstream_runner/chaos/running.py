@@ -38,10 +38,15 @@ class RunnerProcess:
         self._killing = False
 
     @property
+    def _current(self) -> Process:
+        """The current process, or the last one."""
+        assert self._process is not None, "it was started"
+        return self._process
+
+    @property
     def pid(self) -> int:
         """Id of the current process, or of the last one."""
-        assert self._process is not None, "it was started"
-        return self._process.pid
+        return self._current.pid
 
     @property
     def over(self) -> bool:
@@ -78,17 +83,15 @@ class RunnerProcess:
 
     async def restart(self) -> None:
         """Kill the runner, and restart it, so that it reads the pipeline again."""
-        assert self._process is not None, "it was started"
         self._killing = True
-        self._process.kill()
+        self._current.kill()
         await self._life.aclose()
         await self._start()
         self._killing = False
 
     def ask_to_end(self) -> None:
         """Ask it to drain."""
-        assert self._process is not None, "it was started"
-        self._process.signal(signal.SIGINT)
+        self._current.signal(signal.SIGINT)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -107,8 +110,7 @@ class RunnerProcess:
 
     async def _watch(self) -> None:
         while True:
-            process = self._process
-            assert process is not None, "it was started"
+            process = self._current
             await process.wait()
             if not self._killing and process is self._process:
                 self._over.set()

@@ -14,23 +14,27 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from millstream.background import beside
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.clock import MICROSECONDS, SystemClock
-from millstream.plan.lanes import all_lanes, lanes_of, owned_lanes
+from millstream.errors import InfrastructureError, RetryLaterError, first_cause
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
+from millstream.watermark.store import OtStore
 from millstream_runner.chaos.faults import Injector
 from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
 from millstream_runner.chaos.processes import RunProcess, processes_of
 from millstream_runner.chaos.resume import Board, OpenFault
 from millstream_runner.chaos.running import RunnerProcess
-from millstream_runner.chaos.watching import watch
 
 RESUME_TIMEOUT_S = 60.0
 """A run that has not recovered after this time is not waited for any longer, and the verdict says so."""
@@ -43,6 +47,7 @@ _FIND_TIMEOUT_S = 3.0
 _FIND_SPARK_TIMEOUT_S = 60.0
 """The same for a process of Spark, which takes longer."""
 _POLL_S = 0.03
+_WATCH_POLL_S = 0.05
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
@@ -119,7 +124,6 @@ class ExperimentSession:
         are over, and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle
-        self._graph = plan.graph
         self._plan = plan
         self._runner = runner
         self._injector = injector
@@ -148,7 +152,7 @@ class ExperimentSession:
     async def _first_progress(self) -> None:
         """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
         resume."""
-        sinks = [lanes_of(self._plan, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
+        sinks = [self._plan.lanes_of(self._plan.graph.head(vertex.name)) for vertex in self._plan.graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._runner.over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
@@ -156,20 +160,18 @@ class ExperimentSession:
             await asyncio.sleep(_POLL_S)
 
     async def _strike_all(self) -> None:
-        roles = roles_of(self._graph)
         done = 0
-        for strike in strikes(self._assignment.seed, self._assignment.kinds, roles):
+        for strike in strikes(self._assignment.seed, self._assignment.kinds, roles_of(self._plan.graph)):
             if not strike.into_recovery:
                 await self._until_back()
             left_s = max(0.0, self._until_s - time.monotonic())
             await self._runner.wait_over(min(strike.wait_s, left_s))
             # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
             # is decided before the pause: timers of the event loop may fire a little early.
-            ended = self._runner.over or self._board.ended(all_lanes(self._plan))
+            ended = self._runner.over or self._board.ended(self._plan.all_lanes())
             if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
-            if await self._strike(strike):
-                done += 1
+            done += await self._strike(strike)
         await self._until_back()
 
     async def _strike(self, strike: Strike) -> bool:
@@ -186,7 +188,7 @@ class ExperimentSession:
             victim.name if victim is not None else "",
             victim.process.pid if victim is not None else 0,
             time.monotonic() - self._begun_s,
-            bool(self._graph.reduces) and strike.role in (Role.RUNNER, Role.SPARK, Role.JVM),
+            bool(self._plan.graph.reduces) and strike.role in (Role.RUNNER, Role.SPARK, Role.JVM),
         )
         lanes = self._lanes_of(victim)
         results = strike.role in SPARK_ROLES
@@ -253,8 +255,7 @@ class ExperimentSession:
         return None
 
     async def _find(self, strike: Strike) -> RunProcess | None:
-        patience_s = _FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + (_FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S)
         while not self._runner.over:
             found = [one for one in processes_of(self._runner.pid) if one.role is strike.role]
             if found:
@@ -268,16 +269,16 @@ class ExperimentSession:
         """The lanes that a process serves; all of them if no process is given."""
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
             # The function of a vertex that follows in a chain works for the lanes of its first vertex.
-            served = [(self._graph.head(one.vertex), one.number) for one in victim.replicas]
-            return tuple(lane for vertex, number in served for lane in owned_lanes(self._plan, vertex, number))
+            served = [(self._plan.graph.head(one.vertex), one.number) for one in victim.replicas]
+            return tuple(lane for vertex, number in served for lane in self._plan.owned_lanes(vertex, number))
         if victim is not None and victim.role in SPARK_ROLES:
-            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._plan, vertex.name))
-        return all_lanes(self._plan)
+            return tuple(lane for vertex in self._plan.graph.reduces for lane in self._plan.lanes_of(vertex.name))
+        return self._plan.all_lanes()
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._runner.over:
-            taken = sum(self._board.records(lanes_of(self._plan, vertex.name)) for vertex in self._graph.sources)
+            taken = sum(self._board.records(self._plan.lanes_of(vertex.name)) for vertex in self._plan.graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
@@ -291,7 +292,7 @@ class ExperimentSession:
             await self._runner.wait_over(END_TIMEOUT_S)
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
-        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._plan))
+        self._outcome.drained = self._outcome.drained and not self._board.ended(self._plan.all_lanes())
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:
@@ -304,9 +305,52 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
 
 def leftovers(data_dir: Path) -> list[str]:
     """Processes that still work on this data directory, or that a run has left behind."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = process.info["cmdline"] or []
-        if any(str(data_dir) in part for part in command):
-            found.append(f"{process.info['pid']} {' '.join(command)[:200]}")
-    return found
+    running = [(one.info["pid"], one.info["cmdline"] or []) for one in psutil.process_iter(["pid", "cmdline"])]
+    return [
+        f"{pid} {' '.join(command)[:200]}" for pid, command in running if any(str(data_dir) in part for part in command)
+    ]
+
+
+async def watch(plan: Plan, runner: RunnerProcess, board: Board) -> None:
+    """Pass everything that lanes publish to the board, across all restarts of the broker and the runner, until
+    cancelled."""
+    while True:
+        access = _access(plan, runner)
+        if access is None:
+            await asyncio.sleep(_WATCH_POLL_S)
+            continue
+        with suppress(InfrastructureError, RetryLaterError):
+            await _watch_broker(plan, runner, board, access)
+
+
+async def _watch_broker(plan: Plan, runner: RunnerProcess, board: Board, access: Access) -> None:
+    """Watch as long as the broker of the run has this port and this key."""
+    async with technology_of(plan.pipeline).open(
+        access, plan.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
+    ) as buffer:
+        opened = {vertex: await buffer.stores.store(vertex) for vertex in plan.order}
+        try:
+            async with AsyncExitStack() as hearing:
+                for vertex, store in opened.items():
+                    await hearing.enter_async_context(beside(_hear(plan, board, vertex, store), f"hear {vertex}"))
+                while _access(plan, runner) in (None, access):  # noqa: ASYNC110  # a file tells
+                    await asyncio.sleep(_WATCH_POLL_S)
+        except BaseExceptionGroup as group:
+            # One failure stands for all: they have one cause, the broker.
+            raise first_cause(group) or group from None
+
+
+async def _hear(plan: Plan, board: Board, vertex: str, store: OtStore) -> None:
+    lanes = {lane.key: lane for lane in plan.lanes_of(vertex)}
+    async with store.watch() as updates:
+        async for update in updates:
+            lane: LaneId | None = lanes.get(update.key)
+            if lane is not None:
+                board.observe(lane, update)
+
+
+def _access(plan: Plan, runner: RunnerProcess) -> Access | None:
+    runtime = runner.runtime()
+    if runtime is None or not runtime.broker_url:
+        return None
+    return runner.data.access(runtime, technology_of(plan.pipeline))

@@ -25,8 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.OPTIONS_CONFLICT, f"{FILE_VARIABLE} sends these entries to standard error: look where that is kept"
         )
-    found = read_entries(own_file() if arguments.elsewhere else directory_of(arguments).audit)
-    for entry in found:
+    for entry in read_entries(own_file() if arguments.elsewhere else directory_of(arguments).audit):
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))
     return 0
 

@@ -109,8 +109,7 @@ def _access_text(user: BrokerUser, ca: Path | None) -> str:
 
 async def prepare(plan: Plan, access: Access, level: DurabilityLevel) -> None:
     """Create the ledgers and OT stores of a pipeline, or check that the existing ones are correct."""
-    opening = technology_of(plan.pipeline).open(access, plan.pipeline.name, name="prepare", require=level)
-    async with opening as buffer:
+    async with technology_of(plan.pipeline).open(access, plan.pipeline.name, name="prepare", require=level) as buffer:
         for vertex in plan.order:
             await buffer.broker.ledger(vertex, ledger_limits(plan, vertex))
             await buffer.stores.store(vertex)

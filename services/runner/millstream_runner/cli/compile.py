@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError
@@ -26,9 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.to is None:
         print(text)
         return 0
-    output: Path = arguments.to
     try:
-        output.write_text(f"{text}\n", encoding="utf-8")
+        arguments.to.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise InfrastructureError(codes.CANNOT_WRITE, f"{output} cannot be written: {error.strerror}") from error
+        raise InfrastructureError(codes.CANNOT_WRITE, f"{arguments.to} cannot be written: {error.strerror}") from error
     return 0

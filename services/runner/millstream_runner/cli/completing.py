@@ -125,9 +125,10 @@ def _vertices(arguments: argparse.Namespace, _: str) -> Values:
 
 def _debugged(arguments: argparse.Namespace, _: str) -> Values:
     """Vertices whose Python function has its own process; the function of a reduce runs in Spark."""
-    vertices = _members(arguments, "vertices")
     return _words(
-        str(vertex.get("name", "")) for vertex in vertices if _has(vertex, "python") and not _has(vertex, "groupBy")
+        str(vertex.get("name", ""))
+        for vertex in _members(arguments, "vertices")
+        if _has(vertex, "python") and not _has(vertex, "groupBy")
     )
 
 
@@ -181,8 +182,7 @@ def _connectors(_: argparse.Namespace, __: str) -> Values:
 
 def _faults(_: argparse.Namespace, current: str) -> Values:
     before, comma, _last = current.rpartition(",")
-    kinds = ("kill", "pause", "network", "disk")
-    return _words(f"{before}{comma}{kind}" for kind in kinds if kind not in before)
+    return _words(f"{before}{comma}{kind}" for kind in ("kill", "pause", "network", "disk") if kind not in before)
 
 
 def _experiments(arguments: argparse.Namespace, current: str) -> Values:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import csv
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from millstream import codes
 from millstream.dead_letter import MEMBERS, Envelope, envelope_line, envelope_of, read_envelope, time_text
 from millstream.errors import UserError
+from millstream.extract import microseconds_of
 from millstream.json_parser import parse_json
 from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.plan.lanes import buffers_of
 from millstream.plan.plan import Plan
 from millstream_runner.local.view import PipelineView, stored_frames
 
-_LINES = (".jsonl", ".txt")
-_TABLES = (".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".txt", ".csv", ".parquet")
+"""Of lines, and of tables."""
 _NESTED = ("keys", "headers", "headersBase64")
 """Members that a column contains as JSON text."""
 _ROWS_AT_ONCE = 1024
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[FoundEnvelope]:
     for path in paths:
         if not path.exists():
             raise UserError(codes.NO_DEAD_LETTERS, f"{path} does not exist")
-        known = (*_LINES, *_TABLES)
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in known)
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
         for file in files:
             number = 0
             try:
@@ -60,7 +58,7 @@ async def read_buffers(view: PipelineView, plan: Plan) -> AsyncIterator[FoundEnv
     for edge in plan.edges:
         if edge.kind != "deadLetter":
             continue
-        for buffer in buffers_of(plan, edge):
+        for buffer in plan.buffers_of(edge):
             ledger = await view.ledger_of(buffer)
             async for stored in stored_frames(ledger, buffer, await view.consumed(buffer)):
                 frame = decoded(ledger.vertex, buffer, stored)
@@ -110,8 +108,7 @@ def _line_of(cells: Mapping[str, Any]) -> bytes:
     for name in MEMBERS:
         cell = cells.get(name)
         if isinstance(cell, datetime):
-            cell = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
-            cell = time_text((cell - _EPOCH) // timedelta(microseconds=1))
+            cell = time_text(microseconds_of(cell))
         if cell:
             envelope[name] = parse_json(cell) if name in _NESTED else cell
     if "value" in cells and not {"value", "valueBase64"} & envelope.keys():

@@ -78,9 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def name_of(directory: Path) -> str:
     """The name of a pipeline: that of its directory, without the characters that a pipeline's name may not have."""
-    written = directory.absolute().resolve().name.lower()
-    name = re.sub(r"[^a-z0-9]+", "-", written)[:NAME_LENGTH_MAX].strip("-")
-    return name or "pipeline"
+    name = re.sub(r"[^a-z0-9]+", "-", directory.absolute().resolve().name.lower())
+    return name[:NAME_LENGTH_MAX].strip("-") or "pipeline"
 
 
 def _yaml_text(name: str) -> str:

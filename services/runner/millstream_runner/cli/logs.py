@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     for entry in wanted if arguments.tail is None else deque(wanted, maxlen=arguments.tail):
         print(show(entry))
     if arguments.follow:
-        known = partial(_processes, directory.logs, vertex)
-        asyncio.run(_follow(known, directory.logs, is_wanted, show))
+        asyncio.run(_follow(partial(_processes, directory.logs, vertex), directory.logs, is_wanted, show))
     return 0
 
 

@@ -193,10 +193,8 @@ class Parser(argparse.ArgumentParser):
         if found := _EXCLUSIVE.fullmatch(message):
             raise UsageError(self, f"{found[1]} and {found[2]} exclude each other: give one of them")
         if message.startswith(_REQUIRED):
-            below = self.commands
-            if below is not None:
-                what = f"`{self.prog}` needs one of the commands above"
-                raise UsageError(self, what, show_help=True)
+            if self.commands is not None:
+                raise UsageError(self, f"`{self.prog}` needs one of the commands above", show_help=True)
             raise UsageError(self, "; ".join(map(self._missing, message.removeprefix(_REQUIRED).split(", "))))
         raise UsageError(self, message)
 

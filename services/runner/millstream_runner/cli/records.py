@@ -40,8 +40,10 @@ def check_buffered(graph: Graph, edge: Edge) -> None:
     """Raise `UserError` for an edge inside a chain."""
     if edge.chain:
         chain = graph.chain(graph.head(edge.to))
-        near = [one.name for name in (chain[0],) for one in graph.edges_in[name]]
-        near += [one.name for name in chain for one in graph.edges_out[name] if not one.chain]
+        near = [
+            *(one.name for one in graph.edges_in[chain[0]]),
+            *(one.name for name in chain for one in graph.edges_out[name] if not one.chain),
+        ]
         raise UserError(
             codes.EDGE_HAS_NO_BUFFER,
             f"edge {edge.name} is chained and has no buffer: {' and '.join(chain)} run as one lane, and records "

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -46,17 +46,17 @@ def check_place(path: Path) -> None:
         raise UserError(codes.OPTION_VALUE, f"--report {path}: cannot write to {directory}")
 
 
+@dataclass(slots=True)
 class Reporting:
     """The contents of the report of a run; `reporting` creates it."""
 
-    def __init__(self) -> None:
-        self.recording = Recording()
-        self.result: RunResult | None = None
-        """None if the run ended with an exception."""
-        self.outcome = ""
-        """The outcome, in a sentence."""
-        self.is_written = True
-        """Whether the report was written, if one was requested."""
+    recording: Recording = field(default_factory=Recording)
+    result: RunResult | None = None
+    """None if the run ended with an exception."""
+    outcome: str = ""
+    """The outcome, in a sentence."""
+    is_written: bool = True
+    """Whether the report was written, if one was requested."""
 
 
 @contextmanager

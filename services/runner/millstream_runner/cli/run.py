@@ -1,5 +1,5 @@
 """`millstream run`: checks the file, runs the pipeline and reports the outcome, or, with `--dry-run`, what a changed
-pipeline requires of the data of its last run.
+pipeline requires of the data of its last run. With `--debug-function`, it also says which functions cannot be debugged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,24 +25,25 @@ from millstream.limits import MIB
 from millstream.plan import resolved
 from millstream.plan.diff import Difference, Effect, diff, settings_changed
 from millstream.plan.shape import as_stored, shape_of
+from millstream.ports import why_not
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
+from millstream.spec.kinds import PlacedProgram
 from millstream.spec.loading import LoadedPipeline, load
+from millstream.spec.models import Vertex
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream.spec.values import parse_quantity
-from millstream_connectors.file.settings import FileSink
-from millstream_runner.cli.debugged import debugged_functions
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.reporting import check_place, reporting
 from millstream_runner.colours import show_lines, show_message
-from millstream_runner.local import signals
 from millstream_runner.local.directory import DataDirectory, read_json, root_of
 from millstream_runner.local.formatting import duration_text, folded
+from millstream_runner.local.outputs import file_sinks
 from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
-from millstream_runner.local.run import ABORTED, RunOptions, RunResult
+from millstream_runner.local.run import ABORTED, RunOptions, RunResult, ignore_signals
 from millstream_runner.local.run import run as run_pipeline
 from millstream_runner.local.screen import choose_screen, width_of
 from millstream_runner.local.summary import summary_json, summary_lines
@@ -53,6 +56,8 @@ _MEANINGS = {
     Effect.REFUSED: "never fits what is stored: undo it, or start over (--fresh, or another --data-dir)",
 }
 _RESULTS_SHOWN_MAX = 3
+_DEBUG_HOST = "127.0.0.1"
+"""Where functions listen for a debugger."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)
     with reporting(arguments.report, loaded, options) as report:
         result = uvloop.run(run_pipeline(loaded, options, screen, report.recording))
-        signals.ignore()
+        ignore_signals()
         report.result, report.outcome = result, how_it_went(result)
     if result.failure is not None and (text := _failure_text(result.failure, debug=arguments.debug)):
         show_message(text.removesuffix("\n"), sys.stderr)
@@ -216,6 +221,75 @@ def _differences(
     return found
 
 
+# The functions that wait for a debugger (`--debug-function NAME`)
+
+
+def debugged_functions(loaded: LoadedPipeline, names: Sequence[str], first_port: int) -> dict[str, int]:
+    """The port of replica 0 of each named vertex. Raises `UserError`, with what to do instead, if no debugger can be
+    attached.
+    """
+    ports: dict[str, int] = {}
+    port = first_port
+    for name in dict.fromkeys(names):
+        vertex = _debugged_vertex(loaded, name)
+        _check_debugging(vertex)
+        for taken in range(port, port + vertex.replicas):
+            if (reason := why_not(taken, _DEBUG_HOST)) is not None:
+                raise UserError(
+                    codes.PORTS_TAKEN,
+                    f"--debug-function {name}: cannot listen for a debugger on {_DEBUG_HOST}:{taken}: {reason}; choose "
+                    "another --debug-port",
+                )
+        ports[name] = port
+        port += vertex.replicas
+    return ports
+
+
+def _debugged_vertex(loaded: LoadedPipeline, name: str) -> Vertex:
+    vertices = {vertex.name: vertex for vertex in loaded.graph.vertices}
+    if name in vertices:
+        return vertices[name]
+    having = [vertex.name for vertex in vertices.values() if any(True for _ in vertex.programs)]
+    near = get_close_matches(name, having, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise UserError(
+        codes.NOT_IN_PIPELINE,
+        f"--debug-function {name}: pipeline {loaded.pipeline.name} has no such vertex; {meant}"
+        f"Vertices with a function: {', '.join(having) or 'none'}",
+    )
+
+
+def _check_debugging(vertex: Vertex) -> None:
+    placed = list(vertex.programs)
+    refusals = [_why_not_debugged(one) for one in placed] or ["it has no function"]
+    if None not in refusals:
+        raise UserError(codes.OPTIONS_CONFLICT, f"--debug-function {vertex.name}: {'; '.join(filter(None, refusals))}")
+    if any(one.beside and one.program.python is not None for one in placed) and find_spec("debugpy") is None:
+        raise UserError(
+            codes.EXTRA_NEEDED,
+            f"--debug-function {vertex.name}: the package debugpy is not installed: `pip install 'millstream[debug]'`",
+        )
+
+
+def _why_not_debugged(placed: PlacedProgram) -> str | None:
+    """Why no debugger can be attached to a program, and what to do instead; None if one can."""
+    program = placed.program
+    if program.python is not None and sys.platform != "linux":
+        return "any user of this machine could attach a debugger, because only Linux tells who connects"
+    if not placed.beside:
+        return (
+            "it runs inside Spark, which no debugger can attach to: call it in a test with "
+            "`millstream_udf.testing.run_windows`, and debug the test"
+        )
+    if program.address is not None or program.container is not None:
+        return "this run does not start it: attach a debugger where it runs"
+    if program.python is None and program.command is None:
+        return "it is a built-in function"
+    if program.sandbox is not None and not program.network:
+        return "no debugger can reach into its sandbox: remove `sandbox` from the pipeline file while you debug"
+    return None
+
+
 # The lines after a run that suggest the next step to a new user
 
 
@@ -241,13 +315,10 @@ def _listed(names: list[str]) -> str:
 
 
 def _results(loaded: LoadedPipeline) -> Iterator[str]:
-    for vertex in loaded.graph.vertices:
-        for placed in vertex.ends:
-            settings = placed.end.settings
-            if isinstance(settings, FileSink):
-                directory = loaded.base_dir / settings.path
-                if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
-                    yield os.path.relpath(directory)
+    for _, path in file_sinks(loaded.graph):
+        directory = loaded.base_dir / path
+        if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
+            yield os.path.relpath(directory)
 
 
 def _changes(loaded: LoadedPipeline) -> Iterator[tuple[str, bool]]:

@@ -65,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: must be at least 1")
     limit_s = seconds_of(arguments.duration) if arguments.duration is not None else None
     if limit_s is None and arguments.duration is not None:
-        what = f"--duration {arguments.duration!r}: must be a duration, such as 30s, 10m or 2h"
-        raise UserError(codes.OPTION_VALUE, what)
+        raise UserError(
+            codes.OPTION_VALUE, f"--duration {arguments.duration!r}: must be a duration, such as 30s, 10m or 2h"
+        )
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
         plan, access = elsewhere.plan, access_elsewhere(arguments, elsewhere.plan)

@@ -78,7 +78,11 @@ def _functions(what: Path, prints: TextIO) -> Iterator[_Outcome]:
 
 def _function_tests(folder: Path) -> Iterator[list[str]]:
     """The commands that run the tests of the functions, whatever their language."""
-    files = [path for path in _walk(folder) if path.suffix == ".py" and _is_test(path)]
+    files = [
+        path
+        for path in _walk(folder)
+        if path.suffix == ".py" and (path.name.startswith("test_") or path.name.endswith("_test.py"))
+    ]
     if files:
         if find_spec("pytest") is not None:
             yield [sys.executable, "-m", "pytest", "-q", "."]
@@ -113,10 +117,6 @@ def _needs_pytest(path: Path) -> bool:
         or (isinstance(node, ast.ImportFrom) and node.module == "pytest")
         for node in tree.body
     )
-
-
-def _is_test(path: Path) -> bool:
-    return path.name.startswith("test_") or path.name.endswith("_test.py")
 
 
 def _name_of(command: Sequence[str]) -> str:

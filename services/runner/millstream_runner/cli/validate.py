@@ -46,22 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
     except FileError as error:
         problems += error.problems
         partial = error.partial
-    if partial is not None and not arguments.file_only:
-        _add(problems, local_problems(partial))
-        _ask_spark(partial, problems, notes)
     if loaded is not None:
-        notes += loaded.notes
-        notes += _notes_of_stored(loaded)
+        notes += [*loaded.notes, *_notes_of_stored(loaded)]
         if arguments.file_only:
             notes += [
                 loaded.note(path, f"{doubt}; without `--file-only`, Spark checks it")
                 for path, doubt in doubts_of(loaded.pipeline)
             ]
-        else:
-            _add(problems, local_problems(loaded))
-            _ask_spark(loaded, problems, notes)
-    if arguments.online:
-        _ask_outside(loaded or partial, problems)
+    known = loaded or partial
+    if known is not None and not arguments.file_only:
+        _add(problems, local_problems(known))
+        _ask_spark(known, problems, notes)
+    if known is not None and arguments.online:
+        _ask_outside(known, problems)
     if arguments.import_functions:
         functions = _import_functions(loaded, problems, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
@@ -109,19 +106,17 @@ def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes:
     if missing := cache_advice():
         show_message(missing, sys.stderr)
     try:
-        verdict = asyncio.run(check_queries(loaded.sound, spark))
+        found, remarks = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
         expected = "a Spark that starts on this machine, to check the queries"
         problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
-    _add(problems, map(loaded.problem, verdict.problems))
-    notes += [loaded.note(path, text) for path, text in verdict.notes]
+    _add(problems, map(loaded.problem, found))
+    notes += [loaded.note(path, text) for path, text in remarks]
 
 
-def _ask_outside(loaded: LoadedPipeline | Partial | None, problems: list[Problem]) -> None:
+def _ask_outside(loaded: LoadedPipeline | Partial, problems: list[Problem]) -> None:
     """Add what sources and sinks find when they contact their servers."""
-    if loaded is None:
-        return
     from millstream_runner.local.online import online_findings
 
     asked, findings = asyncio.run(online_findings(loaded))
@@ -182,8 +177,7 @@ def _show(
     for line in problem_lines(problems):
         print(line, file=sys.stderr)
     if problems:
-        count = counted(len(problems), "problem")
-        show((Style.ERROR, count), file=sys.stderr)
+        show((Style.ERROR, counted(len(problems), "problem")), file=sys.stderr)
     if loaded is not None and not problems:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         size = f"{counted(vertices, 'vertex', 'vertices')}, {counted(edges, 'edge')}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from millstream import codes
-from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
+from millstream.clock import END_OF_TIME_US, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
+from millstream.extract import microseconds_of
 from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream_runner.cli.answer import answer
@@ -101,9 +102,8 @@ def _time_us(written: str) -> int:
     if written == "now":
         return SystemClock().now_us()
     try:
-        time = datetime.fromisoformat(written)
+        return microseconds_of(datetime.fromisoformat(written))
     except ValueError:
         raise UserError(
             codes.OPTION_VALUE, f"--set-back {written}: expected `now` or a time such as 2024-01-31T08:00:00Z"
         ) from None
-    return round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)

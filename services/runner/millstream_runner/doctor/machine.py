@@ -52,11 +52,9 @@ _COLUMNS_MIN = 80
 def python(_: Needs) -> Iterator[Finding]:
     """Version and implementation."""
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
-    remedy = ""
-    if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
-        wanted = ".".join(map(str, _PYTHON_MIN))
-        remedy = f"install CPython {wanted} or later, and Millstream into its own environment"
-    yield judged("Python", found, _EVERYTHING, remedy)
+    is_ours = sys.version_info >= _PYTHON_MIN and platform.python_implementation() == "CPython"
+    wanted = f"install CPython {'.'.join(map(str, _PYTHON_MIN))} or later, and Millstream into its own environment"
+    yield judged("Python", found, _EVERYTHING, "" if is_ours else wanted)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
     is_known = platform.system() in ("Linux", "Darwin")
     remedy = "" if is_known else "run it on Linux (on Windows: in WSL 2 or a container)"
@@ -92,11 +90,9 @@ def _room(place: Path, needs: Needs) -> Finding:
     found = f"{_mib(free)} free at {place}"
     if needs.pipeline:
         found += f"; the pipeline reserves {_mib(needs.storage_bytes)}, and may reserve three quarters of it"
-    remedy = ""
-    if free < wanted:
-        remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
+    remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
     otherwise = CheckState.MISSING if needs.pipeline else CheckState.WARNING
-    return judged("Disk space", found, "buffers between the steps, logs", remedy, otherwise)
+    return judged("Disk space", found, "buffers between the steps, logs", remedy if free < wanted else "", otherwise)
 
 
 def _sync_ms(place: Path) -> float:
@@ -138,10 +134,8 @@ def memory(needs: Needs) -> Iterator[Finding]:
     limited = f", of which this process may use {_mib(limit)}" if limit < system.total else ""
     found = f"{_mib(available)} available{limited}"
     what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
-    remedy = ""
-    if available < wanted:
-        remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
-    yield judged("Memory", found, what, remedy, CheckState.WARNING)
+    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
+    yield judged("Memory", found, what, remedy if available < wanted else "", CheckState.WARNING)
 
 
 def limits(_: Needs) -> Iterator[Finding]:
@@ -174,12 +168,10 @@ def ports(needs: Needs) -> Iterator[Finding]:
             "Ports", CheckState.MISSING, str(error), what, "allow listening on 127.0.0.1 in the system's settings"
         )
     for vertex, host, port in needs.ports:
-        what = f"vertex {vertex}"
+        why = why_not(port, host)
         remedy = "stop the program that uses it, or choose another `port` in the pipeline file (0 takes a free one)"
-        if (why := why_not(port, host)) is None:
-            yield Finding(f"Port {port}", CheckState.OK, f"free on {host}", what)
-        else:
-            yield Finding(f"Port {port}", CheckState.MISSING, f"{host}: {why}", what, remedy)
+        found = f"free on {host}" if why is None else f"{host}: {why}"
+        yield judged(f"Port {port}", found, f"vertex {vertex}", "" if why is None else remedy)
 
 
 def terminal(_: Needs) -> Iterator[Finding]:

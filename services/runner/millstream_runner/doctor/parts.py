@@ -59,8 +59,8 @@ def packages(_: Needs) -> Iterator[Finding]:
         yield Finding("Millstream", CheckState.OK, f"{found}; columns in {columns}", what)
 
 
-async def _within(measuring: Awaitable[object], timeout_s: float) -> None:
-    async with asyncio.timeout(timeout_s):
+async def _within(measuring: Awaitable[object]) -> None:
+    async with asyncio.timeout(_TIMEOUT_S):
         await measuring
 
 
@@ -72,8 +72,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
         kept = technology(needs.technology)
         program = _program(needs.technology)
         with tempfile.TemporaryDirectory(prefix="millstream-doctor-", dir=place) as name:
-            measuring = kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)
-            asyncio.run(_within(measuring, _TIMEOUT_S))
+            asyncio.run(_within(kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)))
     except MillstreamError as error:
         yield Finding("Broker", CheckState.MISSING, str(error), what, f"`millstream explain {error.code}` says more")
     except TimeoutError:
@@ -93,8 +92,7 @@ def _program(key: str) -> str:
     from millstream.ledger.protocol import DurabilityLevel
 
     with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
-        server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0)
-        command = server.command()
+        command = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0).command()
     if not command:
         return f"files of {key}, without a server"
     return _first_line(command[0], "--version") or command[0]

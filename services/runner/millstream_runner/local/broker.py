@@ -70,8 +70,12 @@ class EmbeddedBroker:
         `on_started` is called after every start, when the port and the process are known.
         """
         self._directory = directory
-        buffers = sum(plan.vertex(edge.to).partitions for edge in plan.edges)
-        self._server = technology_of(plan.pipeline).server(directory, durability=durability, port=port, buffers=buffers)
+        self._server = technology_of(plan.pipeline).server(
+            directory,
+            durability=durability,
+            port=port,
+            buffers=sum(plan.vertex(edge.to).partitions for edge in plan.edges),
+        )
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()
@@ -215,7 +219,7 @@ class EmbeddedBroker:
         that follows has what the disk has. If that fails again and again soon after a start, the disk is broken.
         """
         begun_s = time.monotonic()
-        await self._until(self._cannot_write)
+        await self._until(lambda: self._write_failure is not None or self._free_bytes() < _FULL_BYTES)
         if self._write_failure is WriteFailure.BROKEN and self._free_bytes() >= ROOM_BYTES_MIN:
             steady = time.monotonic() - begun_s >= STEADY_S
             self._failed_writes = 1 if steady else self._failed_writes + 1
@@ -244,9 +248,6 @@ class EmbeddedBroker:
         await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN or self._stop.is_set())
         if not self._stop.is_set():
             _log.warning("there is space again: the broker is restarted")
-
-    def _cannot_write(self) -> bool:
-        return self._write_failure is not None or self._free_bytes() < _FULL_BYTES
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Polls once a second, because a file system reports no changes."""

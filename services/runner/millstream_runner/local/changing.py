@@ -28,7 +28,6 @@ from millstream.ledger.protocol import DurabilityLevel, Ledger
 from millstream.ledger.rewriting import rewritten
 from millstream.plan import resolved
 from millstream.plan.diff import Diff, diff
-from millstream.plan.lanes import buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.plan.shape import shape_of, successor
 from millstream.plurals import counted
@@ -87,7 +86,7 @@ class PipelineChange:
             for vertex in self.changes.grown:
                 ledger = await buffer.broker.existing_ledger(vertex)
                 if ledger is not None:
-                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(plan, vertex))
+                    await self._keep_closed(ledger, await view.marks(vertex), plan.lanes_of(vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(plan))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
@@ -188,7 +187,7 @@ async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[st
             continue
         records, beyond = 0, ""
         inside = [buffer for buffer in in_buffers if buffer.edge == edge]
-        for buffer in buffers_of(former.graph, former.graph.edge(edge)) or inside:
+        for buffer in former.graph.buffers_of(former.graph.edge(edge)) or inside:
             if buffer in in_buffers:
                 records += in_buffers[buffer]
                 continue

@@ -18,7 +18,7 @@ from typing import IO, Any
 from millstream.files import append_private, make_private_directories
 from millstream.json_parser import parse_json
 from millstream.printable import in_line, indented
-from millstream.telemetry.logging import NOTICE, fields_of
+from millstream.telemetry.logging import NOTICE, entry_of
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Size of one log file. One older file is kept next to it, so a process has at most twice this."""
@@ -115,8 +115,7 @@ def short_entry(entry: Mapping[str, Any]) -> str:
     """One line for a person who is watching: level and code of an error, process, message."""
     code = f"[{entry['code']}]" if entry.get("code") else ""
     level = "" if entry.get(NOTICE) and level_of(entry) == "INFO" else f"{level_of(entry).lower()}{code}: "
-    head = in_line(f"{level}{entry.get('process', '')}: ")
-    text = head + indented(str(entry.get("message", "")))
+    text = in_line(f"{level}{entry.get('process', '')}: ") + indented(str(entry.get("message", "")))
     if entry.get("exception") and level_of(entry) in ("ERROR", "CRITICAL"):
         vertex = str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
         text += f"\n    (the whole traceback: `millstream logs {vertex}`)"
@@ -152,9 +151,7 @@ class _Handler(logging.Handler):
         self._message = message
 
     def emit(self, record: logging.LogRecord) -> None:
-        level, text = record.levelname.lower(), record.getMessage()
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        line = {"time": time, "level": level, "message": text, "logger": record.name, **fields_of(record)}
+        line = entry_of(record)
         self._log.write(json.dumps(line, default=str).encode())
         if record.levelno >= logging.WARNING:
             self._message(short_entry({**line, "process": RUNNER}))

@@ -19,7 +19,6 @@ from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
-from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.watermark.store import OtStores, forget
@@ -98,9 +97,9 @@ async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:
         ledger = await broker.existing_ledger(vertex)
         if ledger is None:
             continue
-        own = frozenset(plan.chain(vertex))
+        own = frozenset(plan.graph.chain(vertex))
         marks = {}
-        for lane in lanes_of(plan, vertex):
+        for lane in plan.lanes_of(vertex):
             stored = await ledger.mark(lane)
             if stored is not None and any(_has_left(plan, one, own) for one in stored.mark.members):
                 marks[lane] = stored
@@ -121,12 +120,13 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
     for lane, stored in chain.marks.items():
         gone = {one.vertex: one for one in stored.mark.members if _has_left(plan, one, chain.own)}
         for vertex, member in gone.items():
-            if plan.head(vertex) != vertex:
+            if plan.graph.head(vertex) != vertex:
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
             was = stored.mark
-            first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
-            mark = made.setdefault(new, first)
+            mark = made.setdefault(
+                new, mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+            )
             mark.watermark_us = min(mark.watermark_us, was.watermark_us)
             mark.ended = mark.ended and was.ended
             _add(mark, plan, vertex, gone, was.written)
@@ -144,8 +144,8 @@ def _add(
     account = Account.from_message(mark.account)
     account.add(Account.from_message(gone[vertex].account))
     mark.account.CopyFrom(account.to_message())
-    _add_members(mark, [gone[name] for name in plan.chain(vertex)[1:] if name in gone])
-    edges = {edge.name for name in plan.chain(vertex) for edge in plan.graph.edges_out[name]}
+    _add_members(mark, [gone[name] for name in plan.graph.chain(vertex)[1:] if name in gone])
+    edges = {edge.name for name in plan.graph.chain(vertex) for edge in plan.graph.edges_out[name]}
     _add_written(mark, [one for one in written if one.edge in edges])
 
 

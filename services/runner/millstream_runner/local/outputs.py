@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
 from millstream import codes
@@ -37,7 +38,7 @@ class FormerOutput:
 def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
     """The directories in which a run that starts over would be refused."""
     found: dict[Path, FormerOutput] = {}
-    for vertex, path in _file_sinks(graph):
+    for vertex, path in file_sinks(graph):
         directory = Path(os.path.normpath(base_dir / path))
         try:
             names = sorted(entry.name for entry in directory.iterdir())
@@ -101,7 +102,7 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
     return moved
 
 
-def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
+def file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
     """Vertices with a file sink or fallback, and its path."""
     for vertex in graph.vertices:
         for placed in vertex.ends:
@@ -112,9 +113,5 @@ def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
 def _aside(directory: Path, now_us: int) -> Path:
     """A free path next to a directory."""
     name = f"{directory.name}.before-{datetime.fromtimestamp(now_us // MICROSECONDS, UTC):%Y%m%dT%H%M%SZ}"
-    number = 1
-    target = directory.with_name(name)
-    while target.exists():
-        number += 1
-        target = directory.with_name(f"{name}-{number}")
-    return target
+    places = map(directory.with_name, chain([name], (f"{name}-{number}" for number in count(2))))
+    return next(place for place in places if not place.exists())

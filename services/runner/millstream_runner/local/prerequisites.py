@@ -75,8 +75,7 @@ def refuse_small_disk(plan: Plan, directory: DataDirectory) -> None:
     place = existing(directory.root)
     freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
     free = shutil.disk_usage(place).free + freed
-    needed = sum(reserved_bytes(plan).values())
-    if needed > free * BROKER_SHARE:
+    if sum(reserved_bytes(plan).values()) > free * BROKER_SHARE:
         raise InfrastructureError(
             codes.DISK_TOO_SMALL,
             f"the buffers of the pipeline reserve {reservation_text(plan)}, but the disk that holds {place} has "

@@ -37,8 +37,10 @@ def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process is running (a zombie is not)."""
     try:
         process = psutil.Process(identity.pid)
-        same = abs(process.create_time() - identity.created) <= _CREATED_TOLERANCE_S
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        return (
+            abs(process.create_time() - identity.created) <= _CREATED_TOLERANCE_S
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.Error:
         return False
 

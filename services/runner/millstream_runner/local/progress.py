@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
-from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.record import BufferId, LaneId, ReplicaId
 from millstream.spec.graph import Graph
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
@@ -97,11 +96,11 @@ class PipelineProgress:
         # Asked for several times a second during the whole run, and never changes.
         self._definitions = {vertex.name: vertex.definition for vertex in graph.vertices}
         self._limits = {vertex: graph.limits_of(vertex) for vertex in graph.order}
-        self._lanes = {vertex: lanes_of(graph, vertex) for vertex in graph.order}
-        self._inputs = {lane: inputs_of(graph, lane) for lane in all_lanes(graph)}
+        self._lanes = {vertex: graph.lanes_of(vertex) for vertex in graph.order}
+        self._inputs = {lane: graph.inputs_of(lane) for lane in graph.all_lanes()}
         # An edge inside a chain has counts, and no buffers.
         self._writing = {
-            buffer: upstream_lanes(graph, buffer)
+            buffer: graph.upstream_lanes(buffer)
             for edge in graph.edges
             for buffer in (BufferId(edge.name, number) for number in range(graph.vertex(edge.to).partitions))
         }
@@ -152,7 +151,7 @@ class PipelineProgress:
 
     def mark_of(self, replica: ReplicaId) -> tuple[tuple[int, bool], ...]:
         """A value that changes whenever a lane of this replica advances."""
-        entries = [_entry(lane, self._entries) for lane in owned_lanes(self._graph, replica.vertex, replica.number)]
+        entries = [_entry(lane, self._entries) for lane in self._graph.owned_lanes(replica.vertex, replica.number)]
         return tuple((_records(entry), entry.ended) for entry in entries)
 
     def waiting(self, vertices: Iterable[str]) -> int:
@@ -315,8 +314,7 @@ def _joined(parts: Sequence[OtEntry], lanes: int) -> OtEntry:
         (joined.outputs, [state for part in parts for state in part.outputs]),
     ):
         for buffer, of_one in groupby(sorted(given, key=_place), key=_place):
-            counts = [(state.sequence, state.records, state.bytes) for state in of_one]
-            sequences, records, sizes = zip(*counts, strict=True)
+            sequences, records, sizes = zip(*((one.sequence, one.records, one.bytes) for one in of_one), strict=True)
             edge, partition = buffer
             states.add(edge=edge, partition=partition, sequence=max(sequences), records=sum(records), bytes=sum(sizes))
     return joined
@@ -338,5 +336,4 @@ def lowest(watermarks: Sequence[int | None]) -> int | None:
 
 def vertex_from_json(data: Mapping[str, Any]) -> VertexProgress:
     """Inverse of `dataclasses.asdict`, for `status.json`."""
-    lanes = tuple(PublishedProgress(**lane) for lane in data["lanes"])
-    return VertexProgress(**{**data, "lanes": lanes})
+    return VertexProgress(**{**data, "lanes": tuple(PublishedProgress(**lane) for lane in data["lanes"])})

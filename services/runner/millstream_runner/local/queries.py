@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millstream import codes
 from millstream.importing import importing
@@ -32,12 +31,8 @@ _OF_CLUSTERS = ("spark.submit.", "spark.executor.", "spark.kubernetes.", "spark.
 """Settings that decide where jobs run, not what queries mean."""
 
 
-@dataclass(slots=True)
-class Verdict:
-    """What Spark reports about all queries."""
-
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[tuple[Path, str]] = field(default_factory=list)
+Verdict: TypeAlias = tuple[list[Finding], list[tuple[Path, str]]]
+"""What Spark reports about all queries: problems, and notes on places in the file."""
 
 
 def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Coroutine[Any, Any, Verdict]:
@@ -70,17 +65,18 @@ def _sql_program() -> Callable[..., Any]:
 async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
     """Ask about every query of the vertices, which are given by their places in the file."""
     sql_program = await importing(_sql_program)
-    verdict = Verdict()
+    problems: list[Finding] = []
+    notes: list[tuple[Path, str]] = []
     for index, vertex in vertices.items():
         if vertex.group_by is None or vertex.sql is None:
             continue
         answer = await check(sql_program(vertex.sql, keyed=vertex.group_by.keyed))
         path = ("spec", "vertices", index, vertex.key, "sql")
-        verdict.problems += [_finding(path, problem) for problem in answer.faults]
+        problems += [_finding(path, problem) for problem in answer.faults]
         if answer.one_by_one:
             what = f"windows that close together are computed one by one, which is slower: {answer.one_by_one}"
-            verdict.notes.append(((*path, "query"), what))
-    return verdict
+            notes.append(((*path, "query"), what))
+    return problems, notes
 
 
 def _finding(path: Path, problem: str) -> Finding:

@@ -164,8 +164,12 @@ class Supervisor(ABC):
         """The current process."""
         if self._identity is None:
             return None
-        replicas = tuple(replica.name for replica in self.plan.replicas)
-        return RunningProcess(self.plan.name, self._identity, self.plan.metrics_port, replicas)
+        return RunningProcess(
+            self.plan.name,
+            self._identity,
+            self.plan.metrics_port,
+            tuple(replica.name for replica in self.plan.replicas),
+        )
 
     def tell(self, order: str) -> None:
         """Send a line to the current process, if it takes orders."""
@@ -192,9 +196,9 @@ class Supervisor(ABC):
     def progress(self) -> Mapping[str, object]:
         """Values that change when the process makes progress, by the name of the part that does."""
 
-    @abstractmethod
     async def have_lanes_ended(self) -> bool:
-        """Whether all its lanes have nothing left to do."""
+        """Whether all its lanes have nothing left to do. A process without lanes ends only when it is asked to."""
+        return False
 
     @abstractmethod
     def hear(self, text: str) -> None:
@@ -254,7 +258,8 @@ class Supervisor(ABC):
                     command,
                     name=self.plan.name,
                     stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
-                    stdout=self._take_output,
+                    # Only libraries print past the channel.
+                    stdout=lambda lines: self._logs.keep_output(b"\n".join(lines)),
                     stderr=self._take_lines,
                     environment={**os.environ, **heartbeat.environment, **channel.environment},
                     pass_fds=(heartbeat.write_end, channel.descriptor),
@@ -355,10 +360,6 @@ class Supervisor(ABC):
     async def _print(self, lines: bytes) -> None:
         await self.hooks.prints(lines)
         self._logs.keep_output(lines.removesuffix(b"\n"))
-
-    def _take_output(self, lines: list[bytes]) -> None:
-        """Only libraries print past the channel."""
-        self._logs.keep_output(b"\n".join(lines))
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:

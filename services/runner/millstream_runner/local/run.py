@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
-from millstream.plan.lanes import owned_lanes
 from millstream.plan.shape import as_stored, former_keys_text
 from millstream.plurals import counted
 from millstream.record import ReplicaId
@@ -50,7 +50,6 @@ from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
 from millstream_runner.local.screen import Screen
-from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
 from millstream_runner.local.summary import Summary, check_stored, summarize
@@ -82,9 +81,30 @@ _LOOKS_MAX = 100
 """How often the broker is asked for what the summary needs: 5 s if it answers at once."""
 SAME_DECISION_S = 0.3
 """Signals within this time are one decision: `timeout` signals its child, and then the group of both."""
+ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOCK = SystemClock()
 ABORTED = 130
 """Exit code after a second Ctrl-C, as shells report it."""
+
+
+@contextlib.contextmanager
+def signals_handled(handler: Callable[[], None]) -> Iterator[None]:
+    """Make SIGINT, SIGTERM and SIGHUP call `handler`. Afterwards they have no effect while the loop exists, so that a
+    run that has ended can finish."""
+    loop = asyncio.get_running_loop()
+    for number in ASKED_TO_STOP:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in ASKED_TO_STOP:
+            loop.add_signal_handler(number, lambda: None)
+
+
+def ignore_signals() -> None:
+    """The same without a loop, for a process that only has to print its result."""
+    for number in ASKED_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +231,6 @@ class _Run:
         recording: Recording,
     ) -> None:
         self._loaded = loaded
-        self._plan = loaded.plan
         self._graph = loaded.graph
         self._options = options
         self._screen = screen
@@ -235,8 +254,11 @@ class _Run:
 
     async def run(self, plans: Sequence[ProcessPlan], port: int | None) -> RunResult:
         """`plans`: those of the workers. `port`: that of the broker of the previous run."""
-        logs = self._directory.logs
-        with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
+        with (
+            signals_handled(self._on_signal),
+            runner_log(self._directory.logs, self._screen.message),
+            contextlib.ExitStack() as files,
+        ):
             members = self._open_members(files, plans, port)
             try:
                 summary = await self._run_processes(members)
@@ -263,7 +285,7 @@ class _Run:
 
         broker = EmbeddedBroker(
             self._directory.broker,
-            self._plan,
+            self._loaded.plan,
             durability=self._options.durability,
             port=port,
             on_line=broker_log.write,
@@ -303,7 +325,7 @@ class _Run:
             level = self._options.durability
             if self._change is not None:
                 await self._change.make(members.broker.access, level)
-            async with open_view(self._plan, members.broker.access, level) as view:
+            async with open_view(self._loaded.plan, members.broker.access, level) as view:
                 self._view = view
                 summary = await self._run_vertices(members, view)
             showing.cancel()
@@ -391,7 +413,7 @@ class _Run:
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
         self._state = State.DRAINING
-        await members.workers.drain(self._plan, view, self._progress)
+        await members.workers.drain(self._loaded.plan, view, self._progress)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""
@@ -446,8 +468,9 @@ class _Run:
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"
         marks = await self._view.marks(replica.vertex)
-        lanes = owned_lanes(self._graph, replica.vertex, replica.number)
-        return all(lane in marks and marks[lane].ended for lane in lanes)
+        return all(
+            lane in marks and marks[lane].ended for lane in self._graph.owned_lanes(replica.vertex, replica.number)
+        )
 
     def _result(self, exit_code: int, failure: Failure | None, summary: Summary | None) -> RunResult:
         return RunResult(exit_code, failure, summary, self._directory.root, self._display.elapsed_s, self._had_ended)

@@ -21,13 +21,11 @@ from millstream.errors import UserError
 from millstream.importing import started
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.rewriting import rewritten
-from millstream.plan.lanes import all_lanes
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy
 from millstream.watermark.store import OtUpdate
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.stored import StoredPipeline
-from millstream_vertex.settings import keeps_input
 
 OWNER = "watermark"
 
@@ -67,14 +65,13 @@ class Watermarks:
 
     def __init__(self, stored: StoredPipeline, windows: Path) -> None:
         self._stored = stored
-        self._plan = stored.plan
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
         """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, OtUpdate]] = {}
-        for lane in all_lanes(self._plan):
+        for lane in self._stored.plan.all_lanes():
             stored = await self._stored.mark(await self._stored.ledger(lane.vertex), lane)
             if stored is None:
                 continue
@@ -92,8 +89,8 @@ class Watermarks:
 
         Raises `UserError` if lanes cannot be set back.
         """
-        plan = self._plan
-        kept = [vertex.name for vertex in plan.reduces if keeps_input(plan, vertex.name)]
+        plan = self._stored.plan
+        kept = [vertex.name for vertex in plan.reduces if plan.keeps_input(vertex.name)]
         if kept:
             raise UserError(
                 codes.NOT_SET_BACK,
@@ -134,9 +131,11 @@ class Watermarks:
         from millstream_reduce.log.segments import LogIdentity
         from millstream_reduce.setting_back import set_log_back
 
-        group_by = self._plan.vertex(lane.vertex).group_by
+        group_by = self._stored.plan.vertex(lane.vertex).group_by
         assert group_by is not None, "its mark speaks of windows"
-        identity = LogIdentity(self._plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
+        identity = LogIdentity(
+            self._stored.plan.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id
+        )
         directory = self._windows / lane.vertex / str(lane.partition)
         return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 

@@ -76,10 +76,6 @@ class LocalSpark(Supervisor):
         self._answer = None
         self._jobs_before = self._jobs
 
-    async def have_lanes_ended(self) -> bool:
-        """It has no lanes, so it ends only when it is asked to."""
-        return False
-
     async def serve(self) -> None:
         """Keep it running until it is asked to end or fails permanently."""
         async with beside(self._look(), "observe Spark"):

@@ -12,7 +12,6 @@ from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.ledger.protocol import Ledger
 from millstream.nearest import did_you_mean
-from millstream.plan.lanes import lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import LaneId
 from millstream.udf.states import StateKind
@@ -83,7 +82,7 @@ async def stored_states(view: PipelineView, plan: Plan, vertex: str) -> AsyncIte
     ledger = await view.existing_ledger(vertex)
     if ledger is None:
         return
-    for lane in lanes_of(plan, vertex):
+    for lane in plan.lanes_of(vertex):
         found = await _state_of(ledger, lane)
         if found is not None:
             yield found

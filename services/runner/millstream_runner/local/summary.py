@@ -16,9 +16,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.account import Account, account_of, consumed
-from millstream.errors import DamageError
-from millstream.ledger.witness import REPAIR
-from millstream.plan.lanes import lanes_of
+from millstream.errors import REPAIR, DamageError
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
@@ -117,7 +115,7 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
     for vertex in graph.vertices:
         total = Account()
         head = graph.head(vertex.name)
-        lanes = lanes_of(graph, head)
+        lanes = graph.lanes_of(head)
         for lane in lanes:
             account = account_of(vertex.name, lane, marks[lane]) if lane in marks else Account()
             total.add(account)
@@ -129,11 +127,11 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
-        accepted = 0
-        if vertex.name == head:
-            accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
         sent = sum(written[buffer] for buffer in own)
-        vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
+        vertices.append(
+            VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted if vertex.name == head else 0)
+        )
     edges = []
     in_marks = waiting_in_marks(graph, marks)
     for edge in graph.edges:
@@ -141,8 +139,9 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         for buffer in buffers:
             in_buffer = in_marks[buffer] if edge.chain else waiting.get(buffer)
             found += _buffer_differences(buffer, written[buffer], read[buffer], in_buffer)
-        sums = (sum(counts[buffer] for buffer in buffers) for counts in (written, read))
-        edges.append(EdgeAccount(edge.name, *sums))
+        edges.append(
+            EdgeAccount(edge.name, sum(written[buffer] for buffer in buffers), sum(read[buffer] for buffer in buffers))
+        )
     return Summary(vertices, edges, found)
 
 

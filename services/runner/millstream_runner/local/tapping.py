@@ -21,7 +21,6 @@ from millstream.errors import MillstreamError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
 from millstream.limits import MIB
-from millstream.plan.lanes import buffers_of, lanes_of, upstream_lanes
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId, Record
 from millstream.wire.ledger.v1 import mark_pb2
@@ -149,7 +148,7 @@ class Tap:
     async def has_ended(self) -> bool:
         """Whether no more records will pass, and all that could be seen were."""
         marks = await self.view.marks(self.plan.edge(self.edge).from_)
-        lanes = lanes_of(self.plan, self.plan.edge(self.edge).from_)
+        lanes = self.plan.lanes_of(self.plan.edge(self.edge).from_)
         return all(lane in marks and marks[lane].ended for lane in lanes) and not await self._behind(marks)
 
     async def missed(self) -> int:
@@ -196,7 +195,7 @@ async def open_tap(
 ) -> AsyncIterator[Tap]:
     """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` until something is stored
     that it could watch."""
-    buffers = [one for one in buffers_of(plan, plan.edge(edge)) if partitions is None or one.partition in partitions]
+    buffers = [one for one in plan.buffers_of(plan.edge(edge)) if partitions is None or one.partition in partitions]
     ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
     found = [WatchedBuffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]
     tap = Tap(plan, view, edge, found, partitions is None)
@@ -207,7 +206,7 @@ async def open_tap(
         marks = await view.marks(plan.edge(edge).from_)
         for one in found:
             written = _written(marks, one.buffer)
-            for lane in upstream_lanes(plan, one.buffer):
+            for lane in plan.upstream_lanes(one.buffer):
                 before = written.get(lane.key, mark_pb2.Written())
                 one.writers[lane.key] = _Writer(before.records, before.frames)
         for one, frames in watched:

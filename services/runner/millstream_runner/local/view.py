@@ -21,7 +21,6 @@ from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded_parts
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger, StoredFrame
 from millstream.limits import BUFFER_BYTES_MAX
-from millstream.plan.lanes import all_lanes, buffers_of, lanes_of
 from millstream.plan.plan import Plan
 from millstream.record import BufferId, LaneId, Position
 from millstream.watermark.store import OtStore, OtStores, newest
@@ -98,7 +97,7 @@ class PipelineView:
     async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
         """The mark of every lane that has one, of one vertex or of all."""
         found: dict[LaneId, mark_pb2.Mark] = {}
-        for lane in all_lanes(self._plan) if vertex is None else lanes_of(self._plan, vertex):
+        for lane in self._plan.all_lanes() if vertex is None else self._plan.lanes_of(vertex):
             ledger = await self._ledger(lane.vertex)
             stored = await ledger.mark(lane) if ledger is not None else None
             if stored is not None:
@@ -110,7 +109,7 @@ class PipelineView:
         too long. Also those that wait for the sink at the end of a chain, by the edge inside the chain."""
         marks = await self.marks()
         found, read = waiting_in_marks(self._plan.graph, marks), _read(marks)
-        for buffer in (buffer for edge in self._plan.edges for buffer in buffers_of(self._plan, edge)):
+        for buffer in (buffer for edge in self._plan.edges for buffer in self._plan.buffers_of(edge)):
             ledger = await self._ledger(self._plan.edge(buffer.edge).from_)
             if ledger is None:
                 continue
@@ -131,7 +130,7 @@ class PipelineView:
             published = await newest(await self._stores.store(vertex))
             try:
                 ledger = await self._broker.existing_ledger(vertex)
-                for lane in lanes_of(self._plan, vertex):
+                for lane in self._plan.lanes_of(vertex):
                     if lane.key in published:
                         stored = await ledger.mark(lane) if ledger is not None else None
                         check_not_older(lane, stored, published[lane.key].entry)

@@ -88,8 +88,7 @@ def _nice(value: float) -> float:
 
 
 def _x(time_s: float, times_s: Sequence[float]) -> float:
-    share = (time_s - times_s[0]) / (times_s[-1] - times_s[0])
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+    return _LEFT + (time_s - times_s[0]) / (times_s[-1] - times_s[0]) * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(value: float, top: float) -> float:
@@ -144,6 +143,5 @@ def _in_words(lines: Sequence[Line], unit: str) -> str:
     parts = []
     for line in lines:
         values = [value for value in line.values if value is not None]
-        mean = sum(values) / len(values)
-        parts.append(f"{line.name}: {mean:,.4g} {unit} on average, {max(values):,.4g} at most")
+        parts.append(f"{line.name}: {sum(values) / len(values):,.4g} {unit} on average, {max(values):,.4g} at most")
     return "; ".join(parts)

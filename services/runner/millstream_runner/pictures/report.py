@@ -92,13 +92,23 @@ def _charts(report: Report) -> Iterator[str]:
     names = report.graph.order
     times = [point.at_s for point in points]
     yield "<h2>Over time</h2>"
-    rates = [Line(name, _rates(points, name)) for name in names]
-    yield line_chart("rates", "Records completed", "records per second", times, rates)
+    yield line_chart(
+        "rates",
+        "Records completed",
+        "records per second",
+        times,
+        [Line(name, _rates(points, name)) for name in names],
+    )
     reading = [name for name in names if report.graph.vertex(name).definition.has_input]
     waiting = [Line(name, [_of(point, name) for point in points]) for name in reading]
     yield line_chart("waiting", "Records that wait before each vertex, at most", "records", times, waiting)
-    delay = Line("from the sources to the sinks", [point.delay_s for point in points])
-    yield line_chart("delay", "How long event time takes to the sinks, at most", "seconds", times, [delay])
+    yield line_chart(
+        "delay",
+        "How long event time takes to the sinks, at most",
+        "seconds",
+        times,
+        [Line("from the sources to the sinks", [point.delay_s for point in points])],
+    )
     yield '<p class="soft">The delay is measured by watermarks, twice a second: it says how long ago the sources were '
     yield "where the sinks are now. A run is drawn with at most 600 points; rates between them are exact.</p>"
     yield table(("after", "state"), [(duration_text(at_s), state) for at_s, state in report.recording.states])

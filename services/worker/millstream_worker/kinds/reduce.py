@@ -71,30 +71,9 @@ class Reduce(UdfKind):
 
     def open_lane(self, settings: Udf, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
         # The window engine takes half a second to import, and other vertices do not need it.
-        from millstream_reduce.lane.opening import ReduceOpening
+        from millstream_worker.kinds.reduce_lane import open_reduce_lane
 
-        async def lane() -> VertexLane:
-            shared = opening.shared
-            reduce = ReduceOpening(
-                resolved=shared.config.resolved,
-                core=opening.core,
-                router=opening.router,
-                policy=opening.retry_policy,
-                function=shared.programs.reduce_address,
-                replica=shared.config.replica,
-                windows_dir=shared.config.windows_dir,
-                engine=shared.config.spark,
-                ledger=shared.ledgers.of,
-                trimmer=shared.ledgers.trimmer,
-                listen=shared.listen,
-                open_engine=shared.outside.engine,
-                files=shared.outside.files(),
-                queue_limits=shared.outside.queue_limits,
-                rng=shared.rng,
-            )
-            return await reduce.open(opening.stack)
-
-        return lane()
+        return open_reduce_lane(opening)
 
 
 REDUCE = Reduce()

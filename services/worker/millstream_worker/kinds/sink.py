@@ -106,18 +106,18 @@ class SinkVertex(RunnableKind[Sink]):
         async def lane() -> VertexLane:
             # Without a position in the target, a write that is cut short by a stop or a crash is repeated, so it gets
             # one frame. A target that keeps a position benefits from large writes.
-            in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
-            lane_input = await opening.buffer_input(in_parts=in_parts)
-            mark = opening.core.committer.mark
+            lane_input = await opening.buffer_input(in_parts=settings.promise().id is not GuaranteeId.TRANSACTIONAL)
             limits = opening.shared.plan.limits_of(opening.lane.vertex)
             half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
             ledger = await opening.shared.ledgers.of(opening.lane.vertex)
-            position = _position_of(mark)
-            owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await started(_held_instead, opening))
-            owner = replace(
-                owner,
+            owner = _owner(
+                settings,
+                opening,
+                opening.core,
+                ledger.ledger_id,
+                _position_of(opening.core.committer.mark),
+                await started(_held_instead, opening),
                 committed=lambda: _position_of(opening.core.committer.mark),
-                known=_known(settings, opening, opening.core.committer),
             )
             _, delivery = await started(_opened, settings, opening, owner, half)
             target = ChainSink(opening.lane, delivery, None, opening.telemetry, opening.counters, opening.shared.clock)
@@ -132,10 +132,10 @@ class SinkVertex(RunnableKind[Sink]):
         from millstream_writer.sink import WholeLane
 
         async def target() -> ChainSink:
-            mark, ledger = core.committer.mark, await opening.shared.ledgers.of(core.lane.vertex)
+            start = Position(core.committer.mark.delivered)
+            ledger = await opening.shared.ledgers.of(core.lane.vertex)
             held = held_instead(core.committer)
-            owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
-            owner = replace(owner, whole=True, known=_known(settings, opening, core.committer))
+            owner = _owner(settings, opening, core, ledger.ledger_id, start, held, whole=True)
             primary, delivery = await started(_opened, settings, opening, owner, DeliveryLimits())
             kept = None
             if primary.durable is not None:
@@ -164,7 +164,10 @@ def _known(settings: Sink, opening: StageOpening, committer: Committer) -> Known
     return None if place is None else KnownTarget(committer, opening.lane.vertex, settings.kind, place)
 
 
-def _owner(opening: StageOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:
+def _owner(
+    settings: Sink, opening: StageOpening, core: LaneCore, run: str, start: Position, held: HeldInstead, **more: Any
+) -> SinkOwner:
+    """The owner of the target in the lane of `core`. `more`: what only a sink in a chain says, or only another."""
     from millstream_writer.connector import SinkOwner
 
     shared = opening.shared
@@ -172,12 +175,14 @@ def _owner(opening: StageOpening, epoch: int, start: Position, run: str, held: H
         pipeline=shared.pipeline,
         lane=opening.lane,
         replica=shared.config.replica,
-        epoch=epoch,
+        epoch=core.committer.mark.epoch,
         start=start,
         ledger_id=run,
         base_dir=shared.config.resolved.base_dir,
         clock=shared.clock,
         held_instead=held,
+        known=_known(settings, opening, core.committer),
+        **more,
     )
 
 
@@ -190,11 +195,10 @@ def _opened(
 
     async def found() -> tuple[SinkLane, Delivery]:
         shared, lane = opening.shared, opening.lane
-        programs = shared.outside.programs_of(lane.vertex)
+        programs = shared.outside.programs[lane.vertex]
         chained = shared.graph.chained_into(lane.vertex)
         edge = lane.input if chained is None else chained.name
-        envelope = shared.graph.writes_envelopes(edge, settings)
-        own = replace(owner, envelope=envelope, client=programs.client("sink"))
+        own = replace(owner, envelope=shared.graph.writes_envelopes(edge, settings), client=programs.client("sink"))
         primary = await opening.reached(lambda: open_sink(settings, own))
         _check_demand(settings, primary, opening)
         fallback = None
@@ -236,11 +240,10 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StageOpening) -> N
 
 def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
-    from millstream.plan.lanes import inputs_of
     from millstream_vertex.taking_over import held_instead
 
     async def found() -> HeldInstead:
-        (buffer,) = inputs_of(opening.plan, opening.lane)
+        (buffer,) = opening.plan.inputs_of(opening.lane)
         return partial(
             held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
         )

@@ -15,9 +15,16 @@ from pathlib import Path
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.oracle.account import account_checks, accounts, by_vertex
 from millstream_runner.chaos.oracle.checks import Check, checked, verdict
-from millstream_runner.chaos.oracle.expected import Series, mesh_checks, windows_checks
+from millstream_runner.chaos.oracle.expected import (
+    Series,
+    mesh_checks,
+    pushed_checks,
+    read_inputs,
+    received_rows,
+    repeats_check,
+    windows_checks,
+)
 from millstream_runner.chaos.oracle.guarantees import sink_checks
-from millstream_runner.chaos.oracle.inputs import pushed_checks, read_inputs, received_rows, repeats_check
 from millstream_runner.chaos.oracle.marks import read_marks
 from millstream_runner.chaos.oracle.pipeline import OraclePipeline, read_pipeline
 from millstream_runner.chaos.oracle.sinks import rows_of

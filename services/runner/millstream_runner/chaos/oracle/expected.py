@@ -1,14 +1,21 @@
-"""The output that the built-in pipelines must have, computed from the documented behaviour of their sources. Pure.
+"""The output that the built-in pipelines must have, computed from the documented behaviour of their sources.
+
+Pure, except that it reads files.
 
 Record n of a generator is number n, keyed `key-<n modulo keyCount>`, its event time n steps after the start.
+
+Of records that were sent from outside, an acknowledged one takes effect once in every sink. One that was attempted and
+never acknowledged may take effect once or not at all, but the same in all sinks. There may be no other records.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from millstream_runner.chaos.oracle.checks import Check, checked
@@ -17,45 +24,47 @@ from millstream_runner.chaos.oracle.sinks import Row
 _US = 1_000_000
 
 
-@dataclass(slots=True)
-class Numbers:
-    """Numbered rows of one sink."""
+def _numbered(rows: Iterable[Row]) -> tuple[dict[int, str], list[int]]:
+    """The ids of the numbered rows of one sink, and the numbers that are repeated."""
+    ids: dict[int, str] = {}
+    repeated: list[int] = []
+    for row in rows:
+        number = int(row["number"])
+        if number in ids:
+            repeated.append(number)
+        ids[number] = row["id"]
+    return ids, repeated
 
-    ids: dict[int, str] = field(default_factory=dict)
-    repeated: list[int] = field(default_factory=list)
 
-    @classmethod
-    def read(cls, rows: Iterable[Row]) -> Numbers:
-        found = cls()
-        for row in rows:
-            number = int(row["number"])
-            if number in found.ids:
-                found.repeated.append(number)
-            found.ids[number] = row["id"]
-        return found
+def _same_ids(name: str, other: str, faults: Sequence[str], count: int) -> Check:
+    """`faults`: one for each number that has different ids in two sinks."""
+    what = f"the same id for each number as in {other}"
+    return checked(name, what, faults, f"{count:,} numbers", disagreeing=len(faults))
 
 
 def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
     """Each number once in each sink, with the same id in all of them."""
     checks: list[Check] = []
-    first: tuple[str, Numbers] | None = None
+    first: tuple[str, dict[int, str]] | None = None
     for name, rows in sinks.items():
-        found = Numbers.read(rows)
-        lost = [number for number in range(records) if number not in found.ids]
-        foreign = [number for number in found.ids if not 0 <= number < records]
+        ids, repeated = _numbered(rows)
+        lost = [number for number in range(records) if number not in ids]
+        foreign = [number for number in ids if not 0 <= number < records]
         faults = [f"{len(lost):,} numbers are missing, the first is {lost[0]}"] if lost else []
         faults += [f"{len(foreign):,} numbers were never made, such as {foreign[0]}"] if foreign else []
-        faults += [f"number {number} is repeated" for number in found.repeated]
-        counts = {"lost": len(lost), "repeated": len(found.repeated) + len(foreign)}
-        checks.append(checked(name, "each number once", faults, f"{len(found.ids):,} numbers", **counts))
+        faults += [f"number {number} is repeated" for number in repeated]
+        counts = {"lost": len(lost), "repeated": len(repeated) + len(foreign)}
+        checks.append(checked(name, "each number once", faults, f"{len(ids):,} numbers", **counts))
         if first is None:
-            first = name, found
+            first = name, ids
             continue
-        both = first[1].ids.keys() & found.ids.keys()
-        differing = sorted(number for number in both if first[1].ids[number] != found.ids[number])
-        faults = [f"number {number} has a different id than in {first[0]}" for number in differing]
-        what = f"the same id for each number as in {first[0]}"
-        checks.append(checked(name, what, faults, f"{len(both):,} numbers", disagreeing=len(differing)))
+        both = first[1].keys() & ids.keys()
+        faults = [
+            f"number {number} has a different id than in {first[0]}"
+            for number in sorted(both)
+            if first[1][number] != ids[number]
+        ]
+        checks.append(_same_ids(name, first[0], faults, len(both)))
     return checks
 
 
@@ -137,3 +146,63 @@ def _start_us(at: datetime | str) -> int:
 
 def _text(at_us: int) -> str:
     return datetime.fromtimestamp(at_us / _US, UTC).isoformat()
+
+
+# Sent from outside: what the feeder attempted, and what was acknowledged
+
+
+def read_inputs(path: Path) -> tuple[dict[int, str], set[int]]:
+    """The nonce of every number that was attempted, and the numbers that were acknowledged."""
+    nonces: dict[int, str] = {}
+    acknowledged: set[int] = set()
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            nonces[row["number"]] = row["nonce"]
+            if row["state"] == "acknowledged":
+                acknowledged.add(row["number"])
+    return nonces, acknowledged
+
+
+def received_rows(path: Path) -> Iterator[Row]:
+    """The records of every request that was kept."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            for value in json.loads(line).get("body", "").splitlines():
+                yield json.loads(value)
+
+
+def repeats_check(name: str, path: Path) -> Check:
+    """A repeated request had the same body, so the receiver could ignore it without comparing."""
+    with path.open(encoding="utf-8") as file:
+        again = [row for row in map(json.loads, file) if row.get("again")]
+    faults = [f"another body under the key {row['key']}" for row in again if not row["same"]]
+    return checked(name, "the same request under the same key", faults, f"{len(again):,} repeated requests")
+
+
+def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
+    """Each acknowledged number once in each sink, as it was sent, and the same in all of them."""
+    checks: list[Check] = []
+    first: tuple[str, dict[int, str]] | None = None
+    for name, rows in sinks.items():
+        kept = list(rows)
+        ids, repeated = _numbered(kept)
+        changed = [row["number"] for row in kept if nonces.get(row["number"]) != row["nonce"]]
+        lost = sorted(acknowledged - ids.keys())
+        faults = [f"{len(lost):,} acknowledged numbers are missing, the first is {lost[0]}"] if lost else []
+        faults += [f"number {number} is repeated" for number in repeated]
+        faults += [f"number {number} was never sent like this" for number in changed]
+        more = len(nonces) - len(acknowledged)
+        detail = f"{len(acknowledged):,} acknowledged, {more:,} more attempted, {len(ids):,} found"
+        counts = {"lost": len(lost), "repeated": len(repeated) + len(changed)}
+        checks.append(checked(name, "each acknowledged number once, as it was sent", faults, detail, **counts))
+        if first is None:
+            first = name, ids
+            continue
+        faults = [
+            f"number {number} differs from {first[0]}"
+            for number in sorted(first[1].keys() | ids.keys())
+            if first[1].get(number) != ids.get(number)
+        ]
+        checks.append(_same_ids(name, first[0], faults, len(ids)))
+    return checks

@@ -98,8 +98,7 @@ async def _open_jetstream(store: Path, pipeline: str, directory: Path) -> AsyncI
         f"accounts {{ {_ACCOUNT} {{ jetstream: enabled, users: [{{user: oracle, password: $ORACLE_KEY}}] }} }}\n"
     )
     program = str(beside) if beside.exists() else "nats-server"
-    environment = {**os.environ, "ORACLE_KEY": key}
-    async with _open_server(log, program, "-c", str(config), environment=environment) as process:
+    async with _open_server(log, program, "-c", str(config), environment={**os.environ, "ORACLE_KEY": key}) as process:
         ports = directory / f"nats-server_{process.pid}.ports"
 
         async def url() -> str:
@@ -156,8 +155,9 @@ async def _open_redis(store: Path, pipeline: str, directory: Path) -> AsyncItera
     client = Redis(unix_socket_path=str(socket), password=key)
 
     async def mark_of(vertex: str, lane: str) -> mark_pb2.Mark | None:
-        name = f"millstream:{pipeline}:{vertex}:l:p:{lane}"
-        data: bytes | None = await client.execute_command("HGET", name, "mark")  # type: ignore[no-untyped-call]
+        data: bytes | None = await client.execute_command(  # type: ignore[no-untyped-call]
+            "HGET", f"millstream:{pipeline}:{vertex}:l:p:{lane}", "mark"
+        )
         return None if data is None else mark_pb2.Mark.FromString(data)
 
     async with _open_server(log, _redis_program(), str(config)) as process:

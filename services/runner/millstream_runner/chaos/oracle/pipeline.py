@@ -15,7 +15,6 @@ class OracleEdge:
     name: str
     source: str
     target: str
-    kind: str
     conditional: bool
     """It does not take all records."""
     partitions: int
@@ -69,7 +68,6 @@ def read_pipeline(path: Path) -> OraclePipeline:
             edge["name"],
             edge["from"],
             edge["to"],
-            edge.get("kind", "data"),
             bool(edge.get("conditions")) or edge.get("kind", "data") != "data",
             vertices[edge["to"]].get("partitions", 1),
             edge.get("onFull") == "discardLatest",

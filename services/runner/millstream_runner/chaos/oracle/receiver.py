@@ -59,8 +59,7 @@ async def _serve(options: argparse.Namespace) -> None:
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         try:
-            listening = socket.create_server(("127.0.0.1", options.port))
-            await web.SockSite(runner, listening).start()
+            await web.SockSite(runner, socket.create_server(("127.0.0.1", options.port))).start()
             await stopping.wait()
         finally:
             await runner.cleanup()

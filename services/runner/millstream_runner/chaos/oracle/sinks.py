@@ -27,7 +27,10 @@ def rows_of(directory: Path) -> Iterator[Row]:
                 with path.open(encoding="utf-8", newline="") as file:
                     yield from csv.DictReader(file)
             case ".parquet":
-                yield from _parquet(path)
+                # An optional dependency.
+                import pyarrow.parquet
+
+                yield from pyarrow.parquet.read_table(path).to_pylist()
             case _:
                 raise ValueError(f"{path} does not have a format of file sinks")
 
@@ -59,10 +62,3 @@ def _json_lines(path: Path) -> Iterator[Row]:
     for line in text.splitlines():
         row = json.loads(line)
         yield row if isinstance(row, dict) else {"value": row}
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    # Parquet is an optional dependency.
-    import pyarrow.parquet
-
-    yield from pyarrow.parquet.read_table(path).to_pylist()

@@ -19,7 +19,6 @@ from millstream.ledger.packs import finished_bytes, frames_in
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.ledger.rewriting import rewritten
 from millstream.ledger.witness import from_messages, given_up_of
-from millstream.plan.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -27,7 +26,6 @@ from millstream_runner.local.repair.finding import Finding, LostStretch, bare, r
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
 from millstream_runner.local.stored import StoredPipeline
 from millstream_runner.local.view import stored_frames
-from millstream_vertex.settings import keeps_input
 
 if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
@@ -45,7 +43,7 @@ class StageInputs:
         self._windows = windows
 
     async def logs(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.plan)):
+        for lane in self._stored.known(self._stored.plan.all_lanes()):
             if not self._stored.plan.vertex(lane.vertex).definition.has_windows:
                 continue
             ledger, mark = await self._stored.ledger_and_mark(lane)
@@ -87,56 +85,53 @@ class StageInputs:
         faults = look.faults or [
             "it has lost entries that the lane's mark relies on, and so has the input that the lane keeps"
         ]
-        what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
-        of_windows = [LostStretch(look.windows_text)] if look.windows else []
         return Finding(
             "log",
-            what,
+            f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}",
             f"all windows of lane {look.lane} that are not committed: {counted(mark.account.open, 'record')}. These "
             "windows get no result; records that are read from now on start new windows",
             accept,
-            of_windows,
+            [LostStretch(look.windows_text)] if look.windows else [],
             records=mark.account.open,
         )
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
         """Whether the log can be rebuilt from the input that the lane keeps."""
-        if not keeps_input(self._stored.plan, lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
+        if not self._stored.plan.keeps_input(lane.vertex) or mark.reduce.closing or mark.reduce.result_records:
             return False
-        for buffer in inputs_of(self._stored.plan, lane):
+        for buffer in self._stored.plan.inputs_of(lane):
             upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
             if upstream is None:
                 return False
-            if (await self._kept(upstream, lane, buffer, mark)).is_incomplete:
+            if (await self._kept_input(upstream, lane, buffer, mark)).is_incomplete:
                 return False
         own = await self._stored.ledger(lane.vertex)
         return own is not None and not (await self._milestones(own, lane, mark)).is_incomplete
 
-    async def _kept(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
+    async def _kept(self, holder: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark, through: int) -> Reading:
+        """What is wrong with frames that a lane keeps, up to a sequence."""
+        up_to = ReadUpTo(lane, buffer, through, (), given_up_of(mark, buffer.edge))
+        return await Look(holder.vertex, up_to, self._stored.naming).before_position(_frames(holder, buffer, through))
+
+    async def _kept_input(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
         """What is wrong with the input that was read and is kept."""
-        sequence, _ = _read_up_to(mark, buffer)
-        look = Look(
-            upstream.vertex, ReadUpTo(lane, buffer, sequence, (), given_up_of(mark, buffer.edge)), self._stored.naming
-        )
-        return await look.before_position(_frames(upstream, buffer, 0, sequence))
+        return await self._kept(upstream, lane, buffer, mark, _read_up_to(mark, buffer)[0])
 
     async def _milestones(self, own: Ledger, lane: LaneId, mark: mark_pb2.Mark) -> Reading:
-        buffer = BufferId(lane.input, lane.partition)
-        look = Look(lane.vertex, ReadUpTo(lane, buffer, _END, (), given_up_of(mark, buffer.edge)), self._stored.naming)
-        return await look.before_position(_frames(own, buffer, 0, None))
+        return await self._kept(own, lane, BufferId(lane.input, lane.partition), mark, _END)
 
     async def buffers(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.plan)):
+        for lane in self._stored.known(self._stored.plan.all_lanes()):
             own, mark = await self._stored.ledger_and_mark(lane)
             if own is None:
                 continue
             look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-            is_kept = keeps_input(self._stored.plan, lane.vertex)
-            for buffer in inputs_of(self._stored.plan, lane):
+            is_kept = self._stored.plan.keeps_input(lane.vertex)
+            for buffer in self._stored.plan.inputs_of(lane):
                 upstream = await self._stored.ledger(self._stored.plan.edge(buffer.edge).from_)
-                if upstream is None or self._stored.unknown.intersection(upstream_lanes(self._stored.plan, buffer)):
+                if upstream is None or self._stored.unknown.intersection(self._stored.plan.upstream_lanes(buffer)):
                     continue
-                if is_kept and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
+                if is_kept and (kept := await self._kept_input(upstream, lane, buffer, mark)).faults:
                     yield self._kept_finding(upstream, own, lane, kept)
                 reading = await self._behind(upstream, lane, buffer, mark, look)
                 if reading.faults:
@@ -150,7 +145,7 @@ class StageInputs:
         """What is wrong between the reader's position and the end of the buffer."""
         sequence, read = _read_up_to(mark, buffer, look)
         written = {}
-        for writer in upstream_lanes(self._stored.plan, buffer):
+        for writer in self._stored.plan.upstream_lanes(buffer):
             stored = await self._stored.mark(upstream, writer)
             totals = stored.mark.written if stored is not None else ()
             written[writer.key] = next((total.frames for total in totals if _is(total, buffer)), 0)
@@ -160,7 +155,7 @@ class StageInputs:
         up_to = ReadUpTo(lane, buffer, sequence, read, given_up_of(mark, buffer.edge))
         return await Look(upstream.vertex, up_to, self._stored.naming).behind_position(
             there[0] if there else None,
-            _frames(upstream, buffer, sequence, None),
+            stored_frames(upstream, buffer, sequence),
             written,
             last,
         )
@@ -192,7 +187,7 @@ class StageInputs:
         await self._stored.forget(lane)
         async with rewritten(own, lane, _OWNER) as mark:
             # No sequence that was read is used again.
-            writer = next(iter(upstream_lanes(self._stored.plan, buffer)))
+            writer = next(iter(self._stored.plan.upstream_lanes(buffer)))
             last = await self._stored.repairs.last_sequence(upstream.vertex)
             while last < reading.up_to.sequence:
                 last = (await upstream.take_over(writer, _OWNER)).sequence
@@ -221,7 +216,7 @@ class StageInputs:
         """Records and stored bytes that were written to the buffer, minus those that were read and those that wait."""
         buffer = reading.up_to.buffer
         records, size = -reading.waiting_records, -reading.waiting_bytes
-        for writer in upstream_lanes(self._stored.plan, buffer):
+        for writer in self._stored.plan.upstream_lanes(buffer):
             stored = await self._stored.mark(upstream, writer)
             for total in stored.mark.written if stored is not None else ():
                 if _is(total, buffer):
@@ -248,7 +243,7 @@ class StageInputs:
             if await self._stored.repairs.holds_mark(ledger.vertex, frame.sequence):
                 writer = frame.witness.lane if frame.witness is not None else ""
                 plan = self._stored.plan
-                lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in lanes_of(plan, vertex))
+                lanes = (lane for vertex in plan.stored_with(ledger.vertex) for lane in plan.lanes_of(vertex))
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
             await self._stored.repairs.remove(ledger.vertex, buffer, frame.sequence)
@@ -260,7 +255,7 @@ class StageInputs:
         edges = {edge.name: edge.to for edge in plan.edges}
         others = [one for one in ledger.sharing.readers(ledger.sharing.stored(buffer)) if one != buffer]
         for other in (one for one in others if one.edge in edges):
-            for lane in (lane for lane in lanes_of(plan, edges[other.edge]) if other in inputs_of(plan, lane)):
+            for lane in (lane for lane in plan.lanes_of(edges[other.edge]) if other in plan.inputs_of(lane)):
                 own, mark = await self._stored.ledger_and_mark(lane)
                 if own is None:
                     continue
@@ -315,9 +310,9 @@ async def _counted_bytes(upstream: Ledger, up_to: ReadUpTo, records: int) -> int
     return finished_bytes(frames_in(stored.data), len(stored.data), records)
 
 
-async def _frames(ledger: Ledger, buffer: BufferId, after: int, through: int | None) -> AsyncIterator[StoredFrame]:
-    async for frame in stored_frames(ledger, buffer, after):
-        if through is not None and frame.sequence > through:
+async def _frames(ledger: Ledger, buffer: BufferId, through: int) -> AsyncIterator[StoredFrame]:
+    async for frame in stored_frames(ledger, buffer, 0):
+        if frame.sequence > through:
             return
         yield frame
 

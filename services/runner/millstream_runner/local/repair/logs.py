@@ -104,11 +104,11 @@ class ReduceLogs:
             raise MillstreamError(codes.IMPOSSIBLE, f"lane {lane} has no windows")
         identity = self._identity(lane, mark.epoch + 1, ledger)
         windowing = make_windowing(window_config(group_by))
-        keys = StoredKeys(directory)
-        contents = QueueContents(windowing, progress_of(mark), str(identity), group_by.keeps_input, keys)
+        contents = QueueContents(
+            windowing, progress_of(mark), str(identity), group_by.keeps_input, StoredKeys(directory)
+        )
         contents.reset()
-        end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
-        contents.recovered(end)
+        contents.recovered(read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0))
         results = ResultFiles(directory, Files(), identity)
         if mark.reduce.result_records and results.read(mark.reduce.hand_over + 1) is None:
             raise DamageError(

@@ -23,7 +23,6 @@ from millstream.errors import DamageError
 from millstream.ledger.frames import readable
 from millstream.ledger.protocol import StoredFrame
 from millstream.naming import Origin
-from millstream.plan.lanes import all_lanes
 from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
@@ -95,7 +94,7 @@ class Repair:
             )
 
     async def _torn(self) -> AsyncIterator[Finding]:
-        for lane in all_lanes(self._stored.plan):
+        for lane in self._stored.plan.all_lanes():
             before: int | None = None
             while (torn := await self._stored.repairs.torn(lane)) is not None:
                 if torn.last == before:
@@ -134,7 +133,7 @@ class Repair:
         return LostStretch(f"{where}: {counted(frame.records, 'record')}", records=records)
 
     async def _unreadable_entries(self) -> AsyncIterator[Finding]:
-        for lane in all_lanes(self._stored.plan):
+        for lane in self._stored.plan.all_lanes():
             try:
                 await self._stored.published(lane)
             except DamageError as error:
@@ -148,7 +147,7 @@ class Repair:
                 )
 
     async def _older(self) -> AsyncIterator[Finding]:
-        for lane in self._stored.known(all_lanes(self._stored.plan)):
+        for lane in self._stored.known(self._stored.plan.all_lanes()):
             update = await self._stored.published(lane) if lane not in self._unread else None
             if update is None:
                 continue

@@ -20,8 +20,7 @@ from typing import TypeVar
 from millstream import codes
 from millstream.background import open_tasks
 from millstream.blocking import ClientThread, open_thread
-from millstream.errors import DamageError, InfrastructureError, StorageFullError
-from millstream.ledger.witness import REPAIR
+from millstream.errors import REPAIR, DamageError, InfrastructureError, StorageFullError
 
 POLL_S = 0.02
 RETRY_S = 0.05

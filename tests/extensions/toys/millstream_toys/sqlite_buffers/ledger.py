@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes, limits
 from millstream.buffers.technology import LostMessages, TornCommit
-from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
+from millstream.errors import REPAIR, BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
 from millstream.ledger.marks import settled, taken_over, takeover
 from millstream.ledger.opened import Holds, OpenLedger
@@ -41,7 +41,7 @@ from millstream.ledger.protocol import (
     StoredMark,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.witness import REPAIR, ObserverCheck, ReadCheck, name_of, witness_named
+from millstream.ledger.witness import ObserverCheck, ReadCheck, name_of, witness_named
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_toys.sqlite_buffers.database import RETRY_S, Database, UnansweredError
@@ -287,8 +287,6 @@ class SqliteBroker:
         self._ledgers: dict[str, SqliteLedger] = {}
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
-        if limits.replicas > 1:
-            raise InfrastructureError(codes.BROKER_ROLE, "SQLite keeps one copy of a ledger")
         bounds = (limits.frames_per_buffer_max, limits.bytes_max)
 
         def make(database: sqlite3.Connection) -> None:
