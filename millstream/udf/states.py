@@ -67,6 +67,11 @@ class StateEntries:
     values: Sequence[bytes]
     versions: Sequence[int]
 
+    @property
+    def size(self) -> int:
+        """Bytes of items and values."""
+        return sum(map(len, self.items)) + sum(map(len, self.values))
+
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:

@@ -13,7 +13,7 @@ from typing import Any
 
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.frame import Frame
-from millstream.limits import RECORD_BYTES_MAX
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
 from millstream.retry import RetryPolicy
 from millstream.udf.answers import MapAnswer, Result
@@ -25,6 +25,11 @@ from millstream_vertex.state.changelog import Changelog
 from millstream_vertex.state.keyed import KeyedState
 from millstream_vertex.state.keys import key_of
 from millstream_writer.committer import Unit
+
+CALL_STATE_BYTES_MAX = GRPC_MESSAGE_BYTES_MAX // 4
+"""Bytes of what is remembered for the keys of a call with several records. It is in the message with the call, and what
+has changed of it is in the answer, both beside values of records."""
+assert CALL_STATE_BYTES_MAX >= 2 * STATE_KEY_BYTES_MAX
 
 _NO_KEYS = (
     "the record has no keys, so its partition says nothing about what is remembered for it: give records keys before "
@@ -68,6 +73,9 @@ class KeyedStage(MapStage):
         if self._needs_keys and b"" in keys:
             return MapAnswer(error=_NO_KEYS, is_final=True)
         entries = self._keyed.entries(keys, record_keys, self._clock.now_us())
+        if frame.records > 1 and entries.size > CALL_STATE_BYTES_MAX:
+            # Halves of the records have fewer keys.
+            return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)
         answer = await self._keyed_stream.keyed_call(
             frame, entries, watermark_us=given.watermark_us, traceparent=given.traceparent, **options
         )

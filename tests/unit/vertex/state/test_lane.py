@@ -23,6 +23,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_udf.columns import pack_bytes, pack_offsets
 from millstream_vertex.lane import Lane
 from millstream_vertex.state import keyed as keyed_module
+from millstream_vertex.state import stage as stage_module
 from millstream_vertex.state.changelog import Changelog, changelog_buffer, read_changelog
 from millstream_vertex.state.keyed import KeyedState
 from millstream_vertex.state.stage import KeyedStage
@@ -49,6 +50,7 @@ class Summing:
         raise AssertionError("its calls have states")
 
     async def keyed_call(self, frame: Frame, states: StateEntries, *, attempt: int = 0, **options: Any) -> MapAnswer:
+        assert frame.records == 1 or states.size <= stage_module.CALL_STATE_BYTES_MAX
         totals = dict.fromkeys(states.record_keys, 0)
         totals |= {key: int(value) for key, value in zip(states.keys, states.values, strict=True)}
         held, changed = set[int](), dict[int, int]()
@@ -187,6 +189,18 @@ async def test_what_was_held_up_follows_in_order(rig: Rig) -> None:
         await running
     assert by_key(await put_out(rig)) == {"a": [1, 14, 16, 19], "b": [5, 11]}
     assert await remembered(rig) == {"a": 19, "b": 11}
+
+
+async def test_a_call_brings_no_more_state_than_fits_into_a_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_module, "CALL_STATE_BYTES_MAX", 3 * WIDTH)
+    rows = [(f"k{number % 10}", number) for number in range(10)] * 2
+    await rig.feed(frame_of(rows[:10]), frame_of(rows[10:]))
+    async with owned(rig) as lane:
+        running = asyncio.create_task(lane.run())
+        await until_put_out(rig, len(rows))
+        lane.stop()
+        await running
+    assert by_key(await put_out(rig)) == {key: list(accumulate(numbers)) for key, numbers in by_key(rows).items()}
 
 
 @pytest.mark.guarantee("I10")
