@@ -212,7 +212,7 @@ class Stages:
         now."""
         if gone := states.keys() - {step.lane.vertex for step in self._stateful}:
             raise UserError(
-                codes.STATE_MISFIT,
+                codes.DATA_OF_ANOTHER_PIPELINE,
                 f"{self._steps[0].lane}: there is a stored state of vertex {', '.join(sorted(gone))}, which would be "
                 "lost: it no longer has one in the pipeline file, or no longer runs in this lane. Put its `state` "
                 "back; or rename the vertex, which then starts without",

@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from millstream import codes
-from millstream.errors import UserError
+from millstream.errors import UdfError
 from millstream.spec.programs import State
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.streams import KeyedMapStream, MapStream
 from millstream_vertex.mapping import MapStage
-from millstream_vertex.state.changelog import Changelog, changelog_buffer
-from millstream_vertex.state.keyed import KeyedState
-from millstream_vertex.state.stage import KeyedStage
+from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.stage import KeyedStage
 from millstream_worker.opening import LaneOpening
 
 
 async def open_keyed_stage(opening: LaneOpening, settings: State) -> MapStage:
-    """The stage of the lane's vertex. Raises `UserError` if the function does not fit what is stored, and `DamageError`
+    """The stage of the lane's vertex. Raises `UdfError` if the function does not fit what is stored, and `DamageError`
     if that cannot be read."""
     shared, lane = opening.shared, opening.lane
     mark = opening.core.committer.mark
@@ -31,7 +31,7 @@ async def open_keyed_stage(opening: LaneOpening, settings: State) -> MapStage:
 
     def make(stream: MapStream, *arguments: Any, **options: Any) -> KeyedStage:
         if not isinstance(stream, KeyedMapStream) or not stream.states:
-            raise UserError(
+            raise UdfError(
                 codes.STATE_MISFIT,
                 f"{opening.where}: the vertex has `udf.state`, and its function declares no state. Declare one, or "
                 "remove `state` from the vertex",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from millstream import codes
-from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.errors import MillstreamError, RetryLaterError, UdfError, UserError
 from millstream.importing import started
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
@@ -154,7 +154,7 @@ class StageOpening:
         )
         if make is None and isinstance(stream, KeyedMapStream) and stream.states:
             names = ", ".join(f"`{state.name}`" for state in stream.states)
-            raise UserError(
+            raise UdfError(
                 codes.STATE_MISFIT,
                 f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to "
                 "the `udf` of the vertex",

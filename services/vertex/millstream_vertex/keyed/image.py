@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from millstream_vertex.state.steps import ENTRY_BYTES, Entries, Step
+from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
 
 SLOTS = 1024
 """Number of slots. It is stored, because the slots of a changelog have to be those of its reader."""

@@ -22,9 +22,9 @@ from millstream.ledger.witness import given_up_of
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import BufferId, LaneId, changelog_of
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_vertex.state.image import SLOTS
-from millstream_vertex.state.keyed import KeyedState
-from millstream_vertex.state.steps import decode_step
+from millstream_vertex.keyed.image import SLOTS
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 

@@ -9,13 +9,13 @@ import pytest
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US
-from millstream.errors import DamageError, UserError
+from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
-from millstream_vertex.state import keyed as keyed_module
-from millstream_vertex.state.image import SLOTS
-from millstream_vertex.state.keyed import KeyedState
-from millstream_vertex.state.keys import key_of, parts_of
-from millstream_vertex.state.steps import Entries, decode_step, encode_steps
+from millstream_vertex.keyed import state as state_module
+from millstream_vertex.keyed.image import SLOTS
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "json")
 SEEN = DeclaredState("seen", StateKind.MAP, "json", "json")
@@ -53,7 +53,7 @@ def contents(state: KeyedState, keys: set[bytes], now_us: int = 0) -> Model:
 @pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 2000)
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 2000)
     rng = random.Random(seed)
     state, model, log = opened(), Model(), list[tuple[bytes, int]]()
     keys = [b"key-%d" % number for number in range(200)]
@@ -198,7 +198,7 @@ def test_a_function_that_does_not_fit_is_refused_by_name(declared: tuple[Declare
     second = DeclaredState("total", StateKind.VALUE, "json", version=2)
     state = opened(declared=(second, SEEN))
     put(state, b"a", b"1")
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UdfError) as refused:
         opened([data for data, _, _ in state.take_steps()], state.encoded_states, declared)
     assert refused.value.code is codes.STATE_MISFIT
     assert expected in str(refused.value)

@@ -22,11 +22,11 @@ from millstream.udf.states import DeclaredState, StateChanges, StateEntries, Sta
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_udf.columns import pack_bytes, pack_offsets
 from millstream_vertex.lane import Lane
-from millstream_vertex.state import keyed as keyed_module
-from millstream_vertex.state import stage as stage_module
-from millstream_vertex.state.changelog import Changelog, changelog_buffer, read_changelog
-from millstream_vertex.state.keyed import KeyedState
-from millstream_vertex.state.stage import KeyedStage
+from millstream_vertex.keyed import state as state_module
+from millstream_vertex.keyed import stage as stage_module
+from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, read_changelog
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.routing import Route
 from tests.support.ledgers import SettableClock
@@ -150,7 +150,7 @@ async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # So that slots are written anew with each result, and all of them within the work of a few owners.
-    monkeypatch.setattr(keyed_module, "COMPACTED_FROM_BYTES", 1)
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 1)
     rng, rows = random.Random(seed), list[tuple[str, int]]()
     for _ in range(12):
         first = len(rows)

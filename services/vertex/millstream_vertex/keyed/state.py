@@ -16,12 +16,12 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError, UserError
+from millstream.errors import DamageError, UdfError
 from millstream.limits import KIB
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.wire.state.v1 import state_pb2
-from millstream_vertex.state.image import SLOTS, StateImage, Stored, Versioned, parts_of, stored_of
-from millstream_vertex.state.steps import Entries, Step, encode_steps
+from millstream_vertex.keyed.image import SLOTS, StateImage, Stored, Versioned, parts_of, stored_of
+from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 
 COMPACTED_FROM_BYTES = 64 * KIB
 """So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
@@ -108,7 +108,7 @@ class KeyedState:
                 self._expires(state, key, item, stored)
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
-        """The states that the function declares. Raises `UserError` if what is stored does not fit them."""
+        """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
         stored = {state.name: number for number, state in enumerate(self._states.states)}
         if gone := sorted(stored.keys() - {state.name for state in declared}):
             raise self._misfit(
@@ -307,8 +307,8 @@ class KeyedState:
             self._next_slot = (first + slots) % SLOTS
         self._unwritten = max(0, self._unwritten) if left else 0
 
-    def _misfit(self, what: str, advice: str) -> UserError:
-        return UserError(codes.STATE_MISFIT, f"{self._where}: {what}. {advice}")
+    def _misfit(self, what: str, advice: str) -> UdfError:
+        return UdfError(codes.STATE_MISFIT, f"{self._where}: {what}. {advice}")
 
     def _damaged(self, what: str) -> DamageError:
         return DamageError(
