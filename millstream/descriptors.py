@@ -34,19 +34,19 @@ r"""Error handler that writes a character that an encoding lacks as `\u00e9`, as
 def reopen_closed() -> None:
     """Open descriptors 0 to 2 where the parent has closed them, so that no other file gets their numbers. What is
     printed there goes nowhere."""
-    for descriptor, flags, name, mode in (
-        (0, os.O_RDONLY, "stdin", "r"),
-        (1, os.O_WRONLY, "stdout", "w"),
-        (2, os.O_WRONLY, "stderr", "w"),
-    ):
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
             # The lowest free number is this one: those below it are open.
             os.set_inheritable(os.open(os.devnull, flags), True)
-        # Python has no stream where it found the descriptor closed.
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+    # Python has none where it found the descriptor closed.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def write_lines(descriptor: int, lines: ReadableBuffer) -> None:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated
 
 from millstream.spec.registry import Registry
-from millstream.spec.rules import After
+from millstream.spec.values import After
 
 NATIVE = "millstream"
 """The protocol of docs/udf-protocol.md."""

@@ -21,20 +21,27 @@ if TYPE_CHECKING:
 
 
 class PrometheusReader(PrometheusMetricReader):
-    """Metrics in Prometheus's text format: OpenTelemetry's reader, which also gets the histograms, and its registry."""
+    """OpenTelemetry's reader, which also gets the histograms."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.histograms = Histograms()
+        super().__init__(disable_target_info=True, scope_info_enabled=False, registry=registry)
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
+        super()._receive_metrics(self.histograms.added_to(metrics_data), timeout_millis, **kwargs)
+
+
+class PrometheusText:
+    """Metrics in Prometheus's text format, from a registry of its own."""
 
     def __init__(self) -> None:
-        self.histograms = Histograms()
-        self._own_registry = CollectorRegistry()
-        super().__init__(disable_target_info=True, scope_info_enabled=False, registry=self._own_registry)
+        self._registry = CollectorRegistry()
+        self.reader = PrometheusReader(self._registry)
 
     def text(self, metrics: Metrics) -> bytes:
         """The current metrics."""
         metrics.refresh()
-        return generate_latest(self._own_registry)
-
-    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        super()._receive_metrics(self.histograms.added_to(metrics_data), timeout_millis, **kwargs)
+        return generate_latest(self._registry)
 
 
 class OtlpReader(MetricReader):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from millstream.telemetry.export import OtlpReader, PrometheusReader
+    from millstream.telemetry.export import OtlpReader, PrometheusReader, PrometheusText
     from millstream.telemetry.log_export import LogExport
     from millstream.telemetry.metrics import Metrics
 
@@ -179,7 +179,7 @@ class _Metering(NamedTuple):
 
     provider: MeterProvider
     metrics: Metrics
-    prometheus: PrometheusReader | None
+    prometheus: PrometheusText | None
     otlp: OtlpReader | None
     open_endpoint: Callable[..., AbstractAsyncContextManager[None]]
 
@@ -190,13 +190,13 @@ def _metering(
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.endpoint import open_endpoint
-    from millstream.telemetry.export import PrometheusReader, make_otlp_reader
+    from millstream.telemetry.export import PrometheusText, make_otlp_reader
     from millstream.telemetry.histograms import SCOPE
     from millstream.telemetry.metrics import Metrics
 
-    prometheus = PrometheusReader() if serves else None
+    prometheus = PrometheusText() if serves else None
     otlp: OtlpReader | None = None
-    readers: list[PrometheusReader | OtlpReader] = [] if prometheus is None else [prometheus]
+    readers: list[PrometheusReader | OtlpReader] = [] if prometheus is None else [prometheus.reader]
     if _exports("METRICS", environment):
         otlp = make_otlp_reader(_timeout_s("METRICS", environment))
         readers.append(otlp)

@@ -37,7 +37,7 @@ class WatermarkFetcher:
             return False
         entry, state = update.entry, update.outputs.get(self.buffer)
         sequence = state.sequence if state is not None else 0
-        return timeline.add(entry.epoch, sequence, entry.watermark_us, idle=entry.idle, ended=entry.ended)
+        return timeline.add(entry.epoch, sequence, entry.watermark_us, ended=entry.ended)
 
     def watermark_at(self, sequence: int) -> int:
         """No record older than this follows frame `sequence` of the buffer, except late ones; microseconds.
@@ -115,11 +115,11 @@ class BufferFill:
             self.news.set()
 
     def on_writer(self, update: OtUpdate) -> None:
-        """Listens to the OT store of the vertex that writes the buffer."""
+        """A listener for the OT store of the vertex that writes the buffer."""
         if (state := update.outputs.get(self.buffer)) is not None:
             self.wrote(update.key, state.records, state.bytes)
 
     def on_reader(self, update: OtUpdate) -> None:
-        """Listens to the OT store of the vertex that reads the buffer."""
+        """A listener for the OT store of the vertex that reads the buffer."""
         if (state := update.inputs.get(self.buffer)) is not None:
             self.consumed(state.records, state.bytes)

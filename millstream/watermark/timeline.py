@@ -34,7 +34,6 @@ class Timeline:
         "ended",
         "epoch",
         "head_sequence",
-        "idle",
     )
 
     def __init__(self, points_max: int = limits.OT_TIMELINE_POINTS_MAX) -> None:
@@ -52,20 +51,18 @@ class Timeline:
         self._last_sequence = 0
         """The highest sequence in an entry of this epoch. It is below the head if the frames of the previous owner were
         trimmed, because the new owner does not find them."""
-        self.idle = False
-        """The newest entry says that the lane has nothing to read."""
         self.ended = False
         """The newest entry says that nothing will follow `head_sequence`."""
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def add(self, epoch: int, sequence: int, watermark_us: int, *, idle: bool = False, ended: bool = False) -> bool:
+    def add(self, epoch: int, sequence: int, watermark_us: int, *, ended: bool = False) -> bool:
         """Add a published entry. Returns False if it contains nothing new.
 
         1. Older epoch, or the same epoch with a lower sequence than before: the entry is stale and ignored.
         2. Newer epoch with a lower watermark (an owner starts at its mark, but the previous owner had advanced the
-           watermark of an idle lane): the flags are used, and the watermark stays.
+           watermark of an idle lane): the flag is used, and the watermark stays.
         3. Newer epoch with a lower sequence. Either the frames in between were read and trimmed, so the new owner does
            not find them. Or they were not read, and were lost when the ledger was set back: promises about them are
            withdrawn.
@@ -74,13 +71,13 @@ class Timeline:
         """
         if epoch < self.epoch or (epoch == self.epoch and sequence < self._last_sequence):
             return False
-        before = (self.epoch, self.head_sequence, self.idle, self.ended)
+        before = (self.epoch, self.head_sequence, self.ended)
         if epoch > self.epoch:
             self._withdraw(max(sequence, self._asked))
         self._last_sequence = sequence
         sequence = max(sequence, self.head_sequence)
-        self.epoch, self.head_sequence, self.idle, self.ended = epoch, sequence, idle, ended
-        return self._step(sequence, watermark_us) or before != (epoch, sequence, idle, ended)
+        self.epoch, self.head_sequence, self.ended = epoch, sequence, ended
+        return self._step(sequence, watermark_us) or before != (epoch, sequence, ended)
 
     def watermark_at(self, sequence: int) -> int:
         """The watermark for a reader that has read everything up to and including `sequence`, microseconds."""

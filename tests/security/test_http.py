@@ -14,6 +14,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,25 +51,21 @@ async def serving(
     source = Source.model_validate({"http": {"port": 0, **(spec or {})}})
     assert isinstance(source.settings, HttpSource)
     owner = SourceOwner(LANE, 1, b"", base_dir, SystemClock(), extraction_of(source))
-    settings = source.settings
-    limits = ConnectionLimits(
-        settings.connections_max,
-        settings.client_connections_max,
-        head_timeout_s=head_timeout_s,
-        idle_timeout_s=idle_timeout_s,
-    )
-    async with asyncio.timeout(LIMIT_S), open_http(settings, owner, limits) as lane:
+    limits = partial(ConnectionLimits, head_timeout_s=head_timeout_s, idle_timeout_s=idle_timeout_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_source, "ConnectionLimits", limits)
+        async with asyncio.timeout(LIMIT_S), open_http(source.settings, owner) as lane:
 
-        async def commit() -> None:
-            while True:
-                batch = await lane.read(4096, 1 << 20, 1.0)
-                await lane.committed(batch.position)
+            async def commit() -> None:
+                while True:
+                    batch = await lane.read(4096, 1 << 20, 1.0)
+                    await lane.committed(batch.position)
 
-        committing = asyncio.ensure_future(commit())
-        try:
-            yield lane
-        finally:
-            committing.cancel()
+            committing = asyncio.ensure_future(commit())
+            try:
+                yield lane
+            finally:
+                committing.cancel()
 
 
 class Client:

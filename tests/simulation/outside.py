@@ -22,7 +22,7 @@ from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.protocol import Description, StreamName, UdfClient
+from millstream.udf.protocol import Connection, Description, StreamName, UdfClient
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf import columns
 from millstream_worker.programs import Programs
@@ -118,12 +118,18 @@ class SimPrograms(Programs):
     """The programs of one vertex process: functions and endpoints inside the simulation."""
 
     def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:
+        super().__init__({}, {})
         self._outside = outside
         self._vertex = vertex
         self._behaviour = behaviour
 
-    def client(self, role: str) -> SimClient | None:
-        return SimClient(self._outside, self._vertex, self._behaviour) if role in ("source", "sink") else None
+    def client(self, role: str) -> UdfClient | None:
+        if role not in ("source", "sink"):
+            return None
+        connection = SimConnection(self._outside, self._vertex, self._behaviour)
+        client = UdfClient(connection, "")
+        client.description = connection.description
+        return client
 
     def reduce_address(self, name: StreamName) -> str | None:
         return None
@@ -202,19 +208,19 @@ def _outcome(index: int, result: Result, reason: str) -> Outcome:
     return Outcome(index, result, reason)
 
 
-class SimClient(UdfClient):
-    """The function of a source or a sink."""
+class SimConnection(Connection):
+    """The connection to the function of a source or a sink."""
 
     def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:
         self._outside = outside
         self._vertex = vertex
         self._behaviour = behaviour
-        self.description = Description(keeps_positions=behaviour in KEEP)
+        self.description = Description(
+            kinds=frozenset({FunctionKind.SOURCE, FunctionKind.SINK}), keeps_positions=behaviour in KEEP
+        )
 
-    def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0, may_return_arrow: bool = False
-    ) -> AbstractAsyncContextManager[MapStream]:
-        raise AssertionError("a source or a sink is not a map")
+    async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
+        return self.description
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:

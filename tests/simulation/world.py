@@ -29,8 +29,8 @@ from millstream.record import SOURCE_INPUT
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
-from millstream_worker import environment as worker
 from millstream_worker.assembly import VertexProcess, open_vertex
+from millstream_worker.environment import Outside as ReplicaOutside
 from millstream_worker.environment import VertexConfig
 from millstream_worker.trimmers import open_trimmers
 from millstream_worker.watches import open_watches
@@ -107,7 +107,7 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class SimEnvironment(worker.Outside):
+class SimEnvironment(ReplicaOutside):
     """The environment of one incarnation."""
 
     world: World
@@ -318,10 +318,10 @@ class World:
                     watches,
                     trimmers,
                     programs,
-                    self.rng,
-                    lambda: None,
-                    self,
-                    life,
+                    rng=self.rng,
+                    buffer_trouble=lambda: None,
+                    world=self,
+                    life=life,
                 )
 
         async with open_vertex(config, self.clock, environment=environment) as running:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -48,6 +49,7 @@ from millstream_connectors.delta.opening import TableOpening
 from millstream_connectors.delta.settings import DeltaSink
 from millstream_connectors.lake.lane_table import ConflictError, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_connectors.shared.objects.settings import is_url
@@ -284,10 +286,9 @@ def _fields(schema: Schema) -> dict[str, TableField]:
 def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
     """What in an existing table does not fit the settings. Raises Millstream errors if it cannot be reached."""
     opening = TableOpening(settings.path, settings.store, base_dir, "validate")
-    try:
-        table = opening.open()
-    except ABSENT:
-        return ()
-    except FAILURES as error:
-        raise error_of(error, settings.path, "validate") from error
+    with translating(FAILURES, partial(error_of, path=settings.path, where="validate")):
+        try:
+            table = opening.open()
+        except ABSENT:
+            return ()
     return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import operator
 import random
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -20,13 +19,14 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import gcd
+from operator import sub
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.frame import Frame
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.values import Values
 from millstream_connectors.generator.settings import GeneratorSource
-from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane, number_in
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_udf import columns
@@ -68,7 +68,7 @@ class GeneratorLane(PositionedLane):
         if body is None:
             body = {"made": 0, "origin_us": owner.clock.now_us()}
         with self._restoring():
-            made, origin_us = operator.index(body["made"]), operator.index(body["origin_us"])
+            made, origin_us = number_in(body, "made"), number_in(body, "origin_us")
         first, partitions = owner.lane.partition, owner.partitions
         self._origin_us = origin_us
         self._first = first
@@ -159,7 +159,7 @@ class GeneratorLane(PositionedLane):
         offset = start % _SHIFTS
         repeats = -(-(offset + count) // _SHIFTS)
         stretch = self._shifts if repeats == 1 else self._shifts * repeats
-        return array("q", map(operator.sub, times, stretch[offset : offset + count]))
+        return array("q", map(sub, times, stretch[offset : offset + count]))
 
     def _stepped_times(self, step_us: float, start: int, count: int) -> array[int]:
         first = self._first + start * self._partitions

@@ -36,7 +36,6 @@ from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 from millstream_connectors.http.settings import HttpBatch, HttpSink
-from millstream_connectors.shared.converting import convert_each
 from millstream_connectors.shared.json_rows import one_line
 from millstream_connectors.shared.requests import requests_of
 from millstream_connectors.shared.web.client import (
@@ -125,24 +124,24 @@ def batches_of(
             RequestBatch((row,), value, ids[row], _BYTES, request_headers(headers[row]))
             for row, value in enumerate(values)
         ], []
-    found = convert_each(enumerate(values), _line, misfit=LINE_BREAK)
+    lines: list[_Line] = []
+    failures: list[SinkFailure] = []
+    for row, value in enumerate(values):
+        if b"\n" in value or b"\r" in value:
+            try:
+                parse(value)
+            except ValueError as error:
+                failures.append(SinkFailure(row, LINE_BREAK, retryable=False, detail=str(error)))
+                continue
+        lines.append(_Line(row, one_line(value) + b"\n"))
 
     def batch(part: Sequence[_Line]) -> RequestBatch:
         first, last = part[0].row, part[-1].row
         key = ids[first] if len(part) == 1 else f"{ids[first]}..{ids[last]}"
         return RequestBatch([line.row for line in part], b"".join(line.text for line in part), key, _LINES)
 
-    groups = groupby(found.made, key=lambda line: indexes[line.row] // limits.max_records)
-    return (
-        [batch(part) for _, group in groups for part in requests_of(group, _size_of, limits.max_bytes)],
-        list(found.failures),
-    )
-
-
-def _line(row: int, value: bytes) -> _Line:
-    if b"\n" in value or b"\r" in value:
-        parse(value)
-    return _Line(row, one_line(value) + b"\n")
+    groups = groupby(lines, key=lambda line: indexes[line.row] // limits.max_records)
+    return [batch(part) for _, group in groups for part in requests_of(group, _size_of, limits.max_bytes)], failures
 
 
 def _size_of(line: _Line) -> int:

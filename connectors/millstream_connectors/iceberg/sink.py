@@ -25,6 +25,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ from millstream_connectors.iceberg.client import ABSENT, CONFLICT, EXISTS, FAILU
 from millstream_connectors.iceberg.settings import IcebergSink
 from millstream_connectors.lake.lane_table import ConflictError, LaneTable, TableField, column_faults
 from millstream_connectors.lake.rows import TableRows, rows_of
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.faults import Fault
 from millstream_connectors.shared.kept import TargetPosition
 from millstream_writer.connector import SinkOwner
@@ -306,11 +308,10 @@ def look(settings: IcebergSink, base_dir: Path) -> Sequence[Fault]:
     if catalog.sqlite is not None and not (base_dir / catalog.sqlite).exists():
         # The sink creates the table.
         return ()
-    try:
-        with open_catalog(catalog, settings.store, base_dir, "validate", create=False) as opened:
-            table = opened.load_table(settings.table)
-            return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))
-    except ABSENT:
-        return ()
-    except FAILURES as error:
-        raise error_of(error, settings, "validate") from error
+    with translating(FAILURES, partial(error_of, settings=settings, where="validate")):
+        try:
+            with open_catalog(catalog, settings.store, base_dir, "validate", create=False) as opened:
+                table = opened.load_table(settings.table)
+                return list(faults_of(table, TableRows(settings.columns, settings.of_time).schema, settings))
+        except ABSENT:
+            return ()

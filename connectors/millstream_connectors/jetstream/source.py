@@ -320,11 +320,15 @@ class JetStreamSourceLane(RemoteLane):
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
         batch = RecordBatch("the message")
-        for message in batch.fitting(self._arrived, records_max, bytes_max):
+        while self._arrived and len(batch.values) < records_max:
+            message = self._arrived[0]
             if self._end is not None and message.sequence > self._end:
                 self._arrived.clear()
                 self._at = self._end
                 break
+            if not batch.fits(message.size, bytes_max):
+                break
+            self._arrived.popleft()
             self._at = self._read = message.sequence
             self._digest = message.digest
             batch.add(

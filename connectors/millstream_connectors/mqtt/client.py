@@ -73,7 +73,7 @@ class _EndedError(ConnectionError):
 
 
 class MqttLink:
-    """One connection. Opened by `open_link`, closed by `close`."""
+    """One connection. Opened by `open_link`, closed by `aclose`."""
 
     def __init__(self, broker: MqttBroker, where: str, client: Client, session: MqttSession | None) -> None:
         self._broker = broker
@@ -134,9 +134,10 @@ class MqttLink:
             raise self.closed
         answer = self._answers[mid] = self._loop.create_future()
         try:
-            with translating(TimeoutError, self._error_of):
-                async with asyncio.timeout(self._broker.timeout_s):
-                    return await answer
+            async with asyncio.timeout(self._broker.timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise self._error_of(error) from error
         finally:
             self._answers.pop(mid, None)
 
@@ -157,7 +158,8 @@ class MqttLink:
             # The call cannot be cancelled, and a socket that it opens has to be closed.
             await asyncio.wait((self._connecting,))
         self._client.disconnect()
-        _, late = await asyncio.wait((self._loop.run_in_executor(None, self._client.loop_stop),), timeout=_CLOSE_S)
+        stopping = self._loop.run_in_executor(None, self._client.loop_stop)
+        _, late = await asyncio.wait((stopping,), timeout=_CLOSE_S)
         if late:
             # The broker reads nothing; it notices by itself that the connection has ended.
             with suppress(OSError):

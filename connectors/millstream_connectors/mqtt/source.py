@@ -22,7 +22,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream_connectors.mqtt.client import MqttLink, MqttSession, open_link
 from millstream_connectors.mqtt.settings import SHARED, MqttSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, Subscription
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_connectors.shared.failing import on_failure_await
 from millstream_reader.connector import SourceOwner
 
@@ -32,7 +32,7 @@ TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
 _log = logging.getLogger(__name__)
 
 
-class MqttSubscription(Subscription):
+class MqttSubscription(PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
@@ -79,6 +79,10 @@ class MqttSubscription(Subscription):
         link, self._link = self._link, None
         if link is not None:
             await link.aclose(self._spec.topic)
+
+    def pending(self) -> int | None:
+        """MQTT does not report it."""
+        return None
 
     def _arrived(self, found: MQTTMessage, inbox: AcknowledgedInbox) -> None:
         if not found.qos and inbox.full:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcAsyncI
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream_connectors.pubsub.settings import PubsubProject
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.google_cloud.channels import local_error_of, open_channel
 
 C = TypeVar("C", PublisherAsyncClient, SubscriberAsyncClient)
@@ -56,10 +58,8 @@ class PubsubLink(Generic[C]):
         again = AsyncRetry(
             predicate=_passes, initial=_AGAIN_FIRST_S, maximum=_AGAIN_LAST_S, multiplier=2.0, timeout=limit_s
         )
-        try:
+        with translating(FAILURES, partial(_error_of, settings=self._settings, where=self._where)):
             return await call(request, retry=again, timeout=limit_s)
-        except FAILURES as error:
-            raise _error_of(error, self._settings, self._where) from error
 
 
 def _passes(error: BaseException) -> bool:

@@ -75,7 +75,7 @@ class _Receiver:
 
 
 class RabbitLink:
-    """One connection and its channel. Opened by `open_link`, closed by `close`."""
+    """One connection and its channel. Opened by `open_link`, closed by `aclose`."""
 
     channel: Channel
     """Confirms publications."""

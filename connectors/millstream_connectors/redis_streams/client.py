@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ _VERSION_MIN = 7
 
 
 class StreamsLink:
-    """The connection of one lane, to the server that has its keys. Opened by `open_link`, closed by `close`."""
+    """The connection of one lane, to the server that has its keys. Opened by `open_link`, closed by `aclose`."""
 
     def __init__(self, server: RedisServer, client: Redis, place: str) -> None:
         self._server = server
@@ -80,11 +80,9 @@ class StreamsLink:
         await self._client.aclose(close_connection_pool=True)
 
 
-@asynccontextmanager
-async def translated(server: RedisServer, where: str) -> AsyncIterator[None]:
+def translated(server: RedisServer, where: str) -> AbstractContextManager[None]:
     """Converts errors of the client to Millstream errors."""
-    with translating(FAILURES, partial(error_of, server=server, where=where)):
-        yield
+    return translating(FAILURES, partial(error_of, server=server, where=where))
 
 
 async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> StreamsLink:
@@ -127,8 +125,9 @@ async def looking(server: RedisServer, base_dir: Path, key: str) -> AsyncIterato
     """A connection for `validate --online`. Raises Millstream errors."""
     where = "validate --online"
     link = await open_link(server, base_dir, where, "millstream validate", key)
-    async with aclosing(link), translated(server, where):
-        yield link
+    async with aclosing(link):
+        with translated(server, where):
+            yield link
 
 
 async def warn_unless_durable(link: StreamsLink, where: str) -> None:

@@ -19,14 +19,12 @@ import asyncio
 import itertools
 import logging
 import math
-from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from operator import index
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from millstream.background import beside, open_tasks
@@ -34,6 +32,7 @@ from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream_connectors.shared.inbox import Inbox
 from millstream_connectors.shared.messages import divided, invalid, size_of
+from millstream_connectors.shared.positioned_lane import number_in
 from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
@@ -121,39 +120,49 @@ class AcknowledgedInbox(Inbox[AcknowledgedMessage]):
         self._unconfirmed.append((self.given, message))
 
 
-class Subscription(ABC):
+class Subscription(Protocol):
     """Access to one queue of one kind of server. It raises Millstream errors: `RetryLaterError` where a retry helps."""
 
-    lease_s: float | None = None
-    """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not while
-    the connection lasts."""
+    @property
+    def lease_s(self) -> float | None:
+        """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not
+        while the connection lasts."""
 
-    @abstractmethod
     async def connect(self, inbox: AcknowledgedInbox) -> None:
         """Open a connection that puts messages into `inbox`, and calls its `lose` at the end. Closes an earlier
         connection first."""
 
-    async def receive(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some send messages by themselves
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
         """Request messages while the inbox has space, if the server does not send them by itself. Cancelled at the
         end."""
 
-    @abstractmethod
     async def acknowledge(self, messages: Sequence[AcknowledgedMessage]) -> None:
         """Acknowledge these committed messages, the next in the order of their arrival."""
 
-    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:  # noqa: B027 - some have no leases
-        """Extend the leases of these messages, if they have any."""
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
+        """Extend the leases of these messages."""
 
-    async def adjust(self, inbox: AcknowledgedInbox) -> None:  # noqa: B027 - some have nothing to adjust
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
         """React to a change of the inbox, if this kind of server needs it. Called after its `changed`."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Return unacknowledged messages to the server. May be called in any state, and repeatedly."""
 
     def pending(self) -> int | None:
         """Number of messages that wait at the server, if it is known."""
-        return None
+
+
+class PushedSubscription:
+    """The part of `Subscription` that is the same for all servers that send messages by themselves, and give them to no
+    other reader while the connection lasts."""
+
+    lease_s: float | None = None
+
+    async def receive(self, inbox: AcknowledgedInbox) -> None:
+        """The server sends messages without requests."""
+
+    async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
+        """A message is held as long as the connection lasts."""
 
 
 class AcknowledgedLane(RemoteLane):
@@ -185,7 +194,7 @@ class AcknowledgedLane(RemoteLane):
         """Errors: those of `SourceConnector.open`."""
         body = self._unpacked(self._owner.position)
         with self._restoring():
-            self._given = 0 if body is None else index(body["given"])
+            self._given = 0 if body is None else number_in(body, "given")
         if not self._idle:
             await self._connect()
             if body is not None:

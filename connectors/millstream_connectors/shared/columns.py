@@ -1,4 +1,4 @@
-"""Columns of the files that sources read and sinks write."""
+"""Columns that settings name: those of files, and names that appear twice in any list."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal

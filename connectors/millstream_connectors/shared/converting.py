@@ -33,7 +33,7 @@ def convert_each(
     rows: list[int] = []
     made: list[T] = []
     failures: list[SinkFailure] = []
-    for row, parts in zip(count() if indexes is None else indexes, records, strict=False):
+    for row, parts in zip(count() if indexes is None else indexes, records, strict=indexes is not None):
         try:
             made.append(convert(*parts))
         except RefusedRecordError as error:

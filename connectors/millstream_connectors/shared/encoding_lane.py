@@ -97,8 +97,9 @@ class EncodingLane(UnkeptLane):
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         found = [await encoded(self._encoders, item) for item in frames]
+        fit = [item for item, _, _ in found if item is not None]
         # An empty write carries the lane's position.
-        refused = iter((await self._lane.write([item for item, _, _ in found if item is not None], end)).failures)
+        refused = iter((await self._lane.write(fit, end)).failures)
         failures: list[list[SinkFailure]] = []
         for item, rows, misfits in found:
             others = of_rows(rows, next(refused, ())) if item is not None else []

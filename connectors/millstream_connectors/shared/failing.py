@@ -1,4 +1,4 @@
-"""What lanes and clients do when a connection fails: they close it, and say who must act.
+"""What happens on a failure: connections are closed, and errors become Millstream's, which say who must act.
 
 Above it: the lanes and clients of connectors. Below it: the errors of Millstream.
 """
@@ -26,7 +26,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class Linked(Generic[LinkT]):
-    """What uses a connection, whenever there is one."""
+    """Has at most one connection, which `close` closes."""
 
     _link: LinkT | None = None
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from millstream.background import all_of
 from millstream.errors import MillstreamError
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, Subscription
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage
 
 _CLOSE_S = 2.0
 _REQUESTS = 8
@@ -55,14 +55,14 @@ class Pace:
     """Maximum number of messages in one request to delete or hide."""
 
 
-class LeasedSubscription(Subscription):
+class LeasedSubscription:
     """See `Subscription`."""
 
     def __init__(self, open_queue: Callable[[], AbstractAsyncContextManager[LeasingQueue]], pace: Pace) -> None:
         """`open_queue`: a connection to the queue. Raises an error if the queue does not exist."""
         self._open_queue = open_queue
         self._pace = pace
-        self.lease_s = pace.lease_s
+        self.lease_s: float | None = pace.lease_s
         self._queue: LeasingQueue | None = None
         self._inbox: AcknowledgedInbox | None = None
         self._connection = AsyncExitStack()
@@ -85,6 +85,9 @@ class LeasedSubscription(Subscription):
 
     async def extend(self, messages: Sequence[AcknowledgedMessage]) -> None:
         await self._hide(messages, self._pace.lease_s)
+
+    async def adjust(self, inbox: AcknowledgedInbox) -> None:
+        """Has nothing to do: each poll waits until messages fit into the inbox."""
 
     async def close(self) -> None:
         inbox = self._inbox

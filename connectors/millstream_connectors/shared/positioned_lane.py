@@ -7,7 +7,7 @@ the number of partitions. Partitions decide what each lane owns, so a position d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -71,6 +71,14 @@ class PositionedLane:
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()
+
+
+def number_in(body: Mapping[str, Any], name: str) -> int:
+    """A whole number in the body of a position. Raises `TypeError` if it is something else, `KeyError` without it."""
+    number = body[name]
+    if not isinstance(number, int):
+        raise TypeError(body)
+    return number
 
 
 def pack_position(kind: str, partitions: int, body: dict[str, Any]) -> bytes:

@@ -22,7 +22,6 @@ from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream_connectors.shared.failing import on_failure
-from millstream_connectors.shared.messages import too_large
 from millstream_connectors.shared.reaching import RemoteLane
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch
@@ -71,7 +70,8 @@ class QueryLane(RemoteLane, ABC, Generic[CursorT]):
             self._at = row.cursor
             if row.size > RECORD_BYTES_MAX:
                 place = f"the row with the cursor ({', '.join(map(str, row.cursor))})"
-                invalid.append(too_large(row.value, row.size, place, "its JSON"))
+                reason = f"{place}: its JSON has {row.size} bytes; the limit is {RECORD_BYTES_MAX}"
+                invalid.append(InvalidRecord(row.value, reason, place))
                 continue
             size += row.size
             values.append(row.value)

@@ -19,7 +19,6 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from operator import index
 from typing import Protocol
 
 from millstream.background import open_tasks
@@ -125,8 +124,10 @@ class ReceivingLane(RemoteLane):
         body = self._unpacked(self._owner.position)
         if body is not None:
             with self._restoring():
-                # Neither accepts anything else than a number or a text.
-                self._given, self._place = index(body["given"]), body["place"] + ""
+                given, place = body["given"], body["place"]
+                if not isinstance(given, int) or not isinstance(place, str):
+                    raise TypeError(body)
+            self._given, self._place = given, place
         self._inbox.place = self._place
         if not self._idle:
             await self._stream.connect(self._place)

@@ -6,18 +6,13 @@ Above it: lanes that read records one by one. Below it: frames.
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
-from millstream_connectors.shared.inbox import HeldMessage
 from millstream_connectors.shared.messages import too_large
 from millstream_reader.source import InvalidRecord
-
-M = TypeVar("M", bound=HeldMessage)
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
@@ -39,11 +34,6 @@ class RecordBatch:
     def fits(self, size: int, bytes_max: int) -> bool:
         """Whether there is space for a record of `size` bytes; always true for the first one."""
         return not self.values or self.size + size <= bytes_max
-
-    def fitting(self, waiting: deque[M], records_max: int, bytes_max: int) -> Iterator[M]:
-        """Removes what waits, one after the other, for as long as there is space for it beside what was added."""
-        while waiting and len(self.values) < records_max and self.fits(waiting[0].size, bytes_max):
-            yield waiting.popleft()
 
     def add(
         self,

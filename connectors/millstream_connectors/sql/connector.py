@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from millstream import codes
-from millstream.spec.connectors import Connector, Guarantee, GuaranteeId, OnlineFindings, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, OnlineFindings, Place
 from millstream.spec.problems import Finding
 from millstream_connectors.shared.looking import unfit
 from millstream_connectors.sql.settings import SqlDatabase, SqlSink, SqlSource
@@ -17,31 +17,21 @@ from millstream_reader.connector import SourceConnector, SourceOpening, SourceOw
 from millstream_writer.connector import SinkConnector, SinkOpening, SinkOwner
 
 
-class _Sql(Connector[Any]):
-    """What the source and the sink have in common."""
+def _database_findings(settings: SqlDatabase, place: Place) -> Iterator[Finding]:
+    """What the connection to the database needs and this machine does not have. SQLAlchemy is imported only if it is
+    there."""
+    here = (*place.path, "url")
+    file = _file_of(settings, place)
+    if file is not None:
+        if not file.parent.is_dir():
+            what = f"there is no directory {file.parent}"
+            yield Finding(codes.NO_SUCH_FILE, here, what, "an existing directory for the database file")
+    elif find_spec("sqlalchemy") is not None:
+        from millstream_connectors.sql.client import driver_fault
 
-    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
-
-    def local_findings(self, settings: SqlDatabase, place: Place) -> Iterator[Finding]:
-        """What the connection to the database needs and this machine does not have. SQLAlchemy is imported only if it
-        is there."""
-        here = (*place.path, "url")
-        file = _file_of(settings, place)
-        if file is not None:
-            if not file.parent.is_dir():
-                what = f"there is no directory {file.parent}"
-                yield Finding(codes.NO_SUCH_FILE, here, what, "an existing directory for the database file")
-            if not file.exists() and not (isinstance(settings, SqlSink) and settings.create_table):
-                expected = (
-                    "a database, or `createTable: true`" if isinstance(settings, SqlSink) else "a SQLite database"
-                )
-                yield Finding(codes.NO_SUCH_FILE, here, f"there is no file {file}", expected)
-        elif find_spec("sqlalchemy") is not None:
-            from millstream_connectors.sql.client import driver_fault
-
-            fault = driver_fault(settings)
-            if fault is not None:
-                yield Finding(codes.EXTRA_NEEDED, here, *fault)
+        fault = driver_fault(settings)
+        if fault is not None:
+            yield Finding(codes.EXTRA_NEEDED, here, *fault)
 
 
 def _file_of(settings: SqlDatabase, place: Place) -> FilePath | None:
@@ -49,9 +39,10 @@ def _file_of(settings: SqlDatabase, place: Place) -> FilePath | None:
     return None if settings.file is None else place.base_dir / settings.file
 
 
-class _Source(_Sql, SourceConnector[SqlSource]):
+class _Source(SourceConnector[SqlSource]):
     model = SqlSource
     meaning = "Rows of a database table or query, through SQLAlchemy."
+    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit; rows that change while it reads may be "
@@ -64,6 +55,12 @@ class _Source(_Sql, SourceConnector[SqlSource]):
     def bounded(self, settings: SqlSource) -> bool | None:
         return not settings.follow
 
+    def local_findings(self, settings: SqlSource, place: Place) -> Iterator[Finding]:
+        yield from _database_findings(settings, place)
+        file = _file_of(settings, place)
+        if file is not None and not file.exists():
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), f"there is no file {file}", "a SQLite database")
+
     def online_findings(self, settings: SqlSource, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.source.lane import look
 
@@ -75,15 +72,23 @@ class _Source(_Sql, SourceConnector[SqlSource]):
         return open_sql_source(settings, owner)
 
 
-class _Sink(_Sql, SinkConnector[SqlSink]):
+class _Sink(SinkConnector[SqlSink]):
     whole = True
     keeps_position_in = "table"
     model = SqlSink
     meaning = "To a database table, through SQLAlchemy."
+    packages: ClassVar = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
+
+    def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
+        yield from _database_findings(settings, place)
+        file = _file_of(settings, place)
+        if file is not None and not settings.create_table and not file.exists():
+            expected = "a database, or `createTable: true`"
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), f"there is no file {file}", expected)
 
     def online_findings(self, settings: SqlSink, place: Place) -> OnlineFindings:
         from millstream_connectors.sql.sink.lane import look

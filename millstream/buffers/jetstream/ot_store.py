@@ -96,7 +96,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 queue.fail(error)
 
         client = self._connection.client
-        subscription = await self._connection.client.listen(f"{self._prefix}>", on_update)
+        subscription = await client.listen(f"{self._prefix}>", on_update)
         try:
             yield
         finally:
@@ -215,14 +215,14 @@ class JetStreamOtStore(RevisionedOtStore):
         return [update for _, update in read.updates.values()]
 
     async def _read_behind(self, read: _Contents) -> int:
-        """The number of messages to read after the last one that was read. If that one no longer exists, and no newer
-        one has replaced it, everything is read again.
+        """The number of messages to read after the last one that was read. If the server that answers has neither that
+        one nor a newer one, everything is read again.
         """
         found = await read_next(
             self._connection, self._stream, f"{self._prefix}>", read.last - 1, timeout_s=limits.OT_PUT_TIMEOUT_S
         )
         if found is None:
-            # It does not exist: the bucket was set back or emptied.
+            # The bucket was set back or emptied, or the server that answered does not have it yet.
             read.last = 0
             read.updates.clear()
             return 1

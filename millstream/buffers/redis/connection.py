@@ -163,7 +163,7 @@ class RedisConnection:
 
 
 async def until_answered(connection: RedisConnection, *command: str | int | bytes) -> Any:
-    """Repeat a command that may be repeated until it is answered."""
+    """Repeat a command until it is answered. It must be safe to repeat, as in `changed`."""
     report = partial(_log.debug, "%s: %s; asking again", command[0])
     return await until_done(partial(connection.ask, *command), AnswerLostError, report, tries())
 

@@ -47,6 +47,7 @@ from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _Answer = TypeVar("_Answer")
+_Request = type[udf_pb2.SealedMapRequest] | type[udf_pb2.SealedSinkRequest]
 _Response = type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse]
 _Call = type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall]
 
@@ -72,8 +73,10 @@ class NativeConnection(Connection):
         return self._open_calls(
             "Map",
             name,
-            hello_of(kind, name, may_return_arrow=may_return_arrow),
-            (udf_pb2.SealedMapRequest, udf_pb2.SealedMapResponse, udf_pb2.SealedMapCall),
+            hello_of(kind, name, calls_socket=bool(calls_socket_of(self._target)), may_return_arrow=may_return_arrow),
+            request=udf_pb2.SealedMapRequest,
+            response=udf_pb2.SealedMapResponse,
+            call=udf_pb2.SealedMapCall,
             answer=partial(
                 map_answer,
                 outputs_max=outputs_max,
@@ -88,8 +91,10 @@ class NativeConnection(Connection):
         return self._open_calls(
             "Sink",
             name,
-            hello_of(FunctionKind.SINK, name),
-            (udf_pb2.SealedSinkRequest, udf_pb2.SinkResponse, udf_pb2.SealedSinkCall),
+            hello_of(FunctionKind.SINK, name, calls_socket=bool(calls_socket_of(self._target))),
+            request=udf_pb2.SealedSinkRequest,
+            response=udf_pb2.SinkResponse,
+            call=udf_pb2.SealedSinkCall,
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
             make=_FrameStream[SinkAnswer],
@@ -101,17 +106,17 @@ class NativeConnection(Connection):
         method: str,
         name: StreamName,
         hello: udf_pb2.Hello,
-        messages: tuple[type[udf_pb2.SealedMapRequest] | type[udf_pb2.SealedSinkRequest], _Response, _Call],
         *,
+        request: _Request,
+        response: _Response,
+        call: _Call,
         answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
         failed: Callable[[str], _Answer],
         make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
     ) -> AsyncIterator[_FrameStream[_Answer]]:
-        """`messages`: the method's request and response, and the call in a request. `answer`, `failed`: see `Dialect`.
-        Adds to `hello` whether calls use the socket beside the function's."""
-        request, response, call = messages
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`: see
+        `Dialect`."""
         beside = calls_socket_of(self._target)
-        hello.calls_socket = bool(beside)
         stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/{method}", name.where, beside),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import grpc.aio
 
@@ -92,30 +91,15 @@ class NativePositionSinkStream:
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> SinkAnswer:
         """Returns which of these records the sink refuses."""
-        return await self._answer(
-            frame,
-            "check",
-            _CHECK,
-            id_prefix=id_prefix,
-            first_index=first_index,
-            attempt=attempt,
-            traceparent=traceparent,
-        )
+        call = self._call(id_prefix, first_index, attempt, traceparent)
+        return await self._answer(call, frame, "check", _CHECK)
 
     async def write(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> None:
         """Adds records to the transaction."""
-        answer = await self._answer(
-            frame,
-            "write",
-            _CALL,
-            id_prefix=id_prefix,
-            first_index=first_index,
-            attempt=attempt,
-            traceparent=traceparent,
-        )
-        if answer.outcomes:
+        call = self._call(id_prefix, first_index, attempt, traceparent)
+        if (await self._answer(call, frame, "write", _CALL)).outcomes:
             raise broken(
                 self._where, "it refused records in `call`; a sink that keeps positions refuses them in `check`"
             )
@@ -132,10 +116,18 @@ class NativePositionSinkStream:
                 f"{shown_position(flushed.position)}",
             )
 
-    async def _answer(self, frame: Frame, method: str, number: int, **fields: Any) -> SinkAnswer:
-        """The answer to a call with records, which has these fields besides."""
+    def _call(self, id_prefix: str, first_index: int, attempt: int, traceparent: str) -> udf_pb2.SealedSinkCall:
         self._calls += 1
-        call = udf_pb2.SealedSinkCall(call_id=self._calls, **fields)
+        return udf_pb2.SealedSinkCall(
+            call_id=self._calls,
+            id_prefix=id_prefix,
+            first_index=first_index,
+            attempt=attempt,
+            traceparent=traceparent,
+        )
+
+    async def _answer(self, call: udf_pb2.SealedSinkCall, frame: Frame, method: str, number: int) -> SinkAnswer:
+        """The answer to a call with records."""
         first = f" (from {call.id_prefix}{call.first_index})" if call.id_prefix else ""
         what = f"a {method} of {counted(frame.records, 'record')} of {self._where}{first}"
         answer = (await self._ask(request_of(call, frame, number), "answer", what)).answer

@@ -15,8 +15,6 @@ results count. An engine that dies leaves nothing to clean up. Results without a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import pyarrow as pa
@@ -51,7 +49,3 @@ class WindowEngine(Protocol):
         program that cannot run), `UdfError`, `InfrastructureError`. Cancelling abandons the request; the engine may
         continue for a while.
         """
-
-
-OpenWindowEngine = Callable[[str], AbstractAsyncContextManager[WindowEngine]]
-"""Opens the connection to the engine at an address, where it need not be running yet."""

@@ -100,10 +100,9 @@ class Windowing(ABC):
         windows that were closed by then. Rows that the log holds no more are missing in what is open, and are not
         missed."""
 
-    def replayed(self) -> None:
+    def replayed(self) -> None:  # noqa: B027  # most windowings check in add
         """The log has been read back to its end. Raises `DamageError` if it contains rows for which there was no
         window, unless `add` has refused them."""
-        return
 
     @abstractmethod
     def oldest_end_us(self) -> int | None:

@@ -21,12 +21,6 @@ _COLUMNS = frozenset(one.number for one in _Sealed.DESCRIPTOR.fields if one.name
 """Numbers of the columns' fields."""
 
 
-def _column(name: str) -> cached_property[bytes]:
-    """A column of the frame, encoded."""
-    number = _Sealed.DESCRIPTOR.fields_by_name[name].number
-    return cached_property(lambda inputs: content(number, inputs._large, getattr(inputs._sealed, name)))
-
-
 class FrameInputs:
     """One frame. Raises `ValueError` if its bytes are invalid."""
 
@@ -41,13 +35,30 @@ class FrameInputs:
         self._id_prefix = id_prefix
         self._first_index = first_index
 
-    values_column = _column("values")
-    arrow_column = _column("arrow")
-    """In place of the values: see `arrow_values`."""
-    event_times_column = _column("event_times_us")
-    keys_column = _column("keys")
-    headers_column = _column("headers")
-    ids_column = _column("ids")
+    @cached_property
+    def values_column(self) -> bytes:
+        return content(_Sealed.VALUES_FIELD_NUMBER, self._large, self._sealed.values)
+
+    @cached_property
+    def arrow_column(self) -> bytes:
+        """In place of the values: see `arrow_values`."""
+        return content(_Sealed.ARROW_FIELD_NUMBER, self._large, self._sealed.arrow)
+
+    @cached_property
+    def event_times_column(self) -> bytes:
+        return content(_Sealed.EVENT_TIMES_US_FIELD_NUMBER, self._large, self._sealed.event_times_us)
+
+    @cached_property
+    def keys_column(self) -> bytes:
+        return content(_Sealed.KEYS_FIELD_NUMBER, self._large, self._sealed.keys)
+
+    @cached_property
+    def headers_column(self) -> bytes:
+        return content(_Sealed.HEADERS_FIELD_NUMBER, self._large, self._sealed.headers)
+
+    @cached_property
+    def ids_column(self) -> bytes:
+        return content(_Sealed.IDS_FIELD_NUMBER, self._large, self._sealed.ids)
 
     @cached_property
     def values(self) -> list[bytes]:

@@ -42,7 +42,6 @@ _SETS = {set: set, abc.MutableSet: set, frozenset: frozenset, abc.Set: frozenset
 _DICTS = (dict, abc.Mapping, abc.MutableMapping)
 _WRAPPERS = ("Required", "NotRequired", "ReadOnly", "Final")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
-_DATE = re.compile(".{10}")
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
 _DURATION = re.compile(
     r"(?P<sign>[+-]?)P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
@@ -344,6 +343,12 @@ def _decimal(value: Any) -> Decimal:
     raise expected("a decimal number, as a string or a number", value)
 
 
+def _date(text: str) -> date:
+    if len(text) != 10:
+        raise ValueError(text)
+    return date.fromisoformat(text)
+
+
 def _duration(text: str) -> timedelta:
     found = _DURATION.fullmatch(text)
     given = {} if found is None else {name: part for name, part in found.groupdict().items() if part}
@@ -363,7 +368,7 @@ _SIMPLE: dict[Any, Convert] = {
     datetime: _parsed(
         'a time such as "2024-06-01T12:00:00Z"', lambda text: datetime.fromisoformat(text.upper()), _RFC3339
     ),
-    date: _parsed('a date such as "2024-06-01"', date.fromisoformat, _DATE),
+    date: _parsed('a date such as "2024-06-01"', _date),
     time: _parsed('a time of day such as "12:00:00"', lambda text: time.fromisoformat(text.upper()), _TIME),
     timedelta: _parsed('a duration such as "PT1.5S"', _duration),
     Decimal: _decimal,

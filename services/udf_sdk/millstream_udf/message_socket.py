@@ -125,7 +125,8 @@ class MessageSocket(AbortableProtocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).set_write_buffer_limits(self._unsent_bytes_max)
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(self._unsent_bytes_max)
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)

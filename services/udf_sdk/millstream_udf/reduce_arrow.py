@@ -82,7 +82,8 @@ class ArrowRows:
 
     def _some(self, name: str) -> pa.Array[Any] | None:
         """The column, unless all its lists are null or empty."""
-        return self._batch[name] if name in self._names and arrow.has_items(self._batch[name]) else None
+        column = self._batch[name] if name in self._names else None
+        return column if column is not None and len(column) and arrow.has_items(column) else None
 
 
 class Tables:

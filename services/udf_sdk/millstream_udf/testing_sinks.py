@@ -101,7 +101,9 @@ def hello_of(definition: Definition) -> udf_pb2.Hello:
 async def _asked(lane: PositionSink, **request: Any) -> Any:
     """The contents of the answer to a request. Raises `Fenced`, or `RuntimeError` if the sink fails."""
     response = await lane.answer(udf_pb2.SealedSinkRequest(**request))
-    answer: Any = getattr(response, response.WhichOneof("message") or "")
+    name = response.WhichOneof("message")
+    assert name is not None, "a sink answers every request"
+    answer: Any = getattr(response, name)
     if fenced := getattr(answer, "fenced", ""):
         raise Fenced(fenced)
     if answer.error:

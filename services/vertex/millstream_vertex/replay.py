@@ -21,7 +21,7 @@ from millstream.account import Account
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError, UserError
 from millstream.frame import build_frame
-from millstream.ledger.protocol import Broker
+from millstream.ledger.protocol import Broker, Ledger
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAME_BYTES_MAX,
@@ -109,8 +109,11 @@ class Replay:
         read = edges | {edge.name for edge in plan.edges if edge.from_ in downstream}
         ended: list[LaneId] = []
         for vertex in reversed([name for name in plan.order if name in downstream]):
+            ledger = await self._broker.existing_ledger(vertex)
+            if ledger is None:
+                continue
             for lane in plan.lanes_of(vertex):
-                if not await self._has_ended(lane):
+                if not await _has_ended(ledger, lane):
                     continue
                 if plan.vertex(vertex).definition.has_windows:
                     raise UserError(
@@ -122,20 +125,13 @@ class Replay:
                     ended.append(lane)
         await self._take_apart(edges)
         for lane in ended:
-            core = await self._take_over(lane)
+            _, core = await self._take_over(lane)
             await core.committer.commit([], watermark_us=core.committer.mark.watermark_us, ended=False)
-            await self._tell(core)
+            await _tell(core)
             done.reopened.append(lane)
 
-    async def _has_ended(self, lane: LaneId) -> bool:
-        ledger = await self._broker.existing_ledger(lane.vertex)
-        stored = await ledger.mark(lane) if ledger is not None else None
-        return stored is not None and stored.mark.ended
-
     async def _write(self, lane: LaneId, returned: Sequence[ReplayRecord], done: ReplayResult) -> None:
-        core = await self._take_over(lane)
-        ledger = await self._broker.existing_ledger(lane.vertex)
-        assert ledger is not None, "its lane was taken over"
+        ledger, core = await self._take_over(lane)
         new: dict[bytes, ReplayRecord] = {}
         for item in returned:
             new.setdefault(id_digest(item.identity.encode()), item)
@@ -159,7 +155,7 @@ class Replay:
                 ) from None
             done.records += len(part)
         # Even if nothing was new: an earlier replay may have been interrupted between its commit and this step.
-        await self._tell(core)
+        await _tell(core)
 
     def _unit(self, part: Sequence[ReplayRecord]) -> Unit:
         ids = b"".join(id_digest(item.identity.encode()) for item in part)
@@ -180,7 +176,7 @@ class Replay:
         unit.size += sum(frame.size for _, frame in unit.frames)
         return unit
 
-    async def _take_over(self, lane: LaneId) -> LaneCore:
+    async def _take_over(self, lane: LaneId) -> tuple[Ledger, LaneCore]:
         """Take over the lane as a vertex process would, which fences its former owner."""
         ledger = await self._broker.existing_ledger(lane.vertex)
         if ledger is None:
@@ -199,7 +195,7 @@ class Replay:
         for buffer, state in (stored.outputs if stored is not None else {}).items():
             if buffer in sequences:
                 sequences[buffer] = max(sequences[buffer], state.sequence)
-        return LaneCore(
+        core = LaneCore(
             lane,
             # No bounds: it is not known here what other lanes have consumed. The broker's own bounds apply.
             Committer(
@@ -219,12 +215,18 @@ class Replay:
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
             watermarks=not self._plan.pipeline.spec.watermark.disabled,
         )
+        return ledger, core
 
-    @staticmethod
-    async def _tell(core: LaneCore) -> None:
-        """Publish the lane's state; otherwise, downstream lanes would rely on the end that it published before."""
-        core.publisher.publish(core.committer.mark.watermark_us)
-        await core.publisher.flush()
+
+async def _has_ended(ledger: Ledger, lane: LaneId) -> bool:
+    stored = await ledger.mark(lane)
+    return stored is not None and stored.mark.ended
+
+
+async def _tell(core: LaneCore) -> None:
+    """Publish the lane's state; otherwise, downstream lanes would rely on the end that it published before."""
+    core.publisher.publish(core.committer.mark.watermark_us)
+    await core.publisher.flush()
 
 
 def _parts(returned: Sequence[ReplayRecord]) -> Iterator[Sequence[ReplayRecord]]:

@@ -84,7 +84,7 @@ class Trimmer:
 
     def consumed_elsewhere(self, buffer: BufferId, update: OtUpdate) -> None:
         """A lane of another process, which reads a copy that is also read here, has published an entry, and has
-        committed everything in it. Listens to the OT store of its vertex."""
+        committed everything in it. A listener for the OT store of its vertex."""
         state = update.inputs.get(buffer)
         if state is not None:
             # The other lane needs the newest frame that it has read, as the readers here do.

@@ -13,10 +13,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -228,53 +227,9 @@ def _forgo_pandas() -> None:
         forgo_pandas()
 
 
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--pipeline": {"type": Path, "required": True, "help": "the resolved pipeline, as JSON"},
-    "--replica": {"type": int, "default": 0, "help": "number of the replica of --vertex (default: 0)"},
-    "--broker": {"required": True, "help": "URL of the broker, without user or password"},
-    "--broker-access": {
-        "type": Path,
-        "help": "file with the broker's user and certificates; or a directory with such a file for each vertex, "
-        "<vertex>.yaml",
-    },
-    "--durability": {
-        "choices": [level.value for level in DurabilityLevel],
-        "default": DurabilityLevel.FSYNC.value,
-        "help": "what a commit must survive; `unverified` takes the broker as it is (default: fsync)",
-    },
-    "--spark": {"help": "gRPC address of the Spark driver that computes windows"},
-    "--windows-dir": {"type": Path, "help": "where a reduce keeps the records of its open windows"},
-    "--metrics-port": {"type": int, "default": 0, "help": "port of /metrics, /livez and /readyz (default: 0, none)"},
-    "--metrics-host": {
-        "default": "127.0.0.1",
-        "help": "address of these endpoints; 0.0.0.0 for all interfaces (default: 127.0.0.1)",
-    },
-    "--orders": {
-        "action": "store_true",
-        "help": "read commands from standard input, one per line: `stop NAME` stops a replica",
-    },
-    "--on-change": {
-        "choices": [one.value for one in OnChange],
-        "default": OnChange.IGNORE.value,
-        "help": "what to do when a file of a function changes (default: ignore)",
-    },
-    "--debug": {
-        "action": "append",
-        "default": [],
-        "metavar": "VERTEX:PORT",
-        "help": "let the function of that vertex wait for a debugger at that port; replica n uses the n-th port after "
-        "it",
-    },
-    "--log-level": {
-        "type": str.upper,
-        "choices": ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
-        "default": "INFO",
-    },
-}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millstream_worker", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, required=True, help="the resolved pipeline, as JSON")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--vertex", help="the one vertex to run a replica of; --replica says which replica")
     what.add_argument(
@@ -283,8 +238,51 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="replicas to run, of any vertices: <vertex>-<number>, such as map-0",
     )
-    for name, settings in _OPTIONS.items():
-        parser.add_argument(name, **settings)
+    parser.add_argument("--replica", type=int, default=0, help="number of the replica of --vertex (default: 0)")
+    parser.add_argument("--broker", required=True, help="URL of the broker, without user or password")
+    parser.add_argument(
+        "--broker-access",
+        type=Path,
+        help="file with the broker's user and certificates; or a directory with such a file for each vertex, "
+        "<vertex>.yaml",
+    )
+    parser.add_argument(
+        "--durability",
+        choices=[level.value for level in DurabilityLevel],
+        default=DurabilityLevel.FSYNC.value,
+        help="what a commit must survive; `unverified` takes the broker as it is (default: fsync)",
+    )
+    parser.add_argument("--spark", help="gRPC address of the Spark driver that computes windows")
+    parser.add_argument("--windows-dir", type=Path, help="where a reduce keeps the records of its open windows")
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, help="port of /metrics, /livez and /readyz (default: 0, none)"
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        help="address of these endpoints; 0.0.0.0 for all interfaces (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--orders",
+        action="store_true",
+        help="read commands from standard input, one per line: `stop NAME` stops a replica",
+    )
+    parser.add_argument(
+        "--on-change",
+        choices=[one.value for one in OnChange],
+        default=OnChange.IGNORE.value,
+        help="what to do when a file of a function changes (default: ignore)",
+    )
+    parser.add_argument(
+        "--debug",
+        action="append",
+        default=[],
+        metavar="VERTEX:PORT",
+        help="let the function of that vertex wait for a debugger at that port; replica n uses the n-th port after it",
+    )
+    parser.add_argument(
+        "--log-level", type=str.upper, choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], default="INFO"
+    )
     return parser
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UdfError, UserError
@@ -24,6 +24,7 @@ from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
+from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
@@ -42,7 +43,7 @@ from millstream_vertex.settings import future_bound
 from millstream_vertex.stage import Stage
 from millstream_vertex.stages import Stages, Step
 from millstream_vertex.taking_over import open_seen_ids
-from millstream_vertex.to_sink import ChainDeliverer, recover
+from millstream_vertex.to_sink import ChainDeliverer, ChainSink, recover
 from millstream_worker.shared import ReplicaResources
 
 T = TypeVar("T")
@@ -67,6 +68,20 @@ class VertexLane(Protocol):
         """Accept no new input."""
 
     def statistics(self) -> LaneStatistics: ...
+
+
+class InChain(Protocol):
+    """A kind whose vertices may follow in a chain: see `RunnableKind`, which knows this module."""
+
+    has_output: bool
+
+    def open_stage(
+        self, settings: SpecModel, opening: StageOpening, *, next_takes_arrow: bool
+    ) -> Coroutine[Any, Any, Stage]: ...
+
+    def open_target(
+        self, settings: SpecModel, opening: StageOpening, core: LaneCore
+    ) -> Coroutine[Any, Any, ChainSink]: ...
 
 
 class StageOpening:
@@ -211,8 +226,8 @@ class LaneOpening(StageOpening):
         steps: list[Step] = []
         for number in reversed(range(1, len(chain))):
             vertex, edge = graph.vertex(chain[number]), graph.chained_into(chain[number])
-            # A `RunnableKind`, which knows this module. The graph is sound, so the kind can be chained.
-            kind: Any = vertex.definition
+            # The graph is sound, so the kind can be chained.
+            kind = cast("InChain", vertex.definition)
             assert edge is not None, "it follows in a chain"
             lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
             counters = self.core.counters_of(lane)
@@ -276,9 +291,16 @@ class LaneOpening(StageOpening):
         return BufferInput(self.core, reader, lane_input, trimmer, run=run)
 
     async def reader(
-        self, buffer: BufferId, start: Position, witnesses: Sequence[Witness], **how: bool
+        self,
+        buffer: BufferId,
+        start: Position,
+        witnesses: Sequence[Witness],
+        *,
+        in_parts: bool = False,
+        takes_arrow: bool = False,
     ) -> tuple[BufferReader, LaneInput]:
-        """A reader of one buffer, which stays open until the replica ends. `how`: see `open_buffer_reader`."""
+        """A reader of one buffer, which stays open until the replica ends. `in_parts`, `takes_arrow`: see
+        `BufferReader`."""
         shared, writer = self.shared, self.plan.edge(buffer.edge).from_
         back_edge = buffer.edge in self.plan.back_edges
         lane_input = LaneInput(buffer, self.plan.upstream_lanes(buffer), back_edge=back_edge)
@@ -293,7 +315,8 @@ class LaneOpening(StageOpening):
                 lane_input,
                 witnesses=witnesses,
                 given_up=given_up_of(self.core.committer.mark, buffer.edge),
-                **how,
+                in_parts=in_parts,
+                takes_arrow=takes_arrow,
             )
         )
         return reader, lane_input

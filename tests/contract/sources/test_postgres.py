@@ -166,18 +166,19 @@ async def test_rows_that_cannot_be_told_apart_stop_the_lane(
             await read_to_end(lane)
 
 
+@pytest.mark.parametrize("letter", ["x", "é"])
 async def test_a_row_that_is_too_large_is_set_aside_with_its_place(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    letter: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from millstream_connectors.shared import query_lane as rows_module
 
     for module in (query_module, rows_module):
         monkeypatch.setattr(module, "RECORD_BYTES_MAX", 2_000)
-    await database.execute("UPDATE numbers SET text = repeat('x', 3000) WHERE n = 50")
+    await database.execute(f"UPDATE numbers SET text = repeat('{letter}', 3000) WHERE n = 50")
     async with open_lane(spec(database, stopAtEnd=True)) as lane:
         records, (invalid,), _ = await read_to_end(lane)
     assert len(records) == 99
-    assert (len(invalid.value), invalid.place) == (1024, "the row with the cursor (50)")
+    assert (len(invalid.value.decode()), invalid.place) == (1024, "the row with the cursor (50)")
 
 
 @pytest.mark.guarantee("I1")

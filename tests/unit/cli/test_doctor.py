@@ -17,7 +17,8 @@ import pytest
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main
 from millstream_runner.doctor import machine, parts
-from millstream_runner.doctor.checks import CheckState, Finding, Needs, needs_of
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
+from millstream_runner.doctor.needs import needs_of
 from tests.support.widths import fits
 
 pytestmark = pytest.mark.process

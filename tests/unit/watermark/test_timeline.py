@@ -142,10 +142,9 @@ def test_an_entry_of_an_older_epoch_is_ignored() -> None:
 @pytest.mark.guarantee("I5")
 def test_a_new_owner_that_starts_lower_does_not_lower_the_watermark() -> None:
     timeline = Timeline()
-    timeline.add(1, 10, 500, idle=True)
+    timeline.add(1, 10, 500)
     assert timeline.add(2, 10, 300)
     assert timeline.watermark_at(10) == 500
-    assert not timeline.idle
     timeline.add(2, 11, 510)
     assert timeline.watermark_at(10) == 500
     assert timeline.watermark_at(11) == 510
@@ -185,7 +184,7 @@ def test_what_a_new_owner_knows_nothing_of_and_nobody_has_read_is_not_waited_for
 def test_an_idle_lane_moves_on_without_sending_frames() -> None:
     timeline = Timeline()
     timeline.add(1, 10, 100)
-    timeline.add(1, 10, 200, idle=True)
+    timeline.add(1, 10, 200)
     assert timeline.watermark_at(10) == 200
     assert timeline.watermark_at(9) == START_OF_TIME_US
     assert len(timeline) == 1
@@ -206,4 +205,3 @@ def test_it_tells_whether_an_entry_is_news() -> None:
     assert not timeline.add(1, 5, 50)
     assert not timeline.add(1, 4, 60)
     assert timeline.add(1, 6, 50)
-    assert timeline.add(1, 6, 50, idle=True)

@@ -147,7 +147,7 @@ class BigQueryFormat(RowFormat[bytes]):
         together = self.row_type.encode_all(columns)
         if together is not None and max(map(len, together), default=0) <= ROW_BYTES_MAX:
             return rows, together, ()
-        records = zip(zip(*columns, strict=True), strict=True)
+        records = ((cells,) for cells in zip(*columns, strict=True))
         found = convert_each(records, self._encoded, misfit=MISFIT, shows_value=True, indexes=rows)
         return found.rows, found.made, found.failures
 

@@ -63,9 +63,11 @@ class TableLog(TableReader[AddedFile]):
 
     def open(self) -> str:
         if self._table is None:
-            absent = self._unfit(f"there is no Delta table at {self._path}. Correct `path`")
-            with self._errors(), translating(ABSENT, lambda _: absent):
-                table = self._opening.open()
+            with self._errors():
+                try:
+                    table = self._opening.open()
+                except ABSENT as error:
+                    raise self._unfit(f"there is no Delta table at {self._path}. Correct `path`") from error
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 raise self._unfit(
                     f"{self.named} uses column mapping, which the source does not support. Use a table without column "

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from itertools import repeat
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -195,7 +194,7 @@ def convert_cells(
     fit."""
     parts = [(column.name, _CONVERTERS[column.type]) for column in columns]
     objects, failures = json_objects(values)
-    records = zip(objects.values(), repeat(parts), strict=False)
+    records = ((parsed, parts) for parsed in objects.values())
     found = convert_each(records, _cells_of, misfit=WRONG_TYPE, shows_value=True, indexes=objects)
     return found.made, found.rows, sorted([*failures, *found.failures], key=lambda failure: failure.index)
 

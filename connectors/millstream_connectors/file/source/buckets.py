@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import obstore
@@ -16,6 +17,7 @@ import obstore
 from millstream.extract import microseconds_of
 from millstream.files import create_private
 from millstream_connectors.file.source.listing import ListedObject
+from millstream_connectors.shared.failing import translating
 from millstream_connectors.shared.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream_connectors.shared.objects.stores import CHANGED, FAILURES, Store, error_of, listed, make_store
 
@@ -42,10 +44,8 @@ class Buckets:
         """All existing objects, each once. Raises Millstream errors."""
         found: dict[str, ListedObject] = {}
         for url in self._urls:
-            try:
+            with translating(FAILURES, partial(error_of, url=url, where=self._where)):
                 found |= {item.name: item for item in self._of(url)}
-            except FAILURES as error:
-                raise error_of(error, url, self._where) from error
         return list(found.values())
 
     def fetch(self, item: ListedObject, path: Path) -> None:

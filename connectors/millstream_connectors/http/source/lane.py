@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
-from operator import index
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -50,7 +49,7 @@ from millstream_connectors.http.settings import HttpSource
 from millstream_connectors.http.source.records import RequestRefusedError, Unpacker, read_records
 from millstream_connectors.http.source.replaced import RebuiltValue, Tokens, server_context
 from millstream_connectors.http.source.server import HttpServer
-from millstream_connectors.shared.positioned_lane import PositionedLane
+from millstream_connectors.shared.positioned_lane import PositionedLane, number_in
 from millstream_reader.connector import SourceOwner
 from millstream_reader.ids import FULL_REPORTED_EVERY_S, full
 from millstream_reader.source import SourceBatch
@@ -105,9 +104,7 @@ class _Request:
 
 
 @asynccontextmanager
-async def open_http(
-    settings: HttpSource, owner: SourceOwner, limits: ConnectionLimits | None = None
-) -> AsyncIterator[HttpSourceLane]:
+async def open_http(settings: HttpSource, owner: SourceOwner) -> AsyncIterator[HttpSourceLane]:
     """A lane that listens. Errors: `InfrastructureError` if it cannot listen, `UserError` if it would accept records
     from every machine, or if the token or the certificates are not available."""
     lane = owner.lane
@@ -115,14 +112,14 @@ async def open_http(
     extraction = owner.extraction
     if extraction.time_header is not None:
         owner = replace(owner, extraction=replace(extraction, time_header=extraction.time_header.lower()))
+    limits = ConnectionLimits(settings.connections_max, settings.client_connections_max)
+    server = HttpServer(limits, owner.where, owner.clock)
+    http = HttpSourceLane(settings, tokens, owner, server)
     listener = _listen(settings, owner)
     try:
         host, port = listener.getsockname()[:2]
         scheme = "http" if contexts is None else "https"
-        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        limits = limits or ConnectionLimits(settings.connections_max, settings.client_connections_max)
-        server = HttpServer(limits, owner.where, owner.clock)
-        http = HttpSourceLane(settings, tokens, owner, address, server)
+        http.address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
         # Found without a pattern. The other route answers for the names of other vertices.
@@ -132,7 +129,7 @@ async def open_http(
         async with server.running(
             application, listener, tls=contexts, shutdown_timeout_s=_ANSWER_TIMEOUT_S, closing=http.give_up
         ):
-            _log.info("lane %s: accepts records at %s", lane, address)
+            _log.info("lane %s: accepts records at %s", lane, http.address)
             yield http
     finally:
         listener.close()
@@ -178,15 +175,14 @@ class HttpSourceLane(PositionedLane):
         settings: HttpSource,
         tokens: Callable[[], Tokens] | None,
         owner: SourceOwner,
-        address: str,
         server: HttpServer,
     ) -> None:
         super().__init__(owner)
         body = self._unpacked(owner.position)
         with self._restoring():
-            taken = 0 if body is None else index(body["taken"])
-        self.address = address
-        """The URL to POST to."""
+            taken = 0 if body is None else number_in(body, "taken")
+        self.address = ""
+        """The URL to POST to, once the lane listens."""
         self._settings = settings
         self._tokens = tokens
         self._server = server

@@ -343,11 +343,16 @@ class PulsarSourceLane(PositionedLane):
         """The next batch."""
         batch = RecordBatch("the message")
         read: dict[str, IncomingMessage] = {}
-        for one in batch.fitting(self._waiting, records_max, bytes_max):
+        while self._waiting and len(batch.values) < records_max:
+            one = self._waiting[0]
             end = self._splits[one.split].end
             if end is not None and one.place > end:
+                self._waiting.popleft()
                 self._splits[one.split].passed = True
                 continue
+            if not batch.fits(one.size, bytes_max):
+                break
+            self._waiting.popleft()
             read[one.split] = one
             batch.add(
                 one.value,

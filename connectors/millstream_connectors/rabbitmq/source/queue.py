@@ -28,7 +28,7 @@ from millstream.extract import EPOCH_S
 from millstream_connectors.rabbitmq.client import RabbitLink, linked, open_link
 from millstream_connectors.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream_connectors.rabbitmq.settings import RabbitSource
-from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, Subscription
+from millstream_connectors.shared.acknowledged import AcknowledgedInbox, AcknowledgedMessage, PushedSubscription
 from millstream_connectors.shared.failing import Linked
 from millstream_connectors.shared.messages import event_time
 from millstream_reader.connector import SourceOwner
@@ -42,7 +42,7 @@ _FIRST = 16
 """Prefetch of the first consumer."""
 
 
-class RabbitSubscription(Linked[RabbitLink], Subscription):
+class RabbitSubscription(Linked[RabbitLink], PushedSubscription):
     """See `Subscription`."""
 
     def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:

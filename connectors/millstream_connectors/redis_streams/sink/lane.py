@@ -98,10 +98,11 @@ class RedisSinkLane(Linked[StreamsLink], KeptLane[Put]):
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[StreamsLink]:
         """The connection, after the lane was taken over on it. It is closed at the first failure."""
-        async with on_failure_await(self.close), translated(self._settings, self._owner.where):
-            if self._link is None:
-                self._link = await self._opened()
-            yield self._link
+        async with on_failure_await(self.close):
+            with translated(self._settings, self._owner.where):
+                if self._link is None:
+                    self._link = await self._opened()
+                yield self._link
 
     async def _opened(self) -> StreamsLink:
         owner = self._owner

@@ -183,7 +183,8 @@ class RedisSourceLane(Linked[StreamsLink], RemoteLane):
         if group is None or link is None or not position:
             return
         self._to_tell, self._next_tell_s = b"", self._now_s() + _TELL_EVERY_S
-        for name, (at, count, *_) in (self._unpacked(position) or {"at": {}})["at"].items():
+        body = self._unpacked(position)
+        for name, (at, count, *_) in (body or {"at": {}})["at"].items():
             words: tuple[Word, ...] = (name, group, at, "ENTRIESREAD", count)
             try:
                 await link.ask("XGROUP", "SETID", *words)
@@ -233,16 +234,17 @@ class RedisSourceLane(Linked[StreamsLink], RemoteLane):
         spec, owner = self._spec, self._owner
         first = self._streams[0].name if self._streams else spec.streams[0]
         link = await open_link(spec, owner.base_dir, self._where, f"millstream {owner.lane}", first)
-        async with on_failure_await(link.aclose), translated(spec, self._where):
-            if not self._warned:
-                await warn_unless_durable(link, self._where)
-                self._warned = True
-            check_fit(self._where, await _faults(spec, link))
-            for stream in self._streams:
-                if stream.known:
-                    await self._check_past(link, stream)
-                else:
-                    await self._begin(link, stream)
+        async with on_failure_await(link.aclose):
+            with translated(spec, self._where):
+                if not self._warned:
+                    await warn_unless_durable(link, self._where)
+                    self._warned = True
+                check_fit(self._where, await _faults(spec, link))
+                for stream in self._streams:
+                    if stream.known:
+                        await self._check_past(link, stream)
+                    else:
+                        await self._begin(link, stream)
         self._link = link
         return link
 
@@ -329,12 +331,13 @@ class RedisSourceLane(Linked[StreamsLink], RemoteLane):
         if not await self._reaching.may_try(timeout_s):
             return
         try:
-            async with on_failure_await(self.close), translated(self._spec, self._where):
-                link = await self._connected()
-                if self._now_s() >= self._next_tell_s:
-                    await self.tell_group()
-                if not await self._look(link, records_max) and await self._wait(link, timeout_s):
-                    await self._look(link, records_max)
+            async with on_failure_await(self.close):
+                with translated(self._spec, self._where):
+                    link = await self._connected()
+                    if self._now_s() >= self._next_tell_s:
+                        await self.tell_group()
+                    if not await self._look(link, records_max) and await self._wait(link, timeout_s):
+                        await self._look(link, records_max)
             self._reaching.worked()
         except RetryLaterError as error:
             self._reaching.failed(error)
@@ -370,7 +373,11 @@ class RedisSourceLane(Linked[StreamsLink], RemoteLane):
         """The next batch."""
         whole, batch = self._spec.format == "record", RecordBatch("the entry")
         for stream in self._streams:
-            for entry in batch.fitting(stream.waiting, records_max, bytes_max):
+            while stream.waiting and len(batch.values) < records_max:
+                entry = stream.waiting[0]
+                if not batch.fits(entry.size, bytes_max):
+                    break
+                stream.waiting.popleft()
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
                 try:
                     read = read_entry(entry, whole=whole, key_mapping=self._owner.key_mapping)

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from io import BytesIO
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import fastavro._read as reading
 from fastavro import _read_py, reader, schemaless_reader
@@ -155,8 +155,9 @@ def _takes_bytes(schema: Any, named: dict[str, Any], entered: set[str]) -> bool:
 def values_reader(schema: Any) -> Callable[[Any, Any, Any], Any]:
     """The function that reads one value of a parsed schema: from a stream, with the writer's and the reader's schema.
     Raises `ValueError` for a schema without values."""
-    found: Any = schemaless_reader if _levels(schema) <= JSON_NESTED_MAX else _read_py.schemaless_reader
-    return cast("Callable[[Any, Any, Any], Any]", found)
+    found: Callable[[Any, Any, Any], Any]
+    found = schemaless_reader if _levels(schema) <= JSON_NESTED_MAX else _read_py.schemaless_reader
+    return found
 
 
 def file_reader(stream: Any) -> Any:

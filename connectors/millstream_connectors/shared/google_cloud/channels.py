@@ -13,6 +13,7 @@ import google.auth
 import grpc.aio
 from cryptography.exceptions import UnsupportedAlgorithm
 from google.api_core import grpc_helpers_async
+from google.auth.credentials import Credentials
 from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import Request
 from google.oauth2 import service_account
@@ -73,19 +74,24 @@ class _NotAKeyError(Exception):
     """The credentials are not a key. The message has no part of their text."""
 
 
-def _credentials(key: str | None, scope: str) -> Any:
+def _credentials(key: str | None, scope: str) -> Credentials:
     """The credentials of a key, or those of the environment. Blocks."""
-    of_a_service: Any = service_account.Credentials
+    found: Any
     if key is not None:
+        make: Any = service_account.Credentials.from_service_account_info
         try:
-            found = of_a_service.from_service_account_info(parse_json(key), scopes=(scope,))
+            found = make(parse_json(key), scopes=(scope,))
         except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
             raise _NotAKeyError(type(error).__name__) from None
     else:
         found, _ = google.auth.default(scopes=(scope,))
-    if isinstance(found, of_a_service):
+    credentials: Credentials
+    if isinstance(found, service_account.Credentials):
         # A service account signs its tokens itself, without a token server.
-        return found.with_always_use_jwt_access(True)
-    # Without this, gRPC would report a failed refresh as an unavailable server.
-    found.refresh(Request())
-    return found
+        make = found.with_always_use_jwt_access
+        credentials = make(True)
+    else:
+        # Without this, gRPC would report a failed refresh as an unavailable server.
+        found.refresh(Request())
+        credentials = found
+    return credentials

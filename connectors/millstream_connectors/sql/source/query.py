@@ -114,7 +114,8 @@ class Query:
             while size < _PAGE_BYTES or len(rows) < 2:
                 part = found.fetchmany(256)
                 for row in part:
-                    value = ("{" + ",".join(map("".join, zip(heads, map(json_of, row), strict=True))) + "}").encode()
+                    whole = "{" + ",".join(map("".join, zip(heads, map(json_of, row), strict=True))) + "}"
+                    value = whole.encode()
                     rows.append(_row(tuple(row[place] for place in places), value))
                     size += min(len(value), RECORD_BYTES_MAX)
                 if not part:

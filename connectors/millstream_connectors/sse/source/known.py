@@ -55,7 +55,8 @@ class KnownIds:
         self._connections[digest] = self._connection
         if len(self._connections) > SSE_IDS_REMEMBERED:
             # The first id of all stays known.
-            del self._connections[next(known for known in self._connections if known != self._first)]
+            oldest = next(known for known in self._connections if known != self._first)
+            del self._connections[oldest]
         return f"{event_id}\n{self._first}{''.join(self._newest)}"
 
 

@@ -110,7 +110,7 @@ class Executor:
     @property
     def idle(self) -> bool:
         """No request waits or runs."""
-        return not self._running and not self._waiting
+        return not self._running and not len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -122,7 +122,7 @@ class Executor:
         while."""
         program = message.program.SerializeToString(deterministic=True)
         request = Request(message, program, bytes_of(message), asyncio.get_running_loop().create_future())
-        self._waiting.append(request)
+        self._waiting.add(request)
         self._changed.set()
         try:
             return await request.outcome
@@ -141,8 +141,7 @@ class Executor:
                 await self._changed.wait()
 
     def _abandon(self, request: Request) -> None:
-        if request in self._waiting:
-            self._waiting.remove(request)
+        if self._waiting.remove(request):
             return
         for job in self._running.values():
             if request in job.requests:
@@ -229,15 +228,31 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
 
 
-class RequestQueue(list[Request]):
+class RequestQueue:
     """The requests that wait, oldest first."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def remove(self, request: Request) -> bool:
+        """Take one back; False if it is not (or no longer) waiting."""
+        is_waiting = request in self._requests
+        if is_waiting:
+            self._requests.remove(request)
+        return is_waiting
 
     def take(self, running: Set[JobLane]) -> Job | None:
         """The next job, while those of `running` run; None if no job may start."""
         if len(running) >= JOBS_MAX:
             return None
         large_runs = any(lane.large for lane in running)
-        for request in self:
+        for request in self._requests:
             lane = request.lane
             if lane not in running and not (lane.large and large_runs):
                 return Job(lane, self._take_lane(lane))
@@ -248,7 +263,7 @@ class RequestQueue(list[Request]):
         kept: list[Request] = []
         windows = size = 0
         full = False
-        for request in self:
+        for request in self._requests:
             windows_with, size_with = windows + request.message.windows.count, size + request.size
             fits = not taken or (windows_with <= JOB_WINDOWS_MAX and size_with <= JOB_BYTES_MAX)
             if request.lane != lane or full or not fits:
@@ -258,7 +273,7 @@ class RequestQueue(list[Request]):
                 continue
             taken.append(request)
             windows, size = windows_with, size_with
-        self[:] = kept
+        self._requests = kept
         return taken
 
 

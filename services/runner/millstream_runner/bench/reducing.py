@@ -212,9 +212,8 @@ async def _window_in_log(directory: Path, load: WindowLoad) -> jobs.JobWindows:
         per_frame = max(1, min(FRAME_RECORDS_MAX, load.rate // _FRAMES_PER_S))
         frames = []
         for sequence, first in enumerate(range(0, load.records_per_window, per_frame), start=1):
-            frame = _frame(
-                load.record_bytes, min(per_frame, load.records_per_window - first), keys=load.keys, first=first
-            )
+            count = min(per_frame, load.records_per_window - first)
+            frame = _frame(load.record_bytes, count, keys=load.keys, first=first)
             frames.append(QueuedFrame("in-sum", sequence, frame.size, frame))
         for first in range(0, len(frames), _ENTRY_FRAMES):
             queue.append(frames[first : first + _ENTRY_FRAMES], 0)

@@ -140,7 +140,8 @@ def _nearest(missing: Sequence[ExpectedRecord], surplus: Sequence[Envelope]) -> 
     left = list(surplus[: 5 * _SHOWN_MAX])
     for one in missing[:_SHOWN_MAX]:
         if left:
-            near[id(one)] = left.pop(min(range(len(left)), key=lambda at: len(list(_mismatches(one, left[at])))))
+            found = min(range(len(left)), key=lambda at: len(list(_mismatches(one, left[at]))))
+            near[id(one)] = left.pop(found)
     return near
 
 

@@ -176,14 +176,12 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)
-    command = [
-        *(sys.executable, "-P", "-m", "millstream_runner.chaos.runner"),
-        *("--data-dir", str(data.root)),
-        *("--sinks", str(directory / "sinks")),
-        str(file),
-        *(() if options.ledger is None else ("--ledger", options.ledger)),
-        *(() if options.workers is None else ("--workers", str(options.workers))),
-    ]
+    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
+    command += ["--sinks", str(directory / "sinks"), str(file)]
+    if options.ledger is not None:
+        command += ["--ledger", options.ledger]
+    if options.workers is not None:
+        command += ["--workers", str(options.workers)]
     async with AsyncExitStack() as stack:
         path = None
         if FaultKind.NETWORK in options.kinds:
@@ -274,19 +272,16 @@ def is_bounded(graph: Graph) -> bool:
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
     """The oracle's verdict. Raises `MillstreamError` if it cannot judge."""
-    command = [
-        *(sys.executable, "-P", "-m", "millstream_runner.chaos.oracle"),
-        *("--data-dir", str(directory / "state")),
-        *("--sinks", str(directory / "sinks")),
-        *("--guarantees", str(directory / "guarantees.json")),
-        *(() if options.id_field is None else ("--id", options.id_field)),
-        *(("--drained",) if drained else ()),
-    ]
+    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.oracle"]
+    command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
+    command += ["--guarantees", str(directory / "guarantees.json")]
     if options.pipeline == "push":
         command += ["--inputs", str(directory / INPUTS), "--received", str(directory / RECEIVED)]
     elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
         # Records in windows that are open when a run is drained wait for the next run.
         command += ["--expect", options.pipeline]
+    command += ["--id", options.id_field] if options.id_field is not None else []
+    command += ["--drained"] if drained else []
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -317,12 +312,8 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
     Raises `InfrastructureError` if that takes too long, because the source is not there.
     """
     receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
-    feeder = [
-        *("--source", "orders"),
-        *("--port", str(ports.source), "--splits", str(SPLITS)),
-        *("--rate", str(rate)),
-        *("--file", str(directory / INPUTS)),
-    ]
+    feeder = ["--source", "orders", "--port", str(ports.source), "--splits", str(SPLITS)]
+    feeder += ["--rate", str(rate), "--file", str(directory / INPUTS)]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_running("receiver", receiver))
         feeding = await stack.enter_async_context(_running("feeder", feeder))

@@ -260,9 +260,13 @@ async def open_lossy_path(server_port: int | Callable[[], int | None], wire: Wir
     """A path to the server on this port of the loopback. A function is called for the port at every connection, and may
     return None."""
     listening = socket.create_server(("127.0.0.1", 0))
-    port: int = listening.getsockname()[1]
-    path = LossyPath(server_port if callable(server_port) else lambda: server_port, port, wire)
-    listener = await asyncio.start_server(path.serve, sock=listening)
+    try:
+        port: int = listening.getsockname()[1]
+        path = LossyPath(server_port if callable(server_port) else lambda: server_port, port, wire)
+        listener = await asyncio.start_server(path.serve, sock=listening)
+    except BaseException:
+        listening.close()
+        raise
     try:
         yield path
     finally:

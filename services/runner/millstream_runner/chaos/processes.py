@@ -21,12 +21,12 @@ _MESH_MODULE = "millstream_worker"
 _BROKERS = ("nats-server", "valkey-server", "redis-server")
 """Programs of the brokers that a run starts."""
 _DRIVER_MODULE = "millstream_reduce.spark.driver"
-_WORKER_MODULES = frozenset({
+_WORKER_MODULES = (
     "millstream_reduce.spark.worker_daemon",
     "millstream_reduce.spark.function_daemon",
     "pyspark.daemon",
     "pyspark.worker",
-})  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,18 @@ def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) 
     if any("die_with_parent.py" in part for part in command[:4]):
         # It is about to execute another program.
         return None
+    # Redis writes its address into its command line.
+    if process.name() in _BROKERS:
+        return RunProcess(Role.BROKER, Role.BROKER.value, process, command)
     if _MESH_MODULE in modules:
         replicas = _replicas(command)
         return RunProcess(Role.WORKER, ",".join(map(str, replicas)), process, command, replicas)
-    for role, is_its_command in (
-        # Redis writes its address into its command line.
-        (Role.BROKER, process.name() in _BROKERS),
-        (Role.SPARK, _DRIVER_MODULE in modules),
-        (Role.PYTHON, not _WORKER_MODULES.isdisjoint(modules)),
-        (Role.JVM, command[0].endswith("java")),
-    ):
-        if is_its_command:
-            return RunProcess(role, role.value, process, command)
+    if _DRIVER_MODULE in modules:
+        return RunProcess(Role.SPARK, Role.SPARK.value, process, command)
+    if any(module in _WORKER_MODULES for module in modules):
+        return RunProcess(Role.PYTHON, Role.PYTHON.value, process, command)
+    if command[0].endswith("java"):
+        return RunProcess(Role.JVM, Role.JVM.value, process, command)
     # What a worker has started is the process of a function. What that starts in turn belongs to the function.
     if parent.role is Role.WORKER:
         replicas = _works_for(process, parent)

@@ -40,6 +40,7 @@ class OpenFault:
         """When the last lane recovered; None until all have."""
         if self.since_us is None or self.absent():
             return None
+        # Each lane has a commit after it.
         moments = (min(at for at in commits if at > self.since_us) for commits in self.lanes.values())
         return max(moments, default=self.struck_us)
 
@@ -51,12 +52,12 @@ class OpenFault:
         return [lane for lane, commits in self.lanes.items() if not any(at > since_us for at in commits)]
 
 
-@dataclass(slots=True)
 class Board:
     """What every lane published last, and the faults from which the run has not recovered."""
 
-    _entries: dict[LaneId, OtEntry] = field(default_factory=dict)
-    _waiting: list[OpenFault] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._entries: dict[LaneId, OtEntry] = {}
+        self._waiting: list[OpenFault] = []
 
     def observe(self, lane: LaneId, update: OtUpdate) -> None:
         """Record what a lane has published."""

@@ -171,7 +171,8 @@ class ExperimentSession:
             ended = self._runner.over or self._board.ended(self._plan.all_lanes())
             if ended or done == self._assignment.strikes_max or strike.wait_s >= left_s:
                 break
-            done += await self._strike(strike)
+            if await self._strike(strike):
+                done += 1
         await self._until_back()
 
     async def _strike(self, strike: Strike) -> bool:

@@ -11,7 +11,7 @@ from millstream.errors import InfrastructureError
 from millstream.printable import in_line
 from millstream_runner.colours import Part, Style, show
 from millstream_runner.doctor import machine, parts
-from millstream_runner.doctor.checks import CheckState, Finding, Needs, needs_of
+from millstream_runner.doctor.checks import CheckState, Finding, Needs
 from millstream_runner.local.directory import HOME
 from millstream_runner.local.formatting import folded
 from millstream_runner.local.screen import width_of
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         needs = Needs(pipeline=False, directory=arguments.data_dir or HOME)
     else:
         from millstream.spec.loading import load
+        from millstream_runner.doctor.needs import needs_of
 
         needs = needs_of(load(arguments.file), arguments.data_dir)
     found = []

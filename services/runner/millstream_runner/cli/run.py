@@ -1,5 +1,6 @@
 """`millstream run`: checks the file, runs the pipeline and reports the outcome, or, with `--dry-run`, what a changed
-pipeline requires of the data of its last run. With `--debug-function`, it also says which functions cannot be debugged.
+pipeline requires of the data of its last run. With `--debug-function`, it chooses the ports on which functions wait for
+a debugger, and refuses those that no debugger can reach.
 """
 
 from __future__ import annotations

@@ -106,13 +106,13 @@ def _ask_spark(loaded: LoadedPipeline | Partial, problems: list[Problem], notes:
     if missing := cache_advice():
         show_message(missing, sys.stderr)
     try:
-        found, remarks = asyncio.run(check_queries(loaded.sound, spark))
+        verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
         expected = "a Spark that starts on this machine, to check the queries"
         problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
-    _add(problems, map(loaded.problem, found))
-    notes += [loaded.note(path, text) for path, text in remarks]
+    _add(problems, map(loaded.problem, verdict.problems))
+    notes += [loaded.note(path, text) for path, text in verdict.notes]
 
 
 def _ask_outside(loaded: LoadedPipeline | Partial, problems: list[Problem]) -> None:

@@ -52,9 +52,9 @@ _COLUMNS_MIN = 80
 def python(_: Needs) -> Iterator[Finding]:
     """Version and implementation."""
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
-    is_ours = sys.version_info >= _PYTHON_MIN and platform.python_implementation() == "CPython"
-    wanted = f"install CPython {'.'.join(map(str, _PYTHON_MIN))} or later, and Millstream into its own environment"
-    yield judged("Python", found, _EVERYTHING, "" if is_ours else wanted)
+    is_supported = sys.version_info >= _PYTHON_MIN and platform.python_implementation() == "CPython"
+    remedy = f"install CPython {'.'.join(map(str, _PYTHON_MIN))} or later, and Millstream into its own environment"
+    yield judged("Python", found, _EVERYTHING, "" if is_supported else remedy)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
     is_known = platform.system() in ("Linux", "Darwin")
     remedy = "" if is_known else "run it on Linux (on Windows: in WSL 2 or a container)"
@@ -90,9 +90,11 @@ def _room(place: Path, needs: Needs) -> Finding:
     found = f"{_mib(free)} free at {place}"
     if needs.pipeline:
         found += f"; the pipeline reserves {_mib(needs.storage_bytes)}, and may reserve three quarters of it"
-    remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
+    remedy = ""
+    if free < wanted:
+        remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
     otherwise = CheckState.MISSING if needs.pipeline else CheckState.WARNING
-    return judged("Disk space", found, "buffers between the steps, logs", remedy if free < wanted else "", otherwise)
+    return judged("Disk space", found, "buffers between the steps, logs", remedy, otherwise)
 
 
 def _sync_ms(place: Path) -> float:
@@ -134,8 +136,10 @@ def memory(needs: Needs) -> Iterator[Finding]:
     limited = f", of which this process may use {_mib(limit)}" if limit < system.total else ""
     found = f"{_mib(available)} available{limited}"
     what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
-    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
-    yield judged("Memory", found, what, remedy if available < wanted else "", CheckState.WARNING)
+    remedy = ""
+    if available < wanted:
+        remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
+    yield judged("Memory", found, what, remedy, CheckState.WARNING)
 
 
 def limits(_: Needs) -> Iterator[Finding]:

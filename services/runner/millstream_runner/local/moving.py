@@ -124,9 +124,8 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
                 continue
             new = LaneId(vertex, member.edge, lane.partition)
             was = stored.mark
-            mark = made.setdefault(
-                new, mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
-            )
+            first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+            mark = made.setdefault(new, first)
             mark.watermark_us = min(mark.watermark_us, was.watermark_us)
             mark.ended = mark.ended and was.ended
             _add(mark, plan, vertex, gone, was.written)

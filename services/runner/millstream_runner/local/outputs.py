@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain, count
 from pathlib import Path
 
 from millstream import codes
@@ -113,5 +112,9 @@ def file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
 def _aside(directory: Path, now_us: int) -> Path:
     """A free path next to a directory."""
     name = f"{directory.name}.before-{datetime.fromtimestamp(now_us // MICROSECONDS, UTC):%Y%m%dT%H%M%SZ}"
-    places = map(directory.with_name, chain([name], (f"{name}-{number}" for number in count(2))))
-    return next(place for place in places if not place.exists())
+    number = 1
+    target = directory.with_name(name)
+    while target.exists():
+        number += 1
+        target = directory.with_name(f"{name}-{number}")
+    return target

@@ -162,7 +162,6 @@ class RestartPolicy:
         if alike >= ending.attempts_max:
             if ending.oversize:
                 return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times in a row", ending.code, _TOO_LARGE)
-            return StopRun(
-                ending.run_exit_code, f"{ending.text}, {alike} times without any progress in between", ending.code
-            )
+            reason = f"{ending.text}, {alike} times without any progress in between"
+            return StopRun(ending.run_exit_code, reason, ending.code)
         return Restart(self.pauses.take())

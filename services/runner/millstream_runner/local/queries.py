@@ -10,7 +10,7 @@ import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream import codes
 from millstream.importing import importing
@@ -31,8 +31,11 @@ _OF_CLUSTERS = ("spark.submit.", "spark.executor.", "spark.kubernetes.", "spark.
 """Settings that decide where jobs run, not what queries mean."""
 
 
-Verdict: TypeAlias = tuple[list[Finding], list[tuple[Path, str]]]
-"""What Spark reports about all queries: problems, and notes on places in the file."""
+class Verdict(NamedTuple):
+    """What Spark reports about all queries."""
+
+    problems: list[Finding]
+    notes: list[tuple[Path, str]]
 
 
 def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Coroutine[Any, Any, Verdict]:
@@ -76,7 +79,7 @@ async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
         if answer.one_by_one:
             what = f"windows that close together are computed one by one, which is slower: {answer.one_by_one}"
             notes.append(((*path, "query"), what))
-    return problems, notes
+    return Verdict(problems, notes)
 
 
 def _finding(path: Path, problem: str) -> Finding:

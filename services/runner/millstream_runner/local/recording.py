@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from millstream_runner.local.logfiles import level_of
@@ -137,12 +137,12 @@ def _merged(one: Point, next_: Point) -> Point:
     return Point(next_.at_s, vertices, max(delays, default=None))
 
 
-@dataclass(slots=True)
 class _Delays:
     """How long event time is on its way: the time since the sources passed what the sinks have reached."""
 
-    _passes: deque[tuple[float, int]] = field(default_factory=deque)
-    """When the sources had reached which event time; both rise."""
+    def __init__(self) -> None:
+        self._passes: deque[tuple[float, int]] = deque()
+        """When the sources had reached which event time; both rise."""
 
     def now(self, at_s: float, vertices: Sequence[VertexProgress]) -> float | None:
         """Seconds; None until every source and sink has an event time."""

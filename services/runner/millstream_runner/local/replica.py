@@ -164,12 +164,8 @@ class Supervisor(ABC):
         """The current process."""
         if self._identity is None:
             return None
-        return RunningProcess(
-            self.plan.name,
-            self._identity,
-            self.plan.metrics_port,
-            tuple(replica.name for replica in self.plan.replicas),
-        )
+        replicas = tuple(replica.name for replica in self.plan.replicas)
+        return RunningProcess(self.plan.name, self._identity, self.plan.metrics_port, replicas)
 
     def tell(self, order: str) -> None:
         """Send a line to the current process, if it takes orders."""

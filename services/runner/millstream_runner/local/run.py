@@ -468,9 +468,8 @@ class _Run:
     async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be read"
         marks = await self._view.marks(replica.vertex)
-        return all(
-            lane in marks and marks[lane].ended for lane in self._graph.owned_lanes(replica.vertex, replica.number)
-        )
+        lanes = self._graph.owned_lanes(replica.vertex, replica.number)
+        return all(lane in marks and marks[lane].ended for lane in lanes)
 
     def _result(self, exit_code: int, failure: Failure | None, summary: Summary | None) -> RunResult:
         return RunResult(exit_code, failure, summary, self._directory.root, self._display.elapsed_s, self._had_ended)

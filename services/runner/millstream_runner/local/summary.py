@@ -127,11 +127,11 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
-        accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        accepted = 0
+        if vertex.name == head:
+            accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
         sent = sum(written[buffer] for buffer in own)
-        vertices.append(
-            VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted if vertex.name == head else 0)
-        )
+        vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
     edges = []
     in_marks = waiting_in_marks(graph, marks)
     for edge in graph.edges:

@@ -57,13 +57,13 @@ def plan_workers(plan: Plan, workers: int | None, metrics_port_base: int | None)
         yield ProcessPlan(name, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 
-@dataclass(slots=True)
 class Waits:
     """What the lanes of one worker have been waiting for, for a while, as the lines of its log say (see
     `millstream.pauses.RepeatedFailure`)."""
 
-    _waits: dict[int, tuple[str, str, float]] = field(default_factory=dict)
-    """Vertex, reason, and since when; by their number in the process."""
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[str, str, float]] = {}
+        """Vertex, reason, and since when; by their number in the process."""
 
     def take(self, entry: Mapping[str, Any], now_s: float) -> None:
         """Takes a line of the log into account."""
@@ -122,9 +122,8 @@ class LocalWorker(Supervisor):
             return self._over[replica]
         if self.failure is not None and self.failure.process != replica.name:
             # It ended with another replica that failed.
-            return (
-                State.STOPPED if any(self.failure.process == one.name for one in self.plan.replicas) else State.FAILED
-            )
+            names = {replica.name for replica in self.plan.replicas}
+            return State.STOPPED if self.failure.process in names else State.FAILED
         if self.state is not State.RUNNING:
             return self.state
         if replica in self.current.held_up:

@@ -88,7 +88,8 @@ def _nice(value: float) -> float:
 
 
 def _x(time_s: float, times_s: Sequence[float]) -> float:
-    return _LEFT + (time_s - times_s[0]) / (times_s[-1] - times_s[0]) * (_WIDTH - _LEFT - _RIGHT)
+    share = (time_s - times_s[0]) / (times_s[-1] - times_s[0])
+    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(value: float, top: float) -> float:

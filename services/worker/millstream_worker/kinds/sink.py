@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -165,9 +165,17 @@ def _known(settings: Sink, opening: StageOpening, committer: Committer) -> Known
 
 
 def _owner(
-    settings: Sink, opening: StageOpening, core: LaneCore, run: str, start: Position, held: HeldInstead, **more: Any
+    settings: Sink,
+    opening: StageOpening,
+    core: LaneCore,
+    run: str,
+    start: Position,
+    held: HeldInstead,
+    *,
+    committed: Callable[[], Position] | None = None,
+    whole: bool = False,
 ) -> SinkOwner:
-    """The owner of the target in the lane of `core`. `more`: what only a sink in a chain says, or only another."""
+    """The owner of the target in the lane of `core`."""
     from millstream_writer.connector import SinkOwner
 
     shared = opening.shared
@@ -182,7 +190,8 @@ def _owner(
         clock=shared.clock,
         held_instead=held,
         known=_known(settings, opening, core.committer),
-        **more,
+        committed=committed,
+        whole=whole,
     )
 
 

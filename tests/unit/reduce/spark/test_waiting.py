@@ -41,7 +41,7 @@ def waiting_of(*requests: tuple[int, bytes, int]) -> RequestQueue:
     """(name, program, bytes) of each."""
     waiting = RequestQueue()
     for name, program, size in requests:
-        waiting.append(request(name, program, size))
+        waiting.add(request(name, program, size))
     return waiting
 
 
@@ -53,15 +53,15 @@ def test_all_that_wait_for_a_program_go_into_one_job() -> None:
     second = waiting.take({first.lane})
     assert second is not None
     assert names(second) == [2]
-    assert not waiting
+    assert len(waiting) == 0
 
 
 def test_what_comes_while_a_job_of_its_program_runs_waits_for_the_next() -> None:
     waiting = waiting_of((1, b"a", SMALL))
     first = waiting.take(set())
     assert first is not None
-    waiting.append(request(2, b"a", SMALL))
-    waiting.append(request(3, b"a", SMALL))
+    waiting.add(request(2, b"a", SMALL))
+    waiting.add(request(3, b"a", SMALL))
     assert waiting.take({first.lane}) is None
     second = waiting.take(set())
     assert second is not None
@@ -81,9 +81,12 @@ def test_a_large_job_runs_beside_small_ones_of_the_same_program_but_not_beside_a
 
 
 def test_a_request_that_is_taken_back_is_in_no_job() -> None:
+    waiting = RequestQueue()
     first, second = request(1, b"a", SMALL), request(2, b"a", SMALL)
-    waiting = RequestQueue([first, second])
-    waiting.remove(first)
+    for one in (first, second):
+        waiting.add(one)
+    assert waiting.remove(first)
+    assert not waiting.remove(first)
     batch = waiting.take(set())
     assert batch is not None
     assert names(batch) == [2]
@@ -105,11 +108,11 @@ def test_every_request_is_in_one_job_in_its_order_and_within_the_bounds(
 ) -> None:
     waiting = RequestQueue()
     for index, (program, windows, size) in enumerate(wanted):
-        waiting.append(request(index, program, size, windows))
+        waiting.add(request(index, program, size, windows))
     done: dict[JobLane, list[int]] = {}
     running: list[JobLane] = []
     pauses = iter(ends)
-    while waiting:
+    while len(waiting):
         batch = waiting.take(set(running))
         if batch is None:
             assert running, "something waits and nothing runs"

@@ -59,11 +59,8 @@ def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]
             first = name, ids
             continue
         both = first[1].keys() & ids.keys()
-        faults = [
-            f"number {number} has a different id than in {first[0]}"
-            for number in sorted(both)
-            if first[1][number] != ids[number]
-        ]
+        differing = sorted(number for number in both if first[1][number] != ids[number])
+        faults = [f"number {number} has a different id than in {first[0]}" for number in differing]
         checks.append(_same_ids(name, first[0], faults, len(both)))
     return checks
 
@@ -185,9 +182,16 @@ def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapp
     checks: list[Check] = []
     first: tuple[str, dict[int, str]] | None = None
     for name, rows in sinks.items():
-        kept = list(rows)
-        ids, repeated = _numbered(kept)
-        changed = [row["number"] for row in kept if nonces.get(row["number"]) != row["nonce"]]
+        ids: dict[int, str] = {}
+        repeated: list[int] = []
+        changed: list[int] = []
+        for row in rows:
+            number = row["number"]
+            if number in ids:
+                repeated.append(number)
+            if nonces.get(number) != row["nonce"]:
+                changed.append(number)
+            ids[number] = row["id"]
         lost = sorted(acknowledged - ids.keys())
         faults = [f"{len(lost):,} acknowledged numbers are missing, the first is {lost[0]}"] if lost else []
         faults += [f"number {number} is repeated" for number in repeated]
@@ -199,10 +203,7 @@ def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapp
         if first is None:
             first = name, ids
             continue
-        faults = [
-            f"number {number} differs from {first[0]}"
-            for number in sorted(first[1].keys() | ids.keys())
-            if first[1].get(number) != ids.get(number)
-        ]
+        differing = sorted(number for number in first[1].keys() | ids.keys() if first[1].get(number) != ids.get(number))
+        faults = [f"number {number} differs from {first[0]}" for number in differing]
         checks.append(_same_ids(name, first[0], faults, len(ids)))
     return checks

@@ -35,11 +35,12 @@ _Record = dict[str, str | int]
 class _Lane:
     """Feeds one split, in order."""
 
-    def __init__(self, options: argparse.Namespace, split: int, file: IO[str]) -> None:
-        self._options = options
+    def __init__(self, source: str, split: int, splits: int, url: str, rate: float, file: IO[str]) -> None:
+        self._source = source
         self._split = split
-        self._url = f"http://127.0.0.1:{options.port + split}/vertices/{options.source}"
-        self._rate = options.rate / options.splits
+        self._splits = splits
+        self._url = url
+        self._rate = rate / splits
         self._file = file
         self._made = 0
 
@@ -58,10 +59,10 @@ class _Lane:
             self._write(records, "acknowledged")
 
     def _next(self) -> _Record:
-        number = self._split + self._made * self._options.splits
+        number = self._split + self._made * self._splits
         self._made += 1
         return {
-            "source": self._options.source,
+            "source": self._source,
             "split": self._split,
             "number": number,
             "key": f"key-{number % _KEYS}",
@@ -96,7 +97,9 @@ async def _feed(options: argparse.Namespace) -> None:
     with options.file.open("a", encoding="utf-8") as file:
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             for split in range(options.splits):
-                tasks.create_task(_Lane(options, split, file).run(session, stopping), name=f"split {split}")
+                url = f"http://127.0.0.1:{options.port + split}/vertices/{options.source}"
+                lane = _Lane(options.source, split, options.splits, url, options.rate, file)
+                tasks.create_task(lane.run(session, stopping), name=f"split {split}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

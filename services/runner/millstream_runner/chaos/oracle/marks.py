@@ -155,9 +155,8 @@ async def _open_redis(store: Path, pipeline: str, directory: Path) -> AsyncItera
     client = Redis(unix_socket_path=str(socket), password=key)
 
     async def mark_of(vertex: str, lane: str) -> mark_pb2.Mark | None:
-        data: bytes | None = await client.execute_command(  # type: ignore[no-untyped-call]
-            "HGET", f"millstream:{pipeline}:{vertex}:l:p:{lane}", "mark"
-        )
+        name = f"millstream:{pipeline}:{vertex}:l:p:{lane}"
+        data: bytes | None = await client.execute_command("HGET", name, "mark")  # type: ignore[no-untyped-call]
         return None if data is None else mark_pb2.Mark.FromString(data)
 
     async with _open_server(log, _redis_program(), str(config)) as process:

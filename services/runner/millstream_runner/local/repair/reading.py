@@ -76,6 +76,7 @@ class Look:
         self._writer = writer
         self._naming = naming
         self._found = Reading(up_to)
+        self._up_to = up_to
         self._numbers: dict[str, int] = {}
         """Number of the last frame of each lane, as far as it is known."""
         self._last: dict[str, StoredFrame] = {}
@@ -92,11 +93,11 @@ class Look:
     ) -> Reading:
         """`newest`: what is stored at the position of the newest frame that was read. `written`: the total number of
         frames that each upstream lane has written. `last_sequence`: that of the stream."""
-        after = self._found.up_to.sequence
+        after = self._up_to.sequence
         passed = {gap.lane: gap.sequence for gap in self._gaps if gap.sequence <= after}
         self._numbers.update({gap.lane: gap.through for gap in self._gaps if gap.sequence <= after})
         self._gaps = [gap for gap in self._gaps if gap.sequence > after]
-        for item in self._found.up_to.read:
+        for item in self._up_to.read:
             if item.sequence > passed.get(item.lane, 0):
                 # A frame that was read in part is read again.
                 self._numbers[item.lane] = item.number - (item.sequence > after)
@@ -128,7 +129,7 @@ class Look:
             assert stored.witness is not None
             lane, number = stored.witness.lane, stored.witness.number
             self._pass_gaps(lane, stored.sequence)
-            place = stored.sequence - 1 if lane in self._seen else self._found.up_to.sequence
+            place = stored.sequence - 1 if lane in self._seen else self._up_to.sequence
             self._go_on(lane, number - 1, place, stored)
             self._numbers[lane] = number
             self._seen.add(lane)
@@ -168,13 +169,13 @@ class Look:
         )
 
     def _check_newest(self, stored: StoredFrame | None, passed: Mapping[str, int]) -> None:
-        newest = max(self._found.up_to.read, key=lambda item: item.sequence, default=None)
+        newest = max(self._up_to.read, key=lambda item: item.sequence, default=None)
         if newest is None or newest.sequence <= passed.get(newest.lane, 0):
             return
         there = stored.witness if stored is not None and stored.sequence == newest.sequence else None
         if there == newest:
             assert stored is not None
-            if newest.sequence <= self._found.up_to.sequence:
+            if newest.sequence <= self._up_to.sequence:
                 self._last[newest.lane] = stored
             return
         self._found.last_is_there = False
@@ -189,15 +190,15 @@ class Look:
 
     def _void_newest(self) -> None:
         """The newest frame that was read need not exist any more, even if the numbers continue as they did."""
-        newest = max(self._found.up_to.read, key=lambda item: item.sequence)
-        if not any(gap.lane == newest.lane and gap.sequence <= self._found.up_to.sequence for gap in self._found.gaps):
-            number = newest.number - (newest.sequence > self._found.up_to.sequence)
-            self._found.gaps.append(GivenUp(newest.lane, self._found.up_to.sequence, number, number))
+        newest = max(self._up_to.read, key=lambda item: item.sequence)
+        if not any(gap.lane == newest.lane and gap.sequence <= self._up_to.sequence for gap in self._found.gaps):
+            number = newest.number - (newest.sequence > self._up_to.sequence)
+            self._found.gaps.append(GivenUp(newest.lane, self._up_to.sequence, number, number))
 
     def _note_unusable(self, stored: StoredFrame, why: str) -> None:
         which = f"{name_for_people(self._writer, stored)} at sequence {stored.sequence}"
         self._found.unusable.append(stored)
-        if stored.sequence == self._found.up_to.in_part:
+        if stored.sequence == self._up_to.in_part:
             self._found.last_is_there = False
         self._found.faults.append(f"{which} cannot be used: {why}")
         self._found.lost.append(LostStretch(which, records=self._salvaged(stored)))
@@ -219,7 +220,7 @@ class Look:
             frame = readable(stored)
         except ValueError:
             return ""
-        lane, buffer = self._found.up_to.lane, self._found.up_to.buffer
+        lane, buffer = self._up_to.lane, self._up_to.buffer
         prefix = f"{lane.vertex}/{buffer.edge}/{buffer.partition}/{stored.sequence}/"
         return self._naming.of(frame, index % frame.records, Origin(prefix))
 
