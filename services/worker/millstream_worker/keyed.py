@@ -12,10 +12,10 @@ from millstream.errors import UdfError
 from millstream.spec.programs import State
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.streams import KeyedMapStream, MapStream
-from millstream_vertex.mapping import MapStage
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
-from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.stage import KeyedStage
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.mapping import MapStage
 from millstream_worker.opening import LaneOpening
 
 

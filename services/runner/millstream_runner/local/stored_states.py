@@ -19,8 +19,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local.view import PipelineView
 from millstream_vertex.keyed.changelog import read_changelog
-from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.keys import parts_of
+from millstream_vertex.keyed.state import KeyedState
 
 _ATTEMPTS = 5
 """Attempts at a changelog that is trimmed while it is read."""

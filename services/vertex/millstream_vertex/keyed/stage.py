@@ -19,11 +19,11 @@ from millstream.retry import RetryPolicy
 from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
+from millstream_vertex.keyed.changelog import Changelog
+from millstream_vertex.keyed.keys import key_of
+from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.mapping import MapStage, is_too_large
 from millstream_vertex.stage import StageInput, StageResult
-from millstream_vertex.keyed.changelog import Changelog
-from millstream_vertex.keyed.state import KeyedState
-from millstream_vertex.keyed.keys import key_of
 from millstream_writer.committer import Unit
 
 CALL_STATE_BYTES_MAX = GRPC_MESSAGE_BYTES_MAX // 4

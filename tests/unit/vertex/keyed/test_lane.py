@@ -21,12 +21,12 @@ from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.states import DeclaredState, StateChanges, StateEntries, StateKind
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_udf.columns import pack_bytes, pack_offsets
-from millstream_vertex.lane import Lane
-from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed import stage as stage_module
+from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, read_changelog
-from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.stage import KeyedStage
+from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.lane import Lane
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.routing import Route
 from tests.support.ledgers import SettableClock

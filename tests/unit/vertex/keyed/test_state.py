@@ -13,8 +13,8 @@ from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.image import SLOTS
-from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "json")
