@@ -31,9 +31,9 @@ class StateKind(IntEnum):
 class StateClock(IntEnum):
     """The clock by which entries expire. The numbers are those of the protocol and of what is stored."""
 
-    EVENT_TIME = 0
+    EVENT_TIME = 1
     """The watermark of the lane."""
-    PROCESSING_TIME = 1
+    PROCESSING_TIME = 2
     """The clock of the vertex."""
 
 

@@ -180,10 +180,10 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
     """The states of a function. Raises `UdfError` for states that it cannot have."""
     declared = []
     for state in welcome.states:
-        if state.kind not in _STATE_KINDS or not _STATE_NAME.fullmatch(state.name):
+        if state.kind not in _STATE_KINDS or state.clock > max(StateClock) or not _STATE_NAME.fullmatch(state.name):
             raise UdfError(
                 codes.FUNCTION_PROTOCOL,
-                f"{where}: the function breaks its protocol: its state {state.name!r} has an invalid name or kind",
+                f"{where}: the function breaks its protocol: state {state.name!r} has an invalid name, kind or clock",
             )
         version = state.version or 1
         declared.append(
@@ -194,7 +194,7 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
                 state.item_codec,
                 version,
                 state.oldest_version or version,
-                StateClock(state.clock),
+                StateClock(state.clock or StateClock.EVENT_TIME),
             )
         )
     names = {state.name for state in declared}

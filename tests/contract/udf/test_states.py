@@ -89,10 +89,32 @@ def request(values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries
 async def test_entries_come_with_a_call_and_changes_with_its_answer(open_function: Open, *, over_socket: bool) -> None:
     async with greeted(open_function, "Remember", over_socket=over_socket) as (call, welcome):
         assert list(welcome.states) == [
-            State(name="total", kind=State.KIND_VALUE, codec="json", version=1, oldest_version=1),
-            State(name="seen", kind=State.KIND_MAP, codec="json", item_codec="json", version=1, oldest_version=1),
-            State(name="last", kind=State.KIND_LIST, codec="bytes", version=1, oldest_version=1),
-            State(name="clicks", kind=State.KIND_COUNTER, version=1, oldest_version=1),
+            State(
+                name="total",
+                kind=State.KIND_VALUE,
+                codec="json",
+                version=1,
+                oldest_version=1,
+                clock=State.CLOCK_EVENT_TIME,
+            ),
+            State(
+                name="seen",
+                kind=State.KIND_MAP,
+                codec="json",
+                item_codec="json",
+                version=1,
+                oldest_version=1,
+                clock=State.CLOCK_EVENT_TIME,
+            ),
+            State(
+                name="last",
+                kind=State.KIND_LIST,
+                codec="bytes",
+                version=1,
+                oldest_version=1,
+                clock=State.CLOCK_EVENT_TIME,
+            ),
+            State(name="clicks", kind=State.KIND_COUNTER, version=1, oldest_version=1, clock=State.CLOCK_EVENT_TIME),
         ]
         entries = udf_pb2.StateEntries(
             record_keys=[0, 1, 0, 0, 2, 2],

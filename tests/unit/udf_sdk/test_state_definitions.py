@@ -82,10 +82,27 @@ def test_what_a_class_declares() -> None:
             oldest_version=1,
             clock=State.CLOCK_PROCESSING_TIME,
         ),
-        State(name="last", kind=State.KIND_LIST, codec="json", version=3, oldest_version=2),
-        State(name="items", kind=State.KIND_MAP, codec="protobuf", item_codec="bytes", version=1, oldest_version=1),
-        State(name="clicks", kind=State.KIND_COUNTER, version=1, oldest_version=1),
-        State(name="packed", kind=State.KIND_VALUE, codec="msgpack", version=1, oldest_version=1),
+        State(
+            name="last", kind=State.KIND_LIST, codec="json", version=3, oldest_version=2, clock=State.CLOCK_EVENT_TIME
+        ),
+        State(
+            name="items",
+            kind=State.KIND_MAP,
+            codec="protobuf",
+            item_codec="bytes",
+            version=1,
+            oldest_version=1,
+            clock=State.CLOCK_EVENT_TIME,
+        ),
+        State(name="clicks", kind=State.KIND_COUNTER, version=1, oldest_version=1, clock=State.CLOCK_EVENT_TIME),
+        State(
+            name="packed",
+            kind=State.KIND_VALUE,
+            codec="msgpack",
+            version=1,
+            oldest_version=1,
+            clock=State.CLOCK_EVENT_TIME,
+        ),
     ]
     assert definition.states[1].report() == {
         "name": "last",

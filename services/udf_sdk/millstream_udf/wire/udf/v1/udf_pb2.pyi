@@ -251,15 +251,19 @@ class State(_message.Message):
 
     class _ClockEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[State._Clock.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        CLOCK_EVENT_TIME: State._Clock.ValueType  # 0
+        CLOCK_UNSPECIFIED: State._Clock.ValueType  # 0
+        """As CLOCK_EVENT_TIME."""
+        CLOCK_EVENT_TIME: State._Clock.ValueType  # 1
         """By the watermark of the lane."""
-        CLOCK_PROCESSING_TIME: State._Clock.ValueType  # 1
+        CLOCK_PROCESSING_TIME: State._Clock.ValueType  # 2
         """By the clock of the vertex."""
 
     class Clock(_Clock, metaclass=_ClockEnumTypeWrapper): ...
-    CLOCK_EVENT_TIME: State.Clock.ValueType  # 0
+    CLOCK_UNSPECIFIED: State.Clock.ValueType  # 0
+    """As CLOCK_EVENT_TIME."""
+    CLOCK_EVENT_TIME: State.Clock.ValueType  # 1
     """By the watermark of the lane."""
-    CLOCK_PROCESSING_TIME: State.Clock.ValueType  # 1
+    CLOCK_PROCESSING_TIME: State.Clock.ValueType  # 2
     """By the clock of the vertex."""
 
     NAME_FIELD_NUMBER: _builtins.int
