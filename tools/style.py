@@ -1,13 +1,18 @@
 """The project's own style rules, those that ruff and mypy do not know.
 
 `faults_of_module` looks at one Python file, `faults_of_text` at any committed text; both return one line per
-fault and touch nothing. `tests/unit/test_style.py` runs them over the whole repository.
+fault and touch nothing. `tests/unit/test_style.py` runs them over the whole repository, and
+
+    python tools/style.py FILE ...
+
+over some of its Python files.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -337,3 +342,17 @@ def _sleeps_of_test(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tu
         if isinstance(node, ast.Call) and re.match(r"asyncio\.sleep\((?!0\))", ast.unparse(node)):
             yield node.lineno, "a test waits for an event, with a limit; it does not sleep"
         pending += ast.iter_child_nodes(node)
+
+
+def main() -> int:
+    """Looks at the named files."""
+    here = [PurePosixPath(Path(name).resolve().relative_to(REPOSITORY)) for name in sys.argv[1:]]
+    ours = [path for path in here if path.parts[0] in CODE_FOLDERS and not is_generated(path)]
+    texts = {path: (REPOSITORY / path).read_text(encoding="utf-8") for path in ours}
+    faults = [fault for path, text in texts.items() for fault in faults_of_module(path, text)]
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

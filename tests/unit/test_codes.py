@@ -134,6 +134,7 @@ def test_every_error_has_a_code_of_its_class() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_every_code_is_used() -> None:
     used = {named(node) for _, node in nodes() if isinstance(node, ast.Attribute)}
     assert sorted(set(codes.NAMED) - used) == []

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = ("millstream", "services", "connectors", "examples", "benchmarks", "tools", "tests")
 OURS = ("millstream", "tests")
@@ -29,6 +31,7 @@ def started() -> Iterator[tuple[str, str]]:
                         yield str(path.relative_to(REPOSITORY)), value
 
 
+@pytest.mark.slow
 def test_each_can_be_started() -> None:
     found = sorted(set(started()))
     assert ("examples/flights/demo.py", "millstream_runner") in found

@@ -27,6 +27,7 @@ def relative(path: Path) -> PurePosixPath:
     return PurePosixPath(path.relative_to(style.REPOSITORY).as_posix())
 
 
+@pytest.mark.slow
 def test_hand_written_modules_keep_the_rules() -> None:
     modules = list(style.modules())
     assert len(modules) > 50
@@ -34,6 +35,7 @@ def test_hand_written_modules_keep_the_rules() -> None:
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 def test_committed_texts_hold_nothing_of_one_machine() -> None:
     texts = list(style.texts())
     assert {"pyproject.toml", "requirements/dev.txt", ".ci/run"} <= {str(relative(path)) for path in texts}

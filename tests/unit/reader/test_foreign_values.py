@@ -286,6 +286,7 @@ BUILDS_NO_NESTED_VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_an_answer_of_any_depth_is_a_failure_of_its_server() -> None:
     root = Path(millstream_connectors.__path__[0]).parent
     found = {}

@@ -75,6 +75,7 @@ async def test_values_and_keys() -> None:
     assert [record.keys for record in await generated(records=1)] == [()]
 
 
+@pytest.mark.slow
 async def test_event_times_step_from_the_start_and_move_back_by_share() -> None:
     count = 20_000
     stepped = {"records": count, "start": "2024-01-01T00:00:00Z", "eventTimeStep": "10ms"}

@@ -60,6 +60,7 @@ def test_an_intact_file_is_read() -> None:
     assert [json.loads(row)["n"] for block in blocks for row in block] == list(range(7, ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 def test_the_longest_row_of_lists_is_found_in_their_levels(version: Any, compression: Any) -> None:

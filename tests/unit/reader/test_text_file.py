@@ -197,6 +197,7 @@ def test_other_encodings_become_utf_8() -> None:
     assert bad.reason.startswith("f:3: column `a`: ")
 
 
+@pytest.mark.slow
 def test_a_line_that_is_too_long_is_left_out_and_told() -> None:
     data = b"short\n" + b"x" * (RECORD_BYTES_MAX + 5) + b"\nshort\n" + b"y" * (3 * RECORD_BYTES_MAX)
     for name, wanted in (("lines", [b"short", b"short"]), ("csv", [b'{"short":"short"}'])):
@@ -211,6 +212,7 @@ def test_a_line_that_is_too_long_is_left_out_and_told() -> None:
                 assert take_all(file)[1] == invalid[told:]
 
 
+@pytest.mark.slow
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory() -> None:
     count = RECORD_BYTES_MAX // 1000 + 10
     data = b'a\n"open\n' + (b"x" * 999 + b"\n") * count

@@ -360,6 +360,7 @@ def bulky(begin: int, records: int = 20) -> Frame:
     return frame_of(range(begin, begin + records), values=[b"x" * 200] * records)
 
 
+@pytest.mark.slow
 async def test_the_log_stays_within_its_bounds_and_goes_on_when_windows_are_committed(tmp_path: Path) -> None:
     lane = Lane(tmp_path, WindowConfig("fixed", length_us=100), replace(LIMITS, log_bytes_max=32 * 1024))
     async with lane.opened() as queue, asyncio.timeout(WAIT_S):
@@ -399,6 +400,7 @@ async def test_a_log_that_is_full_of_open_windows_says_which(tmp_path: Path, cap
             assert queue.statistics().full == ""
 
 
+@pytest.mark.slow
 async def test_one_open_window_does_not_hold_the_segments_of_all_others(tmp_path: Path) -> None:
     """Also in a log of so few segments that a checkpoint would not be worth it otherwise."""
     lane = Lane(tmp_path, WindowConfig("session", timeout_us=50, keyed=True), replace(LIMITS, log_bytes_max=16 * 1024))

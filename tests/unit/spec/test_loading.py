@@ -393,6 +393,7 @@ def test_problems_of_the_text(text: str, expected: list[tuple[str, str, str]]) -
     assert problems_of(text) == expected
 
 
+@pytest.mark.slow
 def test_an_alias_bomb_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]

@@ -449,6 +449,7 @@ async def run_to_the_end(rig: Rig, source: GivenSource, seen: SeenIds | None = N
     return await rig.account(UPSTREAM)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.parametrize("sizes", [(16,), (3, 5, 8), (4, 12), (1,) * 16])
 async def test_a_read_that_became_more_than_a_commit_is_committed_in_parts_and_goes_on_within(
