@@ -85,36 +85,27 @@ def request(values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries
     return udf_pb2.MapRequest(call=udf_pb2.MapCall(call_id=7, frame=frame, states=states)).SerializeToString()
 
 
+def declared(name: str, kind: State.Kind.ValueType, codec: str = "", item_codec: str = "") -> State:
+    """A state of version 1 that goes by event time."""
+    return State(
+        name=name,
+        kind=kind,
+        codec=codec,
+        item_codec=item_codec,
+        version=1,
+        oldest_version=1,
+        clock=State.CLOCK_EVENT_TIME,
+    )
+
+
 @pytest.mark.parametrize("over_socket", [False, True])
 async def test_entries_come_with_a_call_and_changes_with_its_answer(open_function: Open, *, over_socket: bool) -> None:
     async with greeted(open_function, "Remember", over_socket=over_socket) as (call, welcome):
         assert list(welcome.states) == [
-            State(
-                name="total",
-                kind=State.KIND_VALUE,
-                codec="json",
-                version=1,
-                oldest_version=1,
-                clock=State.CLOCK_EVENT_TIME,
-            ),
-            State(
-                name="seen",
-                kind=State.KIND_MAP,
-                codec="json",
-                item_codec="json",
-                version=1,
-                oldest_version=1,
-                clock=State.CLOCK_EVENT_TIME,
-            ),
-            State(
-                name="last",
-                kind=State.KIND_LIST,
-                codec="bytes",
-                version=1,
-                oldest_version=1,
-                clock=State.CLOCK_EVENT_TIME,
-            ),
-            State(name="clicks", kind=State.KIND_COUNTER, version=1, oldest_version=1, clock=State.CLOCK_EVENT_TIME),
+            declared("total", State.KIND_VALUE, "json"),
+            declared("seen", State.KIND_MAP, "json", "json"),
+            declared("last", State.KIND_LIST, "bytes"),
+            declared("clicks", State.KIND_COUNTER),
         ]
         entries = udf_pb2.StateEntries(
             record_keys=[0, 1, 0, 0, 2, 2],
