@@ -172,7 +172,15 @@ def map_answer_of(
         answer = replace(answer, **columns_apart)
     if changes:
         answer = replace(answer, changes=changes_of(changes))
-    check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=arrow_allowed)
+    check_map_answer(
+        answer,
+        inputs,
+        outputs_max=outputs_max,
+        times_allowed=times_allowed,
+        arrow_allowed=arrow_allowed,
+        # `check_changes` knows whether the function has states.
+        held_up_allowed=True,
+    )
     return answer
 
 

@@ -26,6 +26,8 @@ async def open_keyed_stage(opening: LaneOpening, settings: State) -> MapStage:
     mark = opening.core.committer.mark
     state = KeyedState(opening.where, size_max=settings.max_bytes, key_size_max=settings.max_bytes_per_key)
     changelog = Changelog(changelog_buffer(lane), await shared.ledgers.trimmer(lane.vertex))
+    # What had expired for the owner before has expired for this one.
+    state.watermark_us = mark.watermark_us
     state.stored_states(mark.states.get(lane.vertex, b""))
     await changelog.load(await shared.ledgers.of(lane.vertex), lane, mark, state)
 

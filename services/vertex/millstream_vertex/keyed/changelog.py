@@ -58,7 +58,7 @@ class Changelog:
         self._last = 0
         """Sequence of the last frame."""
 
-    def frames(self, steps: Iterable[tuple[bytes, int, int]], now_us: int) -> list[tuple[BufferId, Frame]]:
+    def frames(self, steps: Iterable[tuple[bytes, int]], now_us: int) -> list[tuple[BufferId, Frame]]:
         """The frames to commit for the steps of a result (`KeyedState.take_steps`)."""
         frames: list[tuple[BufferId, Frame]] = []
         values: list[bytes] = []
@@ -69,7 +69,7 @@ class Changelog:
             frames.append((self.buffer, frame))
             self._made.append(slots)
 
-        for data, _, begun in steps:
+        for data, begun in steps:
             if values and size + len(data) > FRAME_BYTES_MAX:
                 cut()
                 values, size, slots = [], 0, 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.clock import END_OF_TIME_US, Clock
+from millstream.clock import Clock
 from millstream.frame import Frame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
@@ -66,6 +66,8 @@ class KeyedStage(MapStage):
 
     async def on_frame(self, given: StageInput) -> StageResult:
         self._reached(given.watermark_us)
+        # Also here: between two watermarks, more may expire than one sweep removes.
+        self._keyed.sweep(StateClock.EVENT_TIME, self._keyed.watermark_us)
         return self._with_changes(await super().on_frame(given))
 
     async def _call(self, frame: Frame, given: StageInput, **options: Any) -> MapAnswer:
@@ -117,8 +119,7 @@ class KeyedStage(MapStage):
 
     async def on_watermark(self, watermark_us: int) -> StageResult | None:
         self._reached(watermark_us)
-        # At the end of its input, what a function remembers stays for the next run and for queries.
-        if watermark_us >= END_OF_TIME_US or not self._keyed.sweep(StateClock.EVENT_TIME, watermark_us):
+        if not self._keyed.sweep(StateClock.EVENT_TIME, watermark_us):
             return None
         return self._with_changes(StageResult())
 

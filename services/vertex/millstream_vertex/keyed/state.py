@@ -243,14 +243,19 @@ class KeyedState:
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):
             self._image.put(state, key, item, before)
+            if before is not None:
+                # A sweep may have removed it.
+                self._expires(state, key, item, before)
         del self._undo[undone:]
 
     # Expiry.
 
     def sweep(self, clock: StateClock, now_us: int) -> bool:
         """Remove entries that have expired by this clock, some of them if they are many. Returns whether there were
-        any."""
+        any. At the end of its input, what a function remembers stays for the next run and for queries."""
         expiring, removed = self._expiring[clock], 0
+        if now_us >= END_OF_TIME_US:
+            return False
         while expiring and expiring[0][0] <= now_us and removed < EXPIRED_MAX:
             expires_us, state, key, item = heapq.heappop(expiring)
             stored = self._image.get(state, key, item)
@@ -281,18 +286,18 @@ class KeyedState:
 
     # Changelog.
 
-    def take_steps(self) -> list[tuple[bytes, int, int]]:
-        """The steps to commit with the result, each with the slots that begin in it: the first one, and how many."""
-        steps = [(data, 0, 0) for data in encode_steps(self._changes)]
+    def take_steps(self) -> list[tuple[bytes, int]]:
+        """The steps to commit with the result, each with how many slots begin in it."""
+        steps = [(data, 0) for data in encode_steps(self._changes)]
         if not steps:
             return steps
         self._changes = Entries()
-        self._unwritten += sum(len(data) for data, _, _ in steps) + self._image.size // CYCLE_STEPS_MAX
+        self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // CYCLE_STEPS_MAX
         if self._unwritten >= COMPACTED_FROM_BYTES:
             steps.extend(self._compacted())
         return steps
 
-    def _compacted(self) -> Iterator[tuple[bytes, int, int]]:
+    def _compacted(self) -> Iterator[tuple[bytes, int]]:
         """Steps with the next slots, until they have as many bytes as the changes since the last ones."""
         left = SLOTS
         while left and self._unwritten > 0:
@@ -301,7 +306,7 @@ class KeyedState:
                 size += self._image.sizes[first + slots]
                 slots += 1
             for number, data in enumerate(encode_steps(self._image.entries_of(first, slots), first, slots)):
-                yield data, first, 0 if number else slots
+                yield data, 0 if number else slots
             left -= slots
             self._unwritten -= size
             self._next_slot = (first + slots) % SLOTS

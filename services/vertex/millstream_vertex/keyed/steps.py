@@ -93,8 +93,8 @@ def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: in
 
 
 def decode_step(data: bytes) -> Step:
-    """The inverse of `encode_steps`, for one step. Columns that are absent are empty lists, except for items. Raises
-    `ValueError` for bytes that are not a step."""
+    """The inverse of `encode_steps`, for one step. Columns that are absent are empty. Raises `ValueError` for
+    bytes that are not a step."""
     try:
         message = state_pb2.Step.FromString(data)
     except DecodeError as error:

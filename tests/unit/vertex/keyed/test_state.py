@@ -80,7 +80,7 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
                     model.pop(name, None)
                 else:
                     model[name] = value
-        steps = [(data, slots) for data, _, slots in state.take_steps()]
+        steps = state.take_steps()
         if rng.random() < 0.2:
             state.undo()
             model = before
@@ -164,9 +164,21 @@ def test_an_entry_that_was_written_again_survives_its_first_expiry() -> None:
     # Also if it is written in the commit that removes it.
     assert state.sweep(StateClock.EVENT_TIME, 200)
     put(state, b"a", b"3", expires_us=300)
-    again = opened([data for data, _, _ in state.take_steps()], state.encoded_states)
+    again = opened([data for data, _ in state.take_steps()], state.encoded_states)
     assert contents(again, {b"a"}) == {(b"a", "total", b""): b"3"}
     assert again.sweep(StateClock.EVENT_TIME, 300)
+
+
+def test_what_a_sweep_removed_and_was_taken_back_is_removed_again() -> None:
+    state = opened()
+    put(state, b"a", b"1", expires_us=100)
+    state.take_steps()
+    state.begin()
+    assert state.sweep(StateClock.EVENT_TIME, 100)
+    state.undo()
+    assert contents(state, {b"a"})
+    assert state.sweep(StateClock.EVENT_TIME, 100)
+    assert state.size == 0
 
 
 def test_a_late_record_does_not_make_an_entry_older() -> None:
@@ -199,7 +211,7 @@ def test_a_function_that_does_not_fit_is_refused_by_name(declared: tuple[Declare
     state = opened(declared=(second, SEEN))
     put(state, b"a", b"1")
     with pytest.raises(UdfError) as refused:
-        opened([data for data, _, _ in state.take_steps()], state.encoded_states, declared)
+        opened([data for data, _ in state.take_steps()], state.encoded_states, declared)
     assert refused.value.code is codes.STATE_MISFIT
     assert expected in str(refused.value)
 
@@ -208,7 +220,7 @@ def test_states_may_change_their_order_and_new_ones_be_added() -> None:
     state = opened()
     put(state, b"a", b"1")
     put(state, b"a", b"x", name=1, item=b"i")
-    steps = [data for data, _, _ in state.take_steps()]
+    steps = [data for data, _ in state.take_steps()]
     more = DeclaredState("more", StateKind.LIST, "bytes")
     again = opened(steps, state.encoded_states, (more, SEEN, TOTAL))
     entries = again.entries([b"a"], [0], 0)
