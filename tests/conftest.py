@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,17 @@ def patient_online_checks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online, "ONLINE_CHECK_TIMEOUT_S", 300.0)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Tests and modules live to the end: to look through them for garbage again and again takes a twentieth of
+    `make check`."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

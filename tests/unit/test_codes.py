@@ -152,6 +152,7 @@ def test_codes_are_told_apart_and_say_something() -> None:
             assert not re.search(r"\s{2}|\n", text), f"{code}: {text}"
 
 
+@pytest.mark.slow
 def test_no_page_names_a_code_that_is_not_there() -> None:
     pages = [path for path in style.texts() if path.suffix in (".md", ".py")]
     for page in pages:

@@ -30,6 +30,7 @@ def test_there_are_enough_of_every_kind() -> None:
     assert {invariant for defect in DEFECTS for invariant in defect.invariants} <= set(guarantees.listed())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_each_fits_the_code_and_names_a_test(defect: defects.Defect) -> None:
     for path, changed in CODE.planted(defect.changes).items():

@@ -18,6 +18,7 @@ def test_everything_durable_is_a_step_with_a_name_of_its_own() -> None:
     assert not durable_steps.faults(), "\n".join(durable_steps.faults())
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_code_says() -> None:
     assert durable_steps.PAGE.read_text() == durable_steps.page(), "run tools/durable_steps.py"
 

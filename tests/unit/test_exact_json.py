@@ -77,6 +77,7 @@ def exactly(text: str) -> Any:
     return json.loads(text, parse_float=Decimal)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(documents(NUMBER))
 def test_what_is_parsed_and_written_has_the_same_digits(text: str) -> None:

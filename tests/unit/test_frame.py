@@ -69,6 +69,7 @@ def test_large_columns_survive_encoding(count: int) -> None:
         Frame.decode(frame.encode()[:-1])
 
 
+@pytest.mark.slow
 @given(records)
 def test_what_is_joined_is_what_protobuf_would_write(given_records: list[Record]) -> None:
     data = frame_of_records(given_records, ingest_time_us=7, traceparent="00-1-1-1").encode()

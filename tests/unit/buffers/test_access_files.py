@@ -27,6 +27,7 @@ def test_json_and_yaml_are_read_alike(tmp_path: Path, text: str) -> None:
     assert read_access(file, Written).name == "x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [

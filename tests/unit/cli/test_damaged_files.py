@@ -51,6 +51,7 @@ PUT: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PUT)
 @pytest.mark.parametrize("name", ["runtime.json", "status.json", "pipeline.json", "shape.json"])
 def test_a_damaged_file_of_a_data_directory_is_told(
@@ -83,6 +84,7 @@ def test_a_damaged_file_of_a_data_directory_is_told(
         assert "defect" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PUT)
 @pytest.mark.parametrize("name", [SEGMENT, "empty.wal", f"{SEGMENT}/{SEGMENT}"])
 def test_a_log_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str) -> None:
@@ -94,6 +96,7 @@ def test_a_log_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert "defect" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_that_a_command_is_given_may_be_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind, put in PUT.items():
         path = tmp_path / kind

@@ -59,6 +59,7 @@ def test_examples_are_of_commands_there_are() -> None:
     assert set(EXAMPLES) <= set(ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_facts_come_as_json_in_one_way(path: tuple[str, ...]) -> None:
     command = LEAVES[path]

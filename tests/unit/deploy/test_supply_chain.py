@@ -36,6 +36,7 @@ def test_everything_that_is_shipped_has_a_licence_that_is_allowed(everything: li
     assert not refused
 
 
+@pytest.mark.slow
 def test_what_is_inside_of_packages_is_looked_at(everything: list[Component]) -> None:
     names = {component.name for component in everything}
     assert {"spark-core_2.13", "openjdk", BROKER_MODULE, "google.golang.org/grpc", "pyarrow"} <= names

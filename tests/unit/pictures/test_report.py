@@ -89,6 +89,7 @@ def of(recording: Recording, *, words: str = "", dead: int = 0) -> Report:
     )
 
 
+@pytest.mark.slow
 def test_a_recording_is_bounded_and_its_rates_are_exact() -> None:
     recording = Recording()
     for tick in range(40_000):

@@ -153,6 +153,7 @@ async def test_event_times_stay_in_order_when_the_wall_clock_is_set_back() -> No
     assert second.event_time_min_us >= first.event_time_max_us
 
 
+@pytest.mark.slow
 async def test_at_a_low_rate_records_come_when_they_are_due_and_alone() -> None:
     clock = SystemClock()
     waits_us: list[int] = []

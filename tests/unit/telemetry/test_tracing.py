@@ -200,6 +200,7 @@ async def test_nothing_global_is_set(collector: Collector, free_port: int) -> No
         assert type(opentelemetry.metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
+@pytest.mark.slow
 async def test_a_collector_that_hangs_delays_the_end_by_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TELEMETRY_FLUSH_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

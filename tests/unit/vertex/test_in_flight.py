@@ -156,6 +156,7 @@ def kept(value: bytes) -> list[Frame]:
     return [one for one in gc.get_objects() if isinstance(one, Frame) and value in one.contents.column]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I8")
 async def test_records_that_a_sink_has_taken_are_kept_no_longer_although_their_commit_is_to_come(rig: Rig) -> None:
     committer = await rig.committer(UPSTREAM, Router([]), members=[Member("out", "in-out", frozenset())])

@@ -145,6 +145,7 @@ async def test_another_sink_gets_one_frame_at_a_time(rig: Rig) -> None:
     assert sink.writes == [[1]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 async def test_a_sink_that_stops_within_a_pack_goes_on_there(rig: Rig) -> None:
     # Two frames of so many records are not joined.

@@ -473,6 +473,7 @@ class ResumedSource(GivenSource):
         self._given = int(position or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 async def test_the_ids_of_a_part_are_remembered_with_it(rig: Rig) -> None:
     def seen() -> SeenIds:
@@ -502,6 +503,7 @@ def named_and_large(record: udf.Record) -> udf.Message:
     return udf.Message(str(record.id).encode().ljust(LARGE))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 async def test_a_read_of_a_chain_is_committed_in_parts_and_its_records_keep_their_names(rig: Rig) -> None:
     for stopped in (True, False):

@@ -233,6 +233,7 @@ def test_parsing_all_at_once_gives_what_parsing_one_by_one_gives(values: list[by
     assert [list(row.values()) for row in fast.to_pylist()] == cells
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(objects(), min_size=1, max_size=5))
 def test_a_frame_of_lines_is_what_its_records_alone_are(values: list[bytes]) -> None:

@@ -237,6 +237,7 @@ async def test_a_log_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
         await read_back(tmp_path, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 async def test_random_damage_never_yields_what_was_not_written(tmp_path: Path, seed: int) -> None:
     """Cuts, zeroed blocks, garbage, blocks of other places, swapped files: an error, or the first entries."""

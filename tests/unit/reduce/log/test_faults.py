@@ -57,6 +57,7 @@ async def test_what_was_acknowledged_is_there_whatever_step_was_the_last(tmp_pat
     assert acknowledged_somewhere == {4 * done for done in range(ROUNDS + 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 async def test_what_was_acknowledged_survives_the_loss_of_power(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

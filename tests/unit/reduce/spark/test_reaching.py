@@ -42,6 +42,7 @@ async def test_what_refuses_is_named_with_what_to_do(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+@pytest.mark.slow
 async def test_it_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     port = free_ports()
     connected = asyncio.Event()

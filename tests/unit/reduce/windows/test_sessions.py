@@ -269,6 +269,7 @@ def test_one_key_with_everything() -> None:
     assert len(contents.pieces) == 300
 
 
+@pytest.mark.slow
 def test_many_open_sessions_take_little_memory_and_give_it_back_to_later_ones() -> None:
     sessions, rows = 20_000, 2000
     windowing = make_windowing(WindowConfig("session", timeout_us=10**6, keyed=True))
