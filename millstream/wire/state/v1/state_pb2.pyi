@@ -93,6 +93,7 @@ class Step(_message.Message):
 
     FIRST_SLOT_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
@@ -105,7 +106,9 @@ class Step(_message.Message):
     earlier steps have no effect. The rest of them follows in steps without slots.
     """
     slots: _builtins.int
-    """How many slots. 0: the entries are changes."""
+    """How many slots. 0: the entries are changes, or the rest of slots."""
+    continues: _builtins.bool
+    """The entries are the rest of the slots of the steps before."""
     keys: _builtins.bytes
     """The key of each entry, as a BytesColumn: the parts of the key of a record, joined (`millstream_vertex.state.keys`)."""
     states: _builtins.bytes
@@ -125,6 +128,7 @@ class Step(_message.Message):
         *,
         first_slot: _builtins.int = ...,
         slots: _builtins.int = ...,
+        continues: _builtins.bool = ...,
         keys: _builtins.bytes = ...,
         states: _builtins.bytes = ...,
         items: _builtins.bytes = ...,
@@ -135,7 +139,7 @@ class Step(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "expires_us", b"expires_us", "first_slot", b"first_slot", "items", b"items", "keys", b"keys", "slots", b"slots", "states", b"states", "values", b"values", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continues", b"continues", "deleted", b"deleted", "expires_us", b"expires_us", "first_slot", b"first_slot", "items", b"items", "keys", b"keys", "slots", b"slots", "states", b"states", "values", b"values", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,6 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import DecodeError
@@ -20,7 +19,8 @@ from millstream.errors import DamageError, UdfError
 from millstream.limits import KIB
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.wire.state.v1 import state_pb2
-from millstream_vertex.keyed.image import SLOTS, StateImage, Stored, Versioned, parts_of, stored_of
+from millstream_vertex.keyed.agenda import Agenda
+from millstream_vertex.keyed.image import SLOTS, StateImage, Stored, Versioned, expires_us_of, parts_of, stored_of
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 
 COMPACTED_FROM_BYTES = 64 * KIB
@@ -54,10 +54,10 @@ class KeyedState:
         self._unwritten = 0
         """Bytes of changes for which no slots have been written anew."""
         self._next_slot = 0
+        self._changes_read = 0
+        """How many steps of changes the changelog has after its last slots."""
         self._written_before = (0, 0)
         """These two before that result."""
-        self._expiring: dict[StateClock, list[tuple[int, int, bytes, bytes]]] = {clock: [] for clock in StateClock}
-        """For each clock, when which entries expire; also when they would have, before they were written again."""
         self.watermark_us = START_OF_TIME_US
         """The watermark that the lane has reached."""
 
@@ -75,7 +75,7 @@ class KeyedState:
         """Key, number of the state, item and value of every entry."""
         for slot in range(SLOTS):
             for key, state, item, stored in self._image.of_slot(slot):
-                yield key, state, item, parts_of(stored)
+                yield key, state, item, Versioned(*parts_of(stored))
 
     # Opening.
 
@@ -98,14 +98,16 @@ class KeyedState:
             raise self._damaged(f"a step has slots up to {step.first_slot + step.slots}")
         self._image.load(step)
         if step.slots:
-            self._next_slot = (step.first_slot + step.slots) % SLOTS
+            # Slots are written until they have as many bytes as the changes before them.
+            self._next_slot, self._unwritten, self._changes_read = (step.first_slot + step.slots) % SLOTS, 0, 0
+        elif not step.continues:
+            self._unwritten += step.size
+            self._changes_read += 1
 
     def loaded(self) -> None:
         """The changelog is loaded."""
         self._image.loaded()
-        for slot in range(SLOTS):
-            for key, state, item, stored in self._image.of_slot(slot):
-                self._expires(state, key, item, stored)
+        self._unwritten += self._changes_read * (self._image.size // CYCLE_STEPS_MAX)
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
@@ -187,8 +189,7 @@ class KeyedState:
             expires_us = changes.expires_us[index] if changes.expires_us else 0
             if expires_us and declared.clock is StateClock.EVENT_TIME:
                 # A late record does not make an entry older.
-                known = self._image.get(state, keys[number], item)
-                expires_us = max(expires_us, known.expires_us if isinstance(known, Versioned) else expires_us)
+                expires_us = max(expires_us, expires_us_of(self._image.get(state, keys[number], item)))
             gone = bool(changes.deleted and changes.deleted[index])
             stored = None if gone else stored_of(changes.values[index], expires_us, declared.version)
             self._put(state, keys[number], item, stored)
@@ -213,7 +214,6 @@ class KeyedState:
             self._changes.add(key, state, item, None, 0, 1)
         else:
             self._changes.add(key, state, item, *parts_of(stored))
-            self._expires(state, key, item, stored)
 
     def _refusal(self, keys: set[bytes], size_before: int) -> str | None:
         if self._image.size > max(self._size_max, size_before):
@@ -243,9 +243,6 @@ class KeyedState:
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):
             self._image.put(state, key, item, before)
-            if before is not None:
-                # A sweep may have removed it.
-                self._expires(state, key, item, before)
         del self._undo[undone:]
 
     # Expiry.
@@ -253,27 +250,29 @@ class KeyedState:
     def sweep(self, clock: StateClock, now_us: int) -> bool:
         """Remove entries that have expired by this clock, some of them if they are many. Returns whether there were
         any. At the end of its input, what a function remembers stays for the next run and for queries."""
-        expiring, removed = self._expiring[clock], 0
+        removed = 0
         if now_us >= END_OF_TIME_US:
             return False
-        while expiring and expiring[0][0] <= now_us and removed < EXPIRED_MAX:
-            expires_us, state, key, item = heapq.heappop(expiring)
-            stored = self._image.get(state, key, item)
-            # It may have been written again, or removed, since then.
-            if type(stored) is Versioned and stored.expires_us == expires_us:
-                self._put(state, key, item, None)
-                removed += 1
+        for state, agenda in self._agendas_of(clock):
+            while removed < EXPIRED_MAX and (first_us := agenda.first_us) is not None and first_us <= now_us:
+                due = agenda.take()
+                # It may have been written again, or removed, since then.
+                if expires_us_of(self._image.get(state, due.key, due.item)) == due.time_us:
+                    self._put(state, due.key, due.item, None)
+                    removed += 1
         return bool(removed)
 
     @property
     def next_expiry_us(self) -> int | None:
         """When the next entry expires by the clock of the vertex."""
-        expiring = self._expiring[StateClock.PROCESSING_TIME]
-        return expiring[0][0] if expiring else None
+        times_us = [agenda.first_us for _, agenda in self._agendas_of(StateClock.PROCESSING_TIME)]
+        return min((time_us for time_us in times_us if time_us is not None), default=None)
 
-    def _expires(self, state: int, key: bytes, item: bytes, stored: Stored) -> None:
-        if type(stored) is Versioned and stored.expires_us:
-            heapq.heappush(self._expiring[self._clock_of(state)], (stored.expires_us, state, key, item))
+    def _agendas_of(self, clock: StateClock) -> Iterator[tuple[int, Agenda]]:
+        """The number of each state whose entries expire by this clock, and when they do."""
+        for number, state in enumerate(self._states.states):
+            if state.clock == clock:
+                yield number, self._image.agenda(number)
 
     def _is_over(self, state: int, expires_us: int, now_us: int) -> bool:
         if self._clock_of(state) is StateClock.PROCESSING_TIME:

@@ -61,27 +61,33 @@ class Step:
     first_slot: int = 0
     slots: int = 0
     """How many slots the entries are the beginning of; 0 for changes."""
+    continues: bool = False
+    """Whether the entries are the rest of the slots of the steps before."""
+    size: int = 0
+    """Its bytes in the changelog."""
 
 
 def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Iterator[bytes]:
     """The steps that have these entries. With `slots`, they are everything that is in so many slots."""
     start = size = 0
+    begun = slots
     for index in range(len(entries)):
         added = len(entries.keys[index]) + len(entries.items[index]) + len(entries.values[index]) + ENTRY_BYTES
         if index > start and size + added > STEP_BYTES_MAX:
-            yield _encoded(entries, start, index, first_slot, slots)
+            yield _encoded(entries, start, index, first_slot, slots, continues=slots < begun)
             start, size, first_slot, slots = index, 0, 0, 0
         size += added
     if slots or start < len(entries):
-        yield _encoded(entries, start, len(entries), first_slot, slots)
+        yield _encoded(entries, start, len(entries), first_slot, slots, continues=slots < begun)
 
 
-def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: int) -> bytes:
+def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: int, *, continues: bool) -> bytes:
     items, deleted = entries.items[start:stop], entries.deleted[start:stop]
     expires_us, versions = entries.expires_us[start:stop], entries.versions[start:stop]
     return state_pb2.Step(
         first_slot=first_slot,
         slots=slots,
+        continues=continues,
         keys=columns.pack_bytes(entries.keys[start:stop]),
         states=bytes(entries.states[start:stop]),
         items=columns.pack_bytes(items) if any(items) else b"",
@@ -113,4 +119,4 @@ def decode_step(data: bytes) -> Step:
     absent = (entries.items, entries.deleted, entries.expires_us, entries.versions)
     if any(len(one) != len(keys) for one in needed) or any(one and len(one) != len(keys) for one in absent):
         raise ValueError(f"a step with {len(keys)} keys has columns of other lengths")
-    return Step(entries, message.first_slot, message.slots)
+    return Step(entries, message.first_slot, message.slots, message.continues, len(data))

@@ -12,6 +12,7 @@ from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
 from millstream_vertex.keyed import state as state_module
+from millstream_vertex.keyed import steps as steps_module
 from millstream_vertex.keyed.image import SLOTS
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.state import KeyedState
@@ -96,6 +97,40 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     again = opened([data for data, _ in log[first:]], state.encoded_states)
     assert contents(again, set(keys)) == model
     assert again.size == state.size
+
+
+@pytest.mark.guarantee("I7")
+def test_slots_are_written_anew_even_if_no_owner_lives_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 2000)
+    log, states = list[tuple[bytes, int]](), b""
+    for number in range(60):
+        state = opened([data for data, _ in log], states)
+        put(state, b"key-%d" % number, bytes(200))
+        log += state.take_steps()
+        states = state.encoded_states
+    assert sum(slots for _, slots in log) > 100
+
+
+def test_the_rest_of_large_slots_is_not_taken_for_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "STEP_BYTES_MAX", 300)
+    state = opened()
+    for number in range(2000):
+        put(state, b"key-%d" % number, bytes(100))
+    log = state.take_steps()
+    assert any(decode_step(data).continues for data, _ in log)
+    again = opened([data for data, _ in log], state.encoded_states)
+    put(again, b"a", b"1")
+    assert len(again.take_steps()) == 1, "nothing is left to be written anew"
+
+
+def test_a_key_that_is_refreshed_again_and_again_expires_once() -> None:
+    state = opened()
+    for number in range(5000):
+        put(state, b"a", b"1", expires_us=100 + number)
+    assert len(state._image.agenda(0)._heap) < 3000
+    assert not state.sweep(StateClock.EVENT_TIME, 5098)
+    assert state.sweep(StateClock.EVENT_TIME, 5099)
+    assert state.size == 0
 
 
 @pytest.mark.guarantee("I7", "I12")
