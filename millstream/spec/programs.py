@@ -14,6 +14,7 @@ from millstream.json_parser import parse_json
 from millstream.limits import ANSWER_RECORDS_MAX_MAX, MIB, STATE_KEY_BYTES_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
+from millstream.spec.model import Needed
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
 from millstream.spec.references import TextOrReference
 from millstream.spec.tls import ProgramTls
@@ -467,11 +468,20 @@ class State(SpecModel):
 
     scope: Literal["key", "lane"] = "key"
     """`key`: each key of its records has its own. `lane`: each partition has one, for all of its records."""
+    store: Literal["memory", "disk"] = "memory"
+    """Where a worker has it beside its ledger, which decides. `memory`: all of it, read from the ledger at the start.
+    `disk`: in a file, for more than memory holds; after a restart the worker reads what the file does not have. Needs
+    `millstream[disk]`."""
     max_bytes: Quantity = 256 * MIB
     """Bytes of what is remembered in each partition. A record that would exceed it fails; deleting is always possible.
     The broker keeps space for 2.2 times as much. Size, default 256Mi."""
     max_bytes_per_key: Quantity = MIB
     """Bytes of what is remembered for a key: a call gets all of it. Size of at most 4Mi, default 1Mi."""
+
+    def needs(self) -> Iterator[Needed]:
+        """The package of the store."""
+        if self.store == "disk":
+            yield Needed("lmdb", "millstream[disk]", ("store",))
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """What is remembered for a key has to fit into a commit."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +52,15 @@ class Sum(Total):
 
 totals = udf.map(Sum)
 picky = udf.map(Total)
+
+
+@udf.map
+class Bulky(Sum):
+    notes = udf.map_state(int, str)
+
+    def process(self, record: udf.Record[dict]) -> dict:
+        self.notes[record.value["number"]] = "x" * 700
+        return super().process(record)
 
 
 @udf.map
@@ -229,10 +240,36 @@ async def survives(files: PipelineFiles, directory: Path) -> None:
     await assert_folded(files, rows)
 
 
+def frames_read(directory: Path) -> list[tuple[int, int]]:
+    """For each time that a lane resumed with its store: how many frames of its changelog it read, and of how many."""
+    logged = [line for path in directory.glob(".millstream/*/logs/*") for line in path.read_text().splitlines()]
+    found = [re.search(r"(\d+) of the (\d+) frames of the changelog .* has the others", line) for line in logged]
+    return [(int(match[1]), int(match[2])) for match in found if match is not None]
+
+
 @pytest.mark.guarantee("I1", "I7", "I12")
 async def test_totals_are_exact_whatever_is_killed(files: PipelineFiles, tmp_path: Path) -> None:
     totals(files, partitions=4, follow=True)
     await survives(files, tmp_path)
+
+
+@pytest.mark.guarantee("I1", "I7", "I12")
+async def test_totals_on_disk_are_exact_whatever_is_killed_and_little_is_read_again(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    totals(files, "Bulky", partitions=2, follow=True, state="{store: disk}")
+    await survives(files, tmp_path)
+    resumed = frames_read(tmp_path)
+    assert len(resumed) == 2, "both lanes were killed"
+    assert all(read < written for read, written in resumed)
+    # Of a lane that was closed, nothing is read.
+    rows = numbered(range(len(files.rows("out")) + 200))
+    await processed(files, rows[-200:-100], of=len(rows) - 100)
+    assert [read for read, _ in frames_read(tmp_path)[len(resumed) :]] == [0, 0]
+    # The ledger has everything: a store may be removed.
+    shutil.rmtree(next(tmp_path.glob(".millstream/*/states")))
+    await processed(files, rows[-100:], of=len(rows))
+    await assert_folded(files, rows)
 
 
 @pytest.mark.sweep

@@ -96,6 +96,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
         metrics_port=options.metrics_port,
         metrics_host=options.metrics_host,
         windows_dir=options.windows_dir,
+        states_dir=options.states_dir,
         spark=options.spark,
         hidden=_hidden(options, technology),
         development=Development(OnChange(options.on_change), dict(map(_debugged, options.debug))),
@@ -162,14 +163,14 @@ def _access_file(given: Path | None, vertex: str) -> Path | None:
 
 def _hidden(options: argparse.Namespace, technology: Technology) -> tuple[Path, ...]:
     """The files given to this process that no function may see in a sandbox."""
-    windows, access = options.windows_dir, options.broker_access
+    windows, states, access = options.windows_dir, options.states_dir, options.broker_access
     broker: Sequence[Path] = ()
     if access is not None:
         broker = [access] if access.is_dir() else technology.secret_files(access)
     if windows is not None and options.pipeline.absolute().parent == windows.absolute().parent:
         # Both are in the data directory of a run, which also has the broker's store and the logs.
         return (windows.parent, *broker)
-    return (options.pipeline, *([windows] if windows is not None else []), *broker)
+    return (options.pipeline, *(path for path in (windows, states) if path is not None), *broker)
 
 
 async def _run(config: WorkerConfig, *, takes_orders: bool) -> int:
@@ -254,6 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--spark", help="gRPC address of the Spark driver that computes windows")
     parser.add_argument("--windows-dir", type=Path, help="where a reduce keeps the records of its open windows")
+    parser.add_argument("--states-dir", type=Path, help="where functions remember something on disk (`store: disk`)")
     parser.add_argument(
         "--metrics-port", type=int, default=0, help="port of /metrics, /livez and /readyz (default: 0, none)"
     )

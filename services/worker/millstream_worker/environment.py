@@ -48,6 +48,8 @@ class RunConfig:
     """The weakest level that is accepted."""
     windows_dir: Path | None = None
     """Directory where reduce lanes keep their logs, in <vertex>/<partition>."""
+    states_dir: Path | None = None
+    """Directory for what functions remember on disk, in <vertex>/<partition>."""
     spark: str | None = None
     """gRPC address of the pipeline's Spark driver."""
     hidden: tuple[Path, ...] = ()

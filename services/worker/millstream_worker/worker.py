@@ -82,6 +82,7 @@ class WorkerConfig(RunConfig):
             broker=self.access[replica],
             durability=self.durability,
             windows_dir=self.windows_dir,
+            states_dir=self.states_dir,
             spark=self.spark,
             hidden=self.hidden,
             development=dataclasses.replace(self.development, on_held_up=on_held_up, on_slow=on_slow),

@@ -39,6 +39,7 @@ def _extras(loaded: LoadedPipeline, programs: Sequence[Program]) -> Iterator[str
         yield extra
     yield from (one.package for one in loaded.pipeline.spec.needs())
     for vertex in loaded.graph.vertices:
+        yield from (one.package for one in needed_by(vertex.settings))
         for placed in vertex.ends:
             yield from (one.package for one in needed_by(placed.end))
 

@@ -27,6 +27,7 @@ _EXTRAS = {
     "millstream[avro]": ("fastavro", "values in Avro with a schema registry"),
     "millstream[aws]": ("botocore", "requests that are signed for services of AWS"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
+    "millstream[disk]": ("lmdb", "what functions remember, on disk (`store: disk`)"),
     "millstream[jsonschema]": ("jsonschema_rs", "values that are written with a JSON Schema"),
     "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
     "millstream[objects]": ("obstore", "files in object stores, Avro"),

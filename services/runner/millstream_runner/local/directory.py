@@ -12,6 +12,7 @@ beyond their ids.
     <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
+    <root>/states/         what functions remember on disk, <vertex>/<partition>; made anew if it is removed
     <root>/spark/          the Spark driver's settings, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
@@ -54,6 +55,7 @@ HOME = Path(DATA_DIRECTORIES)
 _CONTENTS = (
     "broker",
     "windows",
+    "states",
     "spark",
     "logs",
     "status.json",
@@ -136,6 +138,7 @@ class DataDirectory:
         self.broker_access = self.broker / "access.json"
         """The credentials of the run's processes for its broker; the key is next to it."""
         self.windows = root / "windows"
+        self.states = root / "states"
         self.spark = root / "spark"
         self.logs = root / "logs"
 

@@ -386,6 +386,7 @@ class _Run:
             *("--broker", options.broker_path or members.broker.access.url),
             *("--broker-access", str(self._directory.broker_access)),
             *("--windows-dir", str(self._directory.windows)),
+            *("--states-dir", str(self._directory.states)),
             *("--durability", options.durability.value),
             *("--log-level", options.log_level.upper()),
             "--orders",

@@ -37,6 +37,9 @@ class Agenda(Protocol):
     def take(self) -> Due:
         """Remove and return the first one. The entry may be due at another time by now, or gone."""
 
+    def __len__(self) -> int:
+        """How many it has in memory."""
+
 
 class HeapAgenda:
     """An agenda in memory."""
@@ -59,6 +62,9 @@ class HeapAgenda:
 
     def take(self) -> Due:
         return heapq.heappop(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def keep(self, wanted: Callable[[Due], bool]) -> None:
         """Remove all others."""

@@ -1,28 +1,31 @@
 """The changelog of a lane's state in its ledger: frames of steps, in a buffer that the lane writes and reads itself.
 
     result ─► frames ─► committed with its outputs ─► what lies before the oldest slots is trimmed
-    takeover ─► frames, in order ─► image
+    takeover ─► frames, in order, or those that the image does not have ─► image
 
 Above it: the stage. Below it: the ledger of the lane's own vertex.
 """
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.frames import decoded
-from millstream.ledger.protocol import Ledger, StoredFrame
-from millstream.ledger.witness import given_up_of
+from millstream.ledger.protocol import Ledger, StoredFrame, Witness
+from millstream.ledger.witness import given_up_of, name_of, witness_named
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import BufferId, LaneId, changelog_of
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_vertex.keyed.image import SLOTS
+from millstream_vertex.keyed.image import SLOTS, Position, WrittenSlots
+from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.trimming import Trimmer
@@ -34,29 +37,38 @@ def changelog_buffer(lane: LaneId) -> BufferId:
     return BufferId(changelog_of(lane.vertex), lane.partition)
 
 
-class _Written(NamedTuple):
-    """Slots that were written anew."""
+_log = logging.getLogger(__name__)
 
-    before: int
-    """Sequence of the last frame before them: up to there, nothing of these slots is needed."""
+
+class _Made(NamedTuple):
+    """A frame that is not committed."""
+
     slots: int
+    """How many slots begin in it."""
+    is_last: bool
+    """Whether it is the last one of its result."""
 
 
 class Changelog:
-    """The changelog of a lane. Made by `open_changelog`."""
+    """The changelog of a lane. Empty until `load`."""
 
-    def __init__(self, buffer: BufferId, trimmer: Trimmer) -> None:
-        self.buffer = buffer
+    def __init__(self, lane: LaneId, trimmer: Trimmer, last_mark: Callable[[], mark_pb2.Mark]) -> None:
+        """`last_mark`: of the lane, as of its last commit."""
+        self._lane = lane
+        self.buffer = changelog_buffer(lane)
         self._trimmer = trimmer
-        self._made: deque[int] = deque()
-        """For each frame that is made and not committed: how many slots begin in it."""
+        self._last_mark = last_mark
+        self._made: deque[_Made] = deque()
+        """The frames that are made and not committed; the oldest first."""
         self._made_before = 0
-        self._written: deque[_Written] = deque()
+        self._written: deque[WrittenSlots] = deque()
         """The newest slots that were written, until they are all of them; the oldest first."""
         self._covered = 0
         """How many slots these are."""
         self._last = 0
         """Sequence of the last frame."""
+        self._frame: Witness | None = None
+        """The last frame that was loaded or committed."""
 
     def frames(self, steps: Iterable[tuple[bytes, int]], now_us: int) -> list[tuple[BufferId, Frame]]:
         """The frames to commit for the steps of a result (`KeyedState.take_steps`)."""
@@ -64,19 +76,19 @@ class Changelog:
         values: list[bytes] = []
         size = slots = 0
 
-        def cut() -> None:
+        def cut(*, is_last: bool) -> None:
             frame = build_frame(values, array("q", [now_us] * len(values)), ingest_time_us=now_us)
             frames.append((self.buffer, frame))
-            self._made.append(slots)
+            self._made.append(_Made(slots, is_last))
 
         for data, begun in steps:
             if values and size + len(data) > FRAME_BYTES_MAX:
-                cut()
+                cut(is_last=False)
                 values, size, slots = [], 0, 0
             values.append(data)
             size, slots = size + len(data), slots + begun
         if values:
-            cut()
+            cut(is_last=True)
         return frames
 
     def begin(self) -> None:
@@ -88,19 +100,29 @@ class Changelog:
         while len(self._made) > self._made_before:
             self._made.pop()
 
-    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
-        """These units were committed, some with frames. `sequences`: of the last frame in each buffer."""
+    def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> int:
+        """These units were committed, some with frames. `sequences`: of the last frame in each buffer. Returns how many
+        results with frames these are."""
         frames = sum(buffer == self.buffer for unit in units for buffer, _ in unit.frames)
         if not frames:
-            return
-        slots = sum(self._made.popleft() for _ in range(frames))
+            return 0
+        made = [self._made.popleft() for _ in range(frames)]
         self._made_before = max(0, self._made_before - frames)
-        self._add(slots, sequences[self.buffer])
+        self._add(sum(one.slots for one in made), sequences[self.buffer])
+        mark = self._last_mark()
+        name = name_of(self._lane.key, frames_of(mark)[self.buffer], mark.commit_id)
+        self._frame = witness_named(self._last, name)
+        return sum(one.is_last for one in made)
+
+    def position(self) -> Position:
+        """Of the last frame that was loaded or committed; there must have been one."""
+        assert self._frame is not None, "a frame of a lane has a name"
+        return Position(self._frame, tuple(self._written))
 
     def _add(self, slots: int, sequence: int) -> None:
         """Frames up to a sequence follow, in which so many slots begin."""
         if slots:
-            self._written.append(_Written(self._last, slots))
+            self._written.append(WrittenSlots(self._last, slots))
             self._covered += slots
             while self._covered - self._written[0].slots >= SLOTS:
                 self._covered -= self._written.popleft().slots
@@ -109,39 +131,88 @@ class Changelog:
         self._last = sequence
 
     async def load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
-        """Read it into `state`, which knows the states of the mark. For the owner of the lane, after its takeover.
-        Raises `DamageError`."""
-        for sequence, slots in await read_changelog(ledger, lane, mark, state):
-            self._add(slots, sequence)
+        """Read it into `state`, which knows the states of the mark: all of it, or what its image does not have. For the
+        owner of the lane, after its takeover. Raises `DamageError`."""
+        kept, numbers = state.kept, frames_of(mark)
+        written = numbers.get(self.buffer, 0)
+        why = "" if kept is None else await self._misfit(ledger, kept.frame, written)
+        if kept is not None and not why:
+            state.resume()
+            self._frame, self._last = kept.frame, kept.frame.sequence
+            self._written.extend(kept.written)
+            self._covered = sum(one.slots for one in self._written)
+        else:
+            state.start_over()
+        read = 0
+        async with aclosing(read_frames(ledger, lane, mark, state, after=self._frame)) as frames:
+            async for frame, slots in frames:
+                self._add(slots, frame.sequence)
+                self._frame = frame.witness
+                state.reached(self.position)
+                await wait_for_room(state, lane)
+                read += 1
+        await wait_for_room(state, lane)
+        if kept is not None:
+            _log.info(
+                "%s: %d of the %d frames of the changelog were read; %s",
+                lane,
+                read,
+                written,
+                f"the store on disk is not used, because {why}" if why else "the store on disk has the others",
+            )
+
+    async def _misfit(self, ledger: Ledger, frame: Witness, written: int) -> str:
+        """Why an image up to this frame cannot be used, if it cannot."""
+        if frame.number > written:
+            return f"it has frame {frame.number}, which the ledger has not, or has no more"
+        found = await ledger.peek(self.buffer, frame.sequence - 1, 1)
+        if not found or found[0].sequence != frame.sequence:
+            return f"its last frame, {frame.number}, is no longer in the ledger"
+        if found[0].witness != frame:
+            return f"its last frame, {frame.number}, is another one in the ledger"
+        return ""
 
 
-async def read_changelog(
-    ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState
-) -> Sequence[tuple[int, int]]:
-    """Read the changelog of a lane up to its mark into `state`, which knows the states of the mark. Returns the
-    sequence of each frame, and how many slots begin in it. Raises `DamageError` if it is not complete; for a caller
-    that does not own the lane, the reason may be that it was trimmed meanwhile."""
-    buffer, frames = changelog_buffer(lane), list[tuple[int, int]]()
-    numbers = {(total.edge, total.partition): total.frames for total in mark.written}
-    written, first, number = numbers.get(buffer, 0), 0, 0
-    last = await ledger.last_sequence(buffer) if written else 0
-    if last:
-        given_up = given_up_of(mark, buffer.edge)
-        async with ledger.read(buffer, 0, given_up=given_up) as stored:
+def frames_of(mark: mark_pb2.Mark) -> dict[BufferId, int]:
+    """How many frames the lane of a mark has written to each buffer."""
+    return {BufferId(total.edge, total.partition): total.frames for total in mark.written}
+
+
+async def read_changelog(ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
+    """Read the changelog of a lane up to its mark into `state`, which knows the states of the mark. Raises
+    `DamageError` if it is not complete; for a caller that does not own the lane, the reason may be that it was trimmed
+    meanwhile."""
+    async for _ in read_frames(ledger, lane, mark, state):
+        pass
+
+
+async def read_frames(
+    ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState, *, after: Witness | None = None
+) -> AsyncGenerator[tuple[StoredFrame, int]]:
+    """Each frame of the changelog once it is in `state`, and how many slots begin in it. `after`: a frame that is in
+    the state, with all before it. Otherwise as `read_changelog`."""
+    buffer, slots_read = changelog_buffer(lane), 0
+    written, first = frames_of(mark).get(buffer, 0), 0
+    number, sequence = (0, 0) if after is None else (after.number, after.sequence)
+    last = await ledger.last_sequence(buffer) if written > number else 0
+    if last > sequence:
+        given_up, witnesses = given_up_of(mark, buffer.edge), None if after is None else [after]
+        async with ledger.read(buffer, sequence, witnesses, given_up=given_up) as stored:
             async for frame in stored:
                 number = frame.witness.number if frame.witness is not None else 0
                 first = first or number
-                frames.append((frame.sequence, _load(ledger, buffer, frame, lane, state)))
+                slots = _load(ledger, buffer, frame, lane, state)
+                slots_read += slots
+                yield frame, slots
                 if number >= written or frame.sequence >= last:
                     break
-    if number != written or (first > 1 and sum(slots for _, slots in frames) < SLOTS):
+    if number != written or (after is None and first > 1 and slots_read < SLOTS):
         raise DamageError(
             codes.STATE_UNREADABLE,
             f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
             "Restore the ledger, or start the pipeline over",
         )
     state.loaded()
-    return frames
 
 
 def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:

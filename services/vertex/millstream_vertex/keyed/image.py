@@ -1,4 +1,7 @@
-"""Every entry of a lane's state, in memory. Pure.
+"""Every entry of a lane's state: what all images of it have in common, and the one in memory. Pure.
+
+    load ─► entries as committed ─► put (a result) ─► took ─┬─► committed
+                                                             └─► put what was before ─► undo
 
 Entries are spread over slots by their key. A slot can be written anew as a whole, which is how a changelog becomes
 shorter. Above it: the state of a lane. Below it: when entries are due.
@@ -6,18 +9,20 @@ shorter. Above it: the state of a lane. Below it: when entries are due.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from millstream_vertex.keyed.agenda import Due, HeapAgenda
+from millstream.ledger.protocol import Witness
+from millstream_vertex.keyed.agenda import Agenda, Due, HeapAgenda
 from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
 
 SLOTS = 1024
 """Number of slots. It is stored, because the slots of a changelog have to be those of its reader."""
-_LAST_SLOT = SLOTS - 1
-assert SLOTS & _LAST_SLOT == 0
+LAST_SLOT = SLOTS - 1
+assert SLOTS & LAST_SLOT == 0
 
 
 class Versioned(NamedTuple):
@@ -49,111 +54,66 @@ def expires_us_of(stored: Stored | None) -> int:
     return stored.expires_us if type(stored) is Versioned else 0
 
 
-class StateImage:
+class WrittenSlots(NamedTuple):
+    """Slots that were written anew."""
+
+    before: int
+    """Sequence of the last frame before them: up to there, nothing of these slots is needed."""
+    slots: int
+
+
+class Position(NamedTuple):
+    """How much of a changelog is in an image."""
+
+    frame: Witness
+    """The last frame."""
+    written: Sequence[WrittenSlots]
+    """The newest slots that were written, until they are all of them; the oldest first."""
+
+
+class SlotCycle(NamedTuple):
+    """How far slots have been written anew."""
+
+    next_slot: int
+    unwritten: int
+    """Bytes of changes for which none have been written."""
+
+
+class Image(ABC):
     """The entries of a lane. A state is known by its number."""
 
-    def __init__(self) -> None:
-        self._tables: list[list[dict[bytes, Any]]] = []
-        """For each state and slot, the entries by key: a value, or the values by item."""
-        self._has_items: list[bool] = []
-        self._agendas: list[HeapAgenda] = []
-        self.sizes = [0] * SLOTS
-        """Bytes of the entries of each slot."""
-        self.size = 0
-        """Bytes of all of them."""
+    size: int
+    """Bytes of all entries."""
+    sizes: list[int]
+    """Bytes of the entries of each slot."""
 
+    @abstractmethod
     def add_state(self, *, has_items: bool) -> None:
         """Add the next state, without entries. `has_items`: it is a map or a list."""
-        self._tables.append([{} for _ in range(SLOTS)])
-        self._has_items.append(has_items)
-        self._agendas.append(HeapAgenda(partial(self._is_due, len(self._agendas))))
 
-    def agenda(self, state: int) -> HeapAgenda:
+    @abstractmethod
+    def agenda(self, state: int) -> Agenda:
         """When the entries of a state are due: all that have a time."""
-        return self._agendas[state]
 
-    def _is_due(self, state: int, due: Due) -> bool:
-        return expires_us_of(self.get(state, due.key, due.item)) == due.time_us
-
+    @abstractmethod
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
         """State, item and value of each entry of a key, ordered by state and item."""
-        slot = crc32(key) & _LAST_SLOT
-        for state, table in enumerate(self._tables):
-            found = table[slot].get(key)
-            if found is None:
-                continue
-            if self._has_items[state]:
-                for item in sorted(found):
-                    yield state, item, found[item]
-            else:
-                yield state, b"", found
+
+    @abstractmethod
+    def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
+        """Key, state, item and value of each entry of a slot."""
+
+    @abstractmethod
+    def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
+        """One entry."""
+
+    @abstractmethod
+    def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
+        """Store an entry, or remove it (None). Returns what it was before."""
 
     def size_of_key(self, key: bytes) -> int:
         """Bytes of the entries of a key."""
-        return sum(_size(key, item, stored) for _, item, stored in self.of_key(key))
-
-    def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
-        """One entry."""
-        found = self._tables[state][crc32(key) & _LAST_SLOT].get(key)
-        if found is None or not self._has_items[state]:
-            return found
-        value: Stored | None = found.get(item)
-        return value
-
-    def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
-        """Store an entry, or remove it (None). Returns what it was before."""
-        slot = crc32(key) & _LAST_SLOT
-        entries = self._tables[state][slot]
-        if self._has_items[state]:
-            items = entries.get(key)
-            if items is None:
-                items = {}
-            before: Stored | None = _put(items, item, stored)
-            _put(entries, key, items or None)
-        else:
-            before = _put(entries, key, stored)
-        grown = _size(key, item, stored) - _size(key, item, before)
-        self.sizes[slot] += grown
-        self.size += grown
-        if type(stored) is Versioned and stored.expires_us:
-            self._agendas[state].add(stored.expires_us, key, item)
-        return before
-
-    def load(self, step: Step) -> None:
-        """Do what a step says. Sizes are right after `loaded`."""
-        entries, tables = step.entries, self._tables
-        for slot in range(step.first_slot, step.first_slot + step.slots):
-            for table in tables:
-                table[slot].clear()
-        is_plain = not (entries.items or entries.deleted or entries.expires_us or entries.versions)
-        if is_plain and not any(self._has_items[state] for state in set(entries.states)):
-            for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
-                tables[state][crc32(key) & _LAST_SLOT][key] = value
-            return
-        count = len(entries)
-        items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
-        expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
-        rows = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
-        for key, state, item, value, gone, expiry_us, version in rows:
-            self.put(state, key, item, None if gone else stored_of(value, expiry_us, version))
-
-    def loaded(self) -> None:
-        """Everything is loaded: count the sizes."""
-        self.sizes = [
-            sum(_size(key, item, value) for key, _, item, value in self.of_slot(slot)) for slot in range(SLOTS)
-        ]
-        self.size = sum(self.sizes)
-
-    def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
-        """Key, state, item and value of each entry of a slot."""
-        for state, table in enumerate(self._tables):
-            if self._has_items[state]:
-                for key, items in table[slot].items():
-                    for item, stored in items.items():
-                        yield key, state, item, stored
-            else:
-                for key, stored in table[slot].items():
-                    yield key, state, b"", stored
+        return sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         """Everything that is in a range of slots."""
@@ -166,6 +126,149 @@ class StateImage:
                 entries.add(key, state, item, value, expires_us, version)
         return entries
 
+    # Reading the changelog.
+
+    @abstractmethod
+    def load(self, step: Step) -> None:
+        """Do what a step of the changelog says. Sizes are right after `loaded`."""
+
+    @abstractmethod
+    def loaded(self) -> None:
+        """Everything is loaded."""
+
+    @property
+    def kept(self) -> tuple[Position, SlotCycle] | None:
+        """What was loaded or committed before this process, if the image is of that; None if it is empty."""
+        return None
+
+    def start_over(self) -> None:
+        """Forget what was kept: the changelog is read from its beginning."""
+        return
+
+    def reached(self, position: Callable[[], Position], cycle: SlotCycle) -> None:
+        """The changelog was loaded up to here."""
+        return
+
+    # What becomes of changes.
+
+    def begin(self) -> None:
+        """Results up to now stay."""
+        return
+
+    def took(self, changes: Entries, cycle: SlotCycle) -> None:
+        """The changes since the last call are one result, which is about to be committed."""
+        return
+
+    def undo(self) -> None:
+        """Results since `begin` are not committed; what they changed is put as it was."""
+        return
+
+    def committed(self, results: int, position: Callable[[], Position]) -> None:
+        """The next results are committed. `position`: then, and until the next call."""
+        return
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether nothing may be added before `store`."""
+        return False
+
+    def store(self) -> None:
+        """Keep what is committed. Raises `StorageFullError`, after which nothing is lost."""
+        return
+
+
+class StateImage(Image):
+    """The image in memory. It ends with its process."""
+
+    def __init__(self) -> None:
+        self._tables: list[list[dict[bytes, Any]]] = []
+        """For each state and slot, the entries by key: a value, or the values by item."""
+        self._has_items: list[bool] = []
+        self._agendas: list[HeapAgenda] = []
+        self.sizes = [0] * SLOTS
+        self.size = 0
+
+    def add_state(self, *, has_items: bool) -> None:
+        self._tables.append([{} for _ in range(SLOTS)])
+        self._has_items.append(has_items)
+        self._agendas.append(HeapAgenda(partial(self._is_due, len(self._agendas))))
+
+    def agenda(self, state: int) -> HeapAgenda:
+        return self._agendas[state]
+
+    def _is_due(self, state: int, due: Due) -> bool:
+        return expires_us_of(self.get(state, due.key, due.item)) == due.time_us
+
+    def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
+        slot = crc32(key) & LAST_SLOT
+        for state, table in enumerate(self._tables):
+            found = table[slot].get(key)
+            if found is None:
+                continue
+            if self._has_items[state]:
+                for item in sorted(found):
+                    yield state, item, found[item]
+            else:
+                yield state, b"", found
+
+    def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
+        found = self._tables[state][crc32(key) & LAST_SLOT].get(key)
+        if found is None or not self._has_items[state]:
+            return found
+        value: Stored | None = found.get(item)
+        return value
+
+    def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
+        slot = crc32(key) & LAST_SLOT
+        entries = self._tables[state][slot]
+        if self._has_items[state]:
+            items = entries.get(key)
+            if items is None:
+                items = {}
+            before: Stored | None = _put(items, item, stored)
+            _put(entries, key, items or None)
+        else:
+            before = _put(entries, key, stored)
+        grown = size_of(key, item, stored) - size_of(key, item, before)
+        self.sizes[slot] += grown
+        self.size += grown
+        if type(stored) is Versioned and stored.expires_us:
+            self._agendas[state].add(stored.expires_us, key, item)
+        return before
+
+    def load(self, step: Step) -> None:
+        entries, tables = step.entries, self._tables
+        for slot in range(step.first_slot, step.first_slot + step.slots):
+            for table in tables:
+                table[slot].clear()
+        is_plain = not (entries.items or entries.deleted or entries.expires_us or entries.versions)
+        if is_plain and not any(self._has_items[state] for state in set(entries.states)):
+            for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
+                tables[state][crc32(key) & LAST_SLOT][key] = value
+            return
+        count = len(entries)
+        items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
+        expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
+        rows = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
+        for key, state, item, value, gone, expiry_us, version in rows:
+            self.put(state, key, item, None if gone else stored_of(value, expiry_us, version))
+
+    def loaded(self) -> None:
+        self.sizes = [
+            sum(size_of(key, item, value) for key, _, item, value in self.of_slot(slot)) for slot in range(SLOTS)
+        ]
+        self.size = sum(self.sizes)
+
+    def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
+        for state, table in enumerate(self._tables):
+            if self._has_items[state]:
+                for key, items in table[slot].items():
+                    for item, stored in items.items():
+                        yield key, state, item, stored
+            else:
+                for key, stored in table[slot].items():
+                    yield key, state, b"", stored
+
 
 def _put(into: dict[bytes, Any], name: bytes, found: Any) -> Any:
     """Store under a name, or remove it (None). Returns what it was before."""
@@ -177,7 +280,8 @@ def _put(into: dict[bytes, Any], name: bytes, found: Any) -> Any:
     return before
 
 
-def _size(key: bytes, item: bytes, stored: Stored | None) -> int:
+def size_of(key: bytes, item: bytes, stored: Stored | None) -> int:
+    """Bytes of an entry; 0 for none."""
     if stored is None:
         return 0
     value = stored.value if isinstance(stored, Versioned) else stored

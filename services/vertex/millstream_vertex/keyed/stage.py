@@ -21,6 +21,7 @@ from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
 from millstream_vertex.keyed.changelog import Changelog
 from millstream_vertex.keyed.keys import key_of
+from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.mapping import MapStage, is_too_large
 from millstream_vertex.stage import StageInput, StageResult
@@ -65,6 +66,7 @@ class KeyedStage(MapStage):
         self._needs_keys = needs_keys
 
     async def on_frame(self, given: StageInput) -> StageResult:
+        await wait_for_room(self._keyed, self._where)
         self._reached(given.watermark_us)
         # Also here: between two watermarks, more may expire than one sweep removes.
         self._keyed.sweep(StateClock.EVENT_TIME, self._keyed.watermark_us)
@@ -118,12 +120,14 @@ class KeyedStage(MapStage):
         self._keyed.watermark_us = max(self._keyed.watermark_us, watermark_us)
 
     async def on_watermark(self, watermark_us: int) -> StageResult | None:
+        await wait_for_room(self._keyed, self._where)
         self._reached(watermark_us)
         if not self._keyed.sweep(StateClock.EVENT_TIME, watermark_us):
             return None
         return self._with_changes(StageResult())
 
     async def on_timer(self, now_us: int) -> StageResult | None:
+        await wait_for_room(self._keyed, self._where)
         if not self._keyed.sweep(StateClock.PROCESSING_TIME, now_us):
             return None
         return self._with_changes(StageResult())
@@ -148,4 +152,5 @@ class KeyedStage(MapStage):
         self._changelog.undo()
 
     def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
-        self._changelog.committed(units, sequences)
+        if results := self._changelog.committed(units, sequences):
+            self._keyed.committed(results, self._changelog.position)

@@ -9,7 +9,7 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -20,7 +20,18 @@ from millstream.limits import KIB
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.agenda import Agenda
-from millstream_vertex.keyed.image import SLOTS, StateImage, Stored, Versioned, expires_us_of, parts_of, stored_of
+from millstream_vertex.keyed.image import (
+    SLOTS,
+    Image,
+    Position,
+    SlotCycle,
+    StateImage,
+    Stored,
+    Versioned,
+    expires_us_of,
+    parts_of,
+    stored_of,
+)
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 
 COMPACTED_FROM_BYTES = 64 * KIB
@@ -35,13 +46,13 @@ EXPIRED_MAX = 1000
 class KeyedState:
     """The state of one lane."""
 
-    def __init__(self, where: str, *, size_max: int, key_size_max: int) -> None:
+    def __init__(self, where: str, *, size_max: int, key_size_max: int, image: Image | None = None) -> None:
         """`where`: names the lane in messages. `size_max`, `key_size_max`: bytes of all entries, and of those of a
-        key."""
+        key. `image`: an image without states; None for one in memory."""
         self._where = where
         self._size_max = size_max
         self._key_size_max = key_size_max
-        self._image = StateImage()
+        self._image: Image = StateImage() if image is None else image
         self._states = state_pb2.KeyedState(slots=SLOTS)
         self._numbers: list[int] = []
         """For each state that the function declares, its number among those that are stored."""
@@ -56,8 +67,8 @@ class KeyedState:
         self._next_slot = 0
         self._changes_read = 0
         """How many steps of changes the changelog has after its last slots."""
-        self._written_before = (0, 0)
-        """These two before that result."""
+        self._cycle_before = SlotCycle(0, 0)
+        """These before that result."""
         self.watermark_us = START_OF_TIME_US
         """The watermark that the lane has reached."""
 
@@ -90,6 +101,20 @@ class KeyedState:
         for state in self._states.states:
             self._image.add_state(has_items=StateKind(state.kind).has_items)
 
+    @property
+    def kept(self) -> Position | None:
+        """Up to where the image has the changelog already; None if it has nothing."""
+        return self._image.kept[0] if self._image.kept is not None else None
+
+    def resume(self) -> None:
+        """The image is good: only what follows will be loaded."""
+        assert self._image.kept is not None, "it has something"
+        self._next_slot, self._unwritten = self._image.kept[1]
+
+    def start_over(self) -> None:
+        """The image is not: everything will be loaded."""
+        self._image.start_over()
+
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
         if step.entries.states and max(step.entries.states) >= len(self._states.states):
@@ -103,6 +128,10 @@ class KeyedState:
         elif not step.continues:
             self._unwritten += step.size
             self._changes_read += 1
+
+    def reached(self, position: Callable[[], Position]) -> None:
+        """The changelog is loaded up to here."""
+        self._image.reached(position, self._cycle)
 
     def loaded(self) -> None:
         """The changelog is loaded."""
@@ -232,13 +261,33 @@ class KeyedState:
     def begin(self) -> None:
         """Everything up to now stays, whatever happens to the next result."""
         self._undo.clear()
-        self._written_before = (self._unwritten, self._next_slot)
+        self._image.begin()
+        self._cycle_before = self._cycle
 
     def undo(self) -> None:
         """Take back everything since `begin`."""
         self._take_back(0)
+        self._image.undo()
         self._changes = Entries()
-        self._unwritten, self._next_slot = self._written_before
+        self._next_slot, self._unwritten = self._cycle_before
+
+    @property
+    def _cycle(self) -> SlotCycle:
+        return SlotCycle(self._next_slot, self._unwritten)
+
+    def committed(self, results: int, position: Callable[[], Position]) -> None:
+        """The next results with steps are committed. `position`: of the last one in the changelog, until the next
+        call."""
+        self._image.committed(results, position)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `store` has to be called before anything else."""
+        return self._image.is_behind
+
+    def store(self) -> None:
+        """Keep what is committed. Raises `StorageFullError`, after which nothing is lost."""
+        self._image.store()
 
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):
@@ -290,10 +339,11 @@ class KeyedState:
         steps = [(data, 0) for data in encode_steps(self._changes)]
         if not steps:
             return steps
-        self._changes = Entries()
+        changes, self._changes = self._changes, Entries()
         self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // CYCLE_STEPS_MAX
         if self._unwritten >= COMPACTED_FROM_BYTES:
             steps.extend(self._compacted())
+        self._image.took(changes, self._cycle)
         return steps
 
     def _compacted(self) -> Iterator[tuple[bytes, int]]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millstream import codes
 from millstream.spec.kinds import VertexKind, VertexUse
-from millstream.spec.problems import Path
+from millstream.spec.needs import needed_by, not_installed
+from millstream.spec.problems import Finding, Path
 from millstream.spec.programs import Udf
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import ShapeProblem
@@ -51,6 +52,10 @@ class KeyedMap(Map):
             what = f"{use.inputs} edges lead to a function with `state`, and the lanes of each would have their own"
             expected = "one edge, for example from a map with the built-in `cat` that the edges lead to"
             yield ShapeProblem(codes.NOT_ALLOWED, ("udf", "state"), what, expected)
+
+    def local_findings(self, settings: Udf, path: Path) -> Iterator[Finding]:
+        for one in not_installed(needed_by(settings.state, (*path, "state"))):
+            yield Finding(codes.EXTRA_NEEDED, one.loc, f"the store {one.what}", one.remedy)
 
     def remembers(self, settings: Udf) -> str:
         return "" if settings.state is None else settings.state.scope

@@ -28,6 +28,7 @@ from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.lane import Lane
 from millstream_vertex.trimming import Trimmer
+from millstream_writer.committer import Committer
 from millstream_writer.routing import Route
 from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import LANE, Rig, open_rig
@@ -91,7 +92,8 @@ async def owned(rig: Rig) -> AsyncIterator[Lane]:
     mark = mark_pb2.Mark() if stored is None else stored.mark
     trimmer = Trimmer(ledger.trim)
     state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10)
-    changelog = Changelog(changelog_buffer(LANE), trimmer)
+    last: list[Committer] = []
+    changelog = Changelog(LANE, trimmer, lambda: last[0].mark)
     state.stored_states(mark.states.get(LANE.vertex, b""))
     await changelog.load(ledger, LANE, mark, state)
     state.declare(STATES)
@@ -110,6 +112,7 @@ async def owned(rig: Rig) -> AsyncIterator[Lane]:
         rng=random.Random(1),
     )
     async with rig.stage_lane(stage, [Route(OUT.edge, 1, None)], clock) as lane:
+        last.append(lane.core.committer)
         yield lane
     await trimmer.finish()
 

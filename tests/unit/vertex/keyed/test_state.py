@@ -13,7 +13,7 @@ from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed import steps as steps_module
-from millstream_vertex.keyed.image import SLOTS
+from millstream_vertex.keyed.image import SLOTS, StateImage
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
@@ -28,7 +28,8 @@ Model = dict[tuple[bytes, str, bytes], bytes]
 def opened(
     steps: list[bytes] | None = None, states: bytes = b"", declared: tuple[DeclaredState, ...] = STATES, **limits: int
 ) -> KeyedState:
-    state = KeyedState("p/v/in-v.0", **{"size_max": 1 << 30, "key_size_max": 1 << 20, **limits})
+    limits = {"size_max": 1 << 30, "key_size_max": 1 << 20, **limits}
+    state = KeyedState("p/v/in-v.0", size_max=limits["size_max"], key_size_max=limits["key_size_max"])
     state.stored_states(states)
     for data in steps or ():
         state.load(decode_step(data))
@@ -124,10 +125,12 @@ def test_the_rest_of_large_slots_is_not_taken_for_changes(monkeypatch: pytest.Mo
 
 
 def test_a_key_that_is_refreshed_again_and_again_expires_once() -> None:
-    state = opened()
+    image = StateImage()
+    state = KeyedState("p/v/in-v.0", size_max=1 << 30, key_size_max=1 << 20, image=image)
+    state.declare(STATES)
     for number in range(5000):
         put(state, b"a", b"1", expires_us=100 + number)
-    assert len(state._image.agenda(0)._heap) < 3000
+    assert len(image.agenda(0)) < 3000
     assert not state.sweep(StateClock.EVENT_TIME, 5098)
     assert state.sweep(StateClock.EVENT_TIME, 5099)
     assert state.size == 0

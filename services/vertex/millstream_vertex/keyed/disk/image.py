@@ -1,0 +1,367 @@
+"""An image of a lane's state that is larger than memory: a store, and in front of it the keys in use.
+
+    of_key, get, put ─► the key, in memory ◄─ the store, the first time
+    took ─► results that are about to be committed ─► committed ─► written to the store, some together
+                                                                   └─► keys that nothing changed since leave memory
+
+The store has only what was committed, so a change that is taken back never was there. Above it: the state of a lane.
+Below it: the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import lmdb
+
+from millstream import codes
+from millstream.errors import InfrastructureError, StorageFullError
+from millstream.limits import KIB, MIB
+from millstream_vertex.keyed.agenda import Agenda, Due, HeapAgenda
+from millstream_vertex.keyed.disk.directory import StoreDirectory, held_directory
+from millstream_vertex.keyed.disk.store import Changes, Store, StoreIdentity
+from millstream_vertex.keyed.image import (
+    LAST_SLOT,
+    SLOTS,
+    Image,
+    Position,
+    SlotCycle,
+    Stored,
+    Versioned,
+    expires_us_of,
+    size_of,
+    stored_of,
+)
+from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
+
+_log = logging.getLogger(__name__)
+
+WRITTEN_FROM_BYTES = 256 * KIB
+"""So many bytes of committed changes are written to the store at once. After a kill, these are read from the ledger. A
+write of this size keeps the other lanes of the process waiting for some 15 ms."""
+WRITTEN_FROM_RESULTS = 256
+"""The same for results, if they are small: reading frames takes time, too."""
+LOADED_FROM_BYTES = 1 * MIB
+"""The same while a changelog is read."""
+IN_USE_BYTES_MAX = 16 * MIB
+"""Bytes of keys that were read from the store and stay in memory until more are read."""
+_KEY_BYTES = 512
+"""What a key takes in memory beside its entries."""
+
+_Key = dict[tuple[int, bytes], Stored]
+"""The entries of a key, by state and item."""
+
+
+class _Result(NamedTuple):
+    """A result that is not committed."""
+
+    number: int
+    changes: Entries
+    cycle: SlotCycle
+
+
+class DiskImage(Image):
+    """The image over a store. Made by `open_disk_image`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.sizes = store.sizes.copy()
+        self.size = sum(self.sizes)
+        self._slots: list[dict[bytes, _Key]] = [{} for _ in range(SLOTS)]
+        """The keys in memory, with all of their entries."""
+        self._agendas: list[_DiskAgenda] = []
+        self._steps: list[Step] = []
+        """What was loaded and is not in the store."""
+        self._steps_bytes = 0
+        self._is_whole = store.kept is not None
+        """Whether what was loaded, with what the store had before, is everything up to a position."""
+        self._is_read = False
+        """Whether nothing more will be loaded."""
+        self._is_loaded = False
+        """Whether all of that is in the store."""
+        self._results: deque[_Result] = deque()
+        """Not committed; the oldest first."""
+        self._kept_results = 0
+        """How many of them `undo` leaves."""
+        self._number = 0
+        """Of the result that is being made."""
+        self._changed: dict[bytes, int] = {}
+        """Keys with changes that are not in the store: the last result that has changed each."""
+        self._committed: Changes = {}
+        """Committed, and not in the store."""
+        self._committed_bytes = self._committed_results = 0
+        self._through = -1
+        """The last result that is committed."""
+        self._position: Callable[[], Position] | None = None
+        """The position after it."""
+        self._cycle = SlotCycle(0, 0)
+        self._in_use_bytes = 0
+        self._is_full = False
+        """Whether the disk was full at the last attempt."""
+
+    @property
+    def kept(self) -> tuple[Position, SlotCycle] | None:
+        return self._store.kept
+
+    def add_state(self, *, has_items: bool) -> None:
+        self._agendas.append(_DiskAgenda(self, self._store, len(self._agendas)))
+
+    def agenda(self, state: int) -> Agenda:
+        return self._agendas[state]
+
+    # Entries.
+
+    def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
+        entries = self._key(crc32(key) & LAST_SLOT, key)
+        if len(entries) < 2:
+            for (state, item), stored in entries.items():
+                yield state, item, stored
+            return
+        for state, item in sorted(entries):
+            yield state, item, entries[state, item]
+
+    def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
+        in_memory = self._slots[slot]
+        for key, entries in in_memory.items():
+            for (state, item), stored in entries.items():
+                yield key, state, item, stored
+        if self._store.sizes[slot]:
+            for entry in self._store.of_slot(slot):
+                if entry[0] not in in_memory:
+                    yield entry
+
+    def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
+        return self._key(crc32(key) & LAST_SLOT, key).get((state, item))
+
+    def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
+        slot, name = crc32(key) & LAST_SLOT, (state, item)
+        entries = self._key(slot, key)
+        before = entries.get(name)
+        if stored is not None:
+            entries[name] = stored
+        elif before is not None:
+            del entries[name]
+        self._changed[key] = self._number
+        grown = size_of(key, item, stored) - size_of(key, item, before)
+        self.sizes[slot] += grown
+        self.size += grown
+        if type(stored) is Versioned and stored.expires_us:
+            self._agendas[state].add(stored.expires_us, key, item)
+        return before
+
+    def _key(self, slot: int, key: bytes) -> _Key:
+        """The entries of a key, in memory from now on."""
+        found = self._slots[slot].get(key)
+        if found is None:
+            size, found = _KEY_BYTES, {}
+            for state, item, stored in self._store.of_key(key):
+                found[state, item] = stored
+                size += size_of(key, item, stored) + ENTRY_BYTES
+            self._slots[slot][key] = found
+            self._in_use_bytes += size
+        return found
+
+    def _forget_keys(self) -> None:
+        """Let keys leave memory that are in the store as they are."""
+        left = 0
+        for entries in self._slots:
+            for key in [key for key in entries if key not in self._changed]:
+                del entries[key]
+            for key, found in entries.items():
+                left += _KEY_BYTES + sum(size_of(key, item, stored) for (_, item), stored in found.items())
+        self._in_use_bytes = left
+
+    # Reading the changelog.
+
+    def start_over(self) -> None:
+        self._store.start_over()
+        self._is_whole = False
+
+    def load(self, step: Step) -> None:
+        self._steps.append(step)
+        self._steps_bytes += step.size
+
+    def reached(self, position: Callable[[], Position], cycle: SlotCycle) -> None:
+        self._position, self._cycle = position, cycle
+        if self._steps_bytes >= LOADED_FROM_BYTES:
+            self._attempt()
+
+    def loaded(self) -> None:
+        self._is_whole = self._is_read = True
+        if self._position is None:
+            # There was nothing to load.
+            self._is_loaded = True
+        else:
+            self._attempt()
+
+    # Results.
+
+    def begin(self) -> None:
+        self._kept_results = len(self._results)
+        if self._in_use_bytes > IN_USE_BYTES_MAX:
+            self._forget_keys()
+
+    def took(self, changes: Entries, cycle: SlotCycle) -> None:
+        self._results.append(_Result(self._number, changes, cycle))
+        self._number += 1
+
+    def undo(self) -> None:
+        while len(self._results) > self._kept_results:
+            self._results.pop()
+
+    def committed(self, results: int, position: Callable[[], Position]) -> None:
+        for _ in range(results):
+            self._through, changes, self._cycle = self._results.popleft()
+            columns = zip(
+                changes.keys,
+                changes.states,
+                changes.items,
+                changes.values,
+                changes.deleted,
+                changes.expires_us,
+                changes.versions,
+                strict=True,
+            )
+            for key, state, item, value, gone, expires_us, version in columns:
+                self._committed[key, state, item] = None if gone else stored_of(value, expires_us, version)
+                self._committed_bytes += len(key) + len(item) + len(value) + ENTRY_BYTES
+        self._kept_results = max(0, self._kept_results - results)
+        self._committed_results += results
+        self._position = position
+        is_enough = self._committed_bytes >= WRITTEN_FROM_BYTES or self._committed_results >= WRITTEN_FROM_RESULTS
+        if is_enough and not self._is_full:
+            self._attempt()
+
+    @property
+    def is_behind(self) -> bool:
+        return self._is_full
+
+    def _attempt(self) -> None:
+        try:
+            self.store()
+        except StorageFullError:
+            # Whoever adds something waits.
+            self._is_full = True
+
+    def store(self) -> None:
+        if self._position is not None:
+            kept = self._position(), self._cycle
+            if not self._is_loaded:
+                self._store.write_steps(self._steps, kept if self._is_whole else None)
+                self._steps, self._steps_bytes, self._is_loaded = [], 0, self._is_read
+                self.sizes = self._store.sizes.copy()
+                self.size = sum(self.sizes)
+            if self._committed:
+                self._store.write(self._committed, *kept)
+                self._committed, self._committed_bytes, self._committed_results = {}, 0, 0
+            self._changed = {key: number for key, number in self._changed.items() if number > self._through}
+            self._forget_keys()
+            for agenda in self._agendas:
+                agenda.stored(self._changed)
+        self._is_full = False
+
+
+class _DiskAgenda:
+    """The agenda of a state: the times in the store, and those of changes that are not there, in memory."""
+
+    def __init__(self, image: DiskImage, store: Store, state: int) -> None:
+        self._image = image
+        self._store = store
+        self._state = state
+        self._changes = HeapAgenda(self._is_due)
+        self._taken = b""
+        """The last one of the store that was taken."""
+        self._next: tuple[bytes, Due] | None = None
+        """The one after it."""
+        self._knows_next = False
+
+    def _is_due(self, due: Due) -> bool:
+        return expires_us_of(self._image.get(self._state, due.key, due.item)) == due.time_us
+
+    @property
+    def first_us(self) -> int | None:
+        if not self._knows_next:
+            self._next, self._knows_next = self._store.due(self._state, self._taken), True
+        first_us = self._changes.first_us
+        if self._next is None or (first_us is not None and first_us <= self._next[1].time_us):
+            return first_us
+        return self._next[1].time_us
+
+    def add(self, time_us: int, key: bytes, item: bytes) -> None:
+        self._changes.add(time_us, key, item)
+
+    def take(self) -> Due:
+        first_us = self.first_us
+        if self._changes.first_us == first_us or self._next is None:
+            return self._changes.take()
+        self._taken, due = self._next
+        self._knows_next = False
+        return due
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def stored(self, changed: dict[bytes, int]) -> None:
+        """The store has everything but the changes of these keys."""
+        self._changes.keep(lambda due: due.key in changed)
+        self._taken, self._knows_next = b"", False
+
+
+@asynccontextmanager
+async def open_disk_image(parent: Path, identity: StoreIdentity, where: str) -> AsyncIterator[DiskImage]:
+    """The image of a lane, with its store below `parent`. `where`: names the lane in messages. What is committed at the
+    end is in the store then. Raises `InfrastructureError`."""
+    try:
+        with held_directory(parent) as directory:
+            store = _opened(directory, identity, where)
+            image = DiskImage(store)
+            try:
+                yield image
+            finally:
+                await _close(image, store, directory)
+    except OSError as error:
+        raise InfrastructureError(
+            codes.CANNOT_WRITE, f"{where}: the store of its state in {parent} cannot be used: {error}"
+        ) from error
+
+
+def _opened(directory: StoreDirectory, identity: StoreIdentity, where: str) -> Store:
+    why = directory.begin()
+    for _ in range(2):
+        try:
+            store = Store(directory, identity, where)
+        except lmdb.Error as error:
+            why = f"it is damaged ({error})"
+            directory.remove()
+            continue
+        try:
+            store.read_progress()
+        except ValueError as error:
+            why = str(error)
+            store.start_over()
+        break
+    else:
+        raise InfrastructureError(codes.CANNOT_WRITE, f"{where}: a store in {directory.path} cannot be opened: {why}")
+    if why:
+        _log.info("%s: the store of its state is made anew: %s", where, why)
+    return store
+
+
+async def _close(image: DiskImage, store: Store, directory: StoreDirectory) -> None:
+    """Close a store, which is behind if that fails."""
+    try:
+        image.store()
+        await asyncio.to_thread(store.sync)
+        store.close()
+        directory.end()
+    except (StorageFullError, InfrastructureError, OSError) as error:
+        _log.info("a store is not closed: %s", error)
+    finally:
+        store.close()
