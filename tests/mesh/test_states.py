@@ -243,7 +243,7 @@ async def survives(files: PipelineFiles, directory: Path) -> None:
 def frames_read(directory: Path) -> list[tuple[int, int]]:
     """For each time that a lane resumed with its store: how many frames of its changelog it read, and of how many."""
     logged = [line for path in directory.glob(".millstream/*/logs/*") for line in path.read_text().splitlines()]
-    found = [re.search(r"(\d+) of the (\d+) frames of the changelog .* has the others", line) for line in logged]
+    found = [re.search(r"(\d+) of the (\d+) frames of its changelog were read: a store", line) for line in logged]
     return [(int(match[1]), int(match[2])) for match in found if match is not None]
 
 

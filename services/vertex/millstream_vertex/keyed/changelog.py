@@ -152,14 +152,14 @@ class Changelog:
                 await wait_for_room(state, lane)
                 read += 1
         await wait_for_room(state, lane)
-        if kept is not None:
+        if why:
             _log.info(
-                "%s: %d of the %d frames of the changelog were read; %s",
-                lane,
-                read,
-                written,
-                f"the store on disk is not used, because {why}" if why else "the store on disk has the others",
+                "%s: all %d frames of its changelog were read: its store cannot be used, because %s", lane, read, why
             )
+        elif kept is not None:
+            _log.info("%s: %d of the %d frames of its changelog were read: a store has the others", lane, read, written)
+        elif read:
+            _log.info("%s: all %d frames of its changelog were read", lane, read)
 
     async def _misfit(self, ledger: Ledger, frame: Witness, written: int) -> str:
         """Why an image up to this frame cannot be used, if it cannot."""

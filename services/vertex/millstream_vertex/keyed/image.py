@@ -49,6 +49,14 @@ def parts_of(stored: Stored) -> tuple[bytes, int, int]:
     return (stored, 0, 1) if isinstance(stored, bytes) else stored
 
 
+def stored_in(entries: Entries) -> Sequence[Stored | None]:
+    """The value of each entry; None: it is gone."""
+    if entries.is_plain:
+        return entries.values
+    columns = zip(entries.values, entries.deleted, entries.expires_us, entries.versions, strict=True)
+    return [None if gone else stored_of(value, expires_us, version) for value, gone, expires_us, version in columns]
+
+
 def expires_us_of(stored: Stored | None) -> int:
     """When it expires; 0: never."""
     return stored.expires_us if type(stored) is Versioned else 0
@@ -86,6 +94,8 @@ class Image(ABC):
     """Bytes of all entries."""
     sizes: list[int]
     """Bytes of the entries of each slot."""
+    grown: set[bytes]
+    """Keys of which an entry has become larger, until they are cleared."""
 
     @abstractmethod
     def add_state(self, *, has_items: bool) -> None:
@@ -117,14 +127,15 @@ class Image(ABC):
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         """Everything that is in a range of slots."""
-        entries = Entries()
-        for slot in range(first_slot, first_slot + slots):
-            if not self.sizes[slot]:
-                continue
-            for key, state, item, stored in self.of_slot(slot):
-                value, expires_us, version = parts_of(stored)
-                entries.add(key, state, item, value, expires_us, version)
-        return entries
+        found = [
+            entry for slot in range(first_slot, first_slot + slots) if self.sizes[slot] for entry in self.of_slot(slot)
+        ]
+        if not found:
+            return Entries()
+        keys, states, items, column = zip(*found, strict=True)
+        values, expires_us, versions = zip(*map(parts_of, column), strict=True)
+        gone = bytearray(len(keys))
+        return Entries(list(keys), bytearray(states), list(items), list(values), gone, list(expires_us), list(versions))
 
     # Reading the changelog.
 
@@ -187,6 +198,7 @@ class StateImage(Image):
         self._agendas: list[HeapAgenda] = []
         self.sizes = [0] * SLOTS
         self.size = 0
+        self.grown = set()
 
     def add_state(self, *, has_items: bool) -> None:
         self._tables.append([{} for _ in range(SLOTS)])
@@ -229,9 +241,11 @@ class StateImage(Image):
             _put(entries, key, items or None)
         else:
             before = _put(entries, key, stored)
-        grown = size_of(key, item, stored) - size_of(key, item, before)
-        self.sizes[slot] += grown
-        self.size += grown
+        if grown := size_of(key, item, stored) - size_of(key, item, before):
+            self.sizes[slot] += grown
+            self.size += grown
+            if grown > 0:
+                self.grown.add(key)
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before
@@ -284,5 +298,4 @@ def size_of(key: bytes, item: bytes, stored: Stored | None) -> int:
     """Bytes of an entry; 0 for none."""
     if stored is None:
         return 0
-    value = stored.value if isinstance(stored, Versioned) else stored
-    return len(key) + len(item) + len(value) + ENTRY_BYTES
+    return len(key) + len(item) + len(stored if isinstance(stored, bytes) else stored.value) + ENTRY_BYTES

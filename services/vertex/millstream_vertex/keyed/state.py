@@ -30,7 +30,7 @@ from millstream_vertex.keyed.image import (
     Versioned,
     expires_us_of,
     parts_of,
-    stored_of,
+    stored_in,
 )
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 
@@ -39,6 +39,9 @@ COMPACTED_FROM_BYTES = 64 * KIB
 CYCLE_STEPS_MAX = 16_384
 """After so many results with changes, every slot has been written anew, however few bytes they had: the changelog then
 has a bounded number of messages."""
+UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
+"""At most so many bytes of changes of former owners count. A changelog that has more was not written by a lane, and the
+slots for all of it would not fit into a commit."""
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
 
@@ -137,6 +140,7 @@ class KeyedState:
         """The changelog is loaded."""
         self._image.loaded()
         self._unwritten += self._changes_read * (self._image.size // CYCLE_STEPS_MAX)
+        self._unwritten = min(self._unwritten, UNWRITTEN_READ_MAX)
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
@@ -194,11 +198,15 @@ class KeyedState:
         """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock."""
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
+        of_key = self._image.of_key
         for number, key in enumerate(keys):
-            for state, item, stored in self._image.of_key(key):
-                value, expires_us, version = parts_of(stored)
-                if expires_us and self._is_over(state, expires_us, now_us):
-                    continue
+            for state, item, stored in of_key(key):
+                if isinstance(stored, bytes):
+                    value, version = stored, 1
+                else:
+                    value, expires_us, version = stored
+                    if expires_us and self._is_over(state, expires_us, now_us):
+                        continue
                 numbers.append(number)
                 states.append(self._declared[state])
                 items.append(item)
@@ -211,18 +219,15 @@ class KeyedState:
         if not changes.keys:
             return None
         before = len(self._undo), len(self._changes), self._image.size
-        for index, number in enumerate(changes.keys):
-            declared = self._declarations[changes.states[index]]
-            state = self._numbers[changes.states[index]]
-            item = changes.items[index] if changes.items else b""
-            expires_us = changes.expires_us[index] if changes.expires_us else 0
-            if expires_us and declared.clock is StateClock.EVENT_TIME:
-                # A late record does not make an entry older.
-                expires_us = max(expires_us, expires_us_of(self._image.get(state, keys[number], item)))
-            gone = bool(changes.deleted and changes.deleted[index])
-            stored = None if gone else stored_of(changes.values[index], expires_us, declared.version)
-            self._put(state, keys[number], item, stored)
-        refused = self._refusal({keys[number] for number in changes.keys}, before[2])
+        entries = self._entries_of(keys, changes)
+        self._image.grown.clear()
+        put, undo = self._image.put, self._undo
+        for key, state, item, stored in zip(
+            entries.keys, entries.states, entries.items, stored_in(entries), strict=True
+        ):
+            undo.append((state, key, item, put(state, key, item, stored)))
+        self._changes.extend(entries)
+        refused = self._refusal(before[2])
         if refused is None:
             for number in set(changes.states):
                 self._note_version(self._states.states[self._numbers[number]], self._declarations[number].version)
@@ -231,26 +236,47 @@ class KeyedState:
         self._changes.cut(before[1])
         return refused
 
+    def _entries_of(self, keys: Sequence[bytes], changes: StateChanges) -> Entries:
+        """The changes of a call, with the numbers under which states are stored."""
+        count = len(changes.keys)
+        entries = Entries(
+            [keys[number] for number in changes.keys],
+            bytearray(self._numbers[number] for number in changes.states),
+            list(changes.items) if changes.items else [b""] * count,
+            list(changes.values),
+            bytearray(changes.deleted or count),
+            list(changes.expires_us) if changes.expires_us else [0] * count,
+            [self._declarations[number].version for number in changes.states],
+        )
+        if any(entries.expires_us):
+            for index, expires_us in enumerate(entries.expires_us):
+                if expires_us and self._clock_of(entries.states[index]) is StateClock.EVENT_TIME:
+                    # A late record does not make an entry older.
+                    name = entries.states[index], entries.keys[index], entries.items[index]
+                    entries.expires_us[index] = max(expires_us, expires_us_of(self._image.get(*name)))
+        if any(entries.deleted):
+            for index, gone in enumerate(entries.deleted):
+                if gone:
+                    entries.values[index], entries.expires_us[index], entries.versions[index] = b"", 0, 1
+        return entries
+
     @staticmethod
     def _note_version(state: state_pb2.StoredState, version: int) -> None:
         state.oldest_version = min(state.oldest_version or version, version)
         state.version = max(state.version, version)
 
-    def _put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> None:
-        before = self._image.put(state, key, item, stored)
-        self._undo.append((state, key, item, before))
-        if stored is None:
-            self._changes.add(key, state, item, None, 0, 1)
-        else:
-            self._changes.add(key, state, item, *parts_of(stored))
+    def _remove(self, state: int, key: bytes, item: bytes) -> None:
+        self._undo.append((state, key, item, self._image.put(state, key, item, None)))
+        self._changes.add(key, state, item, None, 0, 1)
 
-    def _refusal(self, keys: set[bytes], size_before: int) -> str | None:
+    def _refusal(self, size_before: int) -> str | None:
         if self._image.size > max(self._size_max, size_before):
             return (
                 f"the state of the lane would have {self._image.size:,} bytes; at most {self._size_max:,} are allowed "
                 "(`state.maxBytes`)"
             )
-        largest = max(map(self._image.size_of_key, keys))
+        # Others are as large as before, or smaller.
+        largest = max(map(self._image.size_of_key, self._image.grown), default=0)
         if largest > self._key_size_max:
             return (
                 f"the state of its key would have {largest:,} bytes; at most {self._key_size_max:,} are allowed "
@@ -307,7 +333,7 @@ class KeyedState:
                 due = agenda.take()
                 # It may have been written again, or removed, since then.
                 if expires_us_of(self._image.get(state, due.key, due.item)) == due.time_us:
-                    self._put(state, due.key, due.item, None)
+                    self._remove(state, due.key, due.item)
                     removed += 1
         return bool(removed)
 

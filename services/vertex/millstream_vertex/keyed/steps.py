@@ -44,6 +44,26 @@ class Entries:
         self.expires_us.append(expires_us)
         self.versions.append(version)
 
+    def extend(self, other: Entries) -> None:
+        """Add entries."""
+        self.keys += other.keys
+        self.states += other.states
+        self.items += other.items
+        self.values += other.values
+        self.deleted += other.deleted
+        self.expires_us += other.expires_us
+        self.versions += other.versions
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return sum(sum(map(len, column)) for column in (self.keys, self.items, self.values)) + ENTRY_BYTES * len(self)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether none is gone, or has a time or a version."""
+        return not (any(self.deleted) or any(self.expires_us)) and self.versions.count(1) == len(self.versions)
+
     def cut(self, count: int) -> None:
         """Keep the first ones."""
         for column in (self.keys, self.states, self.items, self.values, self.deleted, self.expires_us, self.versions):
@@ -69,6 +89,10 @@ class Step:
 
 def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Iterator[bytes]:
     """The steps that have these entries. With `slots`, they are everything that is in so many slots."""
+    if len(entries) and entries.size <= STEP_BYTES_MAX:
+        # Looking at each entry takes as long as encoding all of them.
+        yield _encoded(entries, 0, len(entries), first_slot, slots, continues=False)
+        return
     start = size = 0
     begun = slots
     for index in range(len(entries)):
@@ -94,7 +118,7 @@ def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: in
         values=columns.pack_bytes(entries.values[start:stop]),
         deleted=bytes(deleted) if any(deleted) else b"",
         expires_us=columns.pack_times(expires_us) if any(expires_us) else b"",
-        versions=columns.pack_offsets(versions) if any(version != 1 for version in versions) else b"",
+        versions=columns.pack_offsets(versions) if versions.count(1) < len(versions) else b"",
     ).SerializeToString()
 
 

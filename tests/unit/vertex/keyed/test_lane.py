@@ -6,15 +6,17 @@ import asyncio
 import random
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream.errors import DamageError
 from millstream.frame import Frame, frame_of_records
+from millstream.ledger.protocol import Witness
 from millstream.record import BufferId, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.answers import MapAnswer, Outcome, Result
@@ -24,6 +26,10 @@ from millstream_udf.columns import pack_bytes, pack_offsets
 from millstream_vertex.keyed import stage as stage_module
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, read_changelog
+from millstream_vertex.keyed.disk import image as image_module
+from millstream_vertex.keyed.disk.image import open_disk_image
+from millstream_vertex.keyed.disk.store import Changes, StoreIdentity
+from millstream_vertex.keyed.image import Image, StateImage
 from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.lane import Lane
@@ -85,13 +91,25 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def owned(rig: Rig) -> AsyncIterator[Lane]:
-    """The lane of the next owner, with what was committed."""
+async def owned(rig: Rig, stores: Path | None = None) -> AsyncIterator[Lane]:
+    """The lane of the next owner, with what was committed. `stores`: where its state is on disk."""
+    async with AsyncExitStack() as stack:
+        ledger = await rig.ledger(LANE.vertex)
+        identity = StoreIdentity(ledger.ledger_id, LANE.key)
+        image: Image = StateImage()
+        if stores is not None:
+            image = await stack.enter_async_context(open_disk_image(stores, identity, str(LANE)))
+        yield await stack.enter_async_context(over(rig, image))
+
+
+@asynccontextmanager
+async def over(rig: Rig, image: Image) -> AsyncIterator[Lane]:
+    """The lane of the next owner, with this image."""
     ledger = await rig.ledger(LANE.vertex)
     stored = await ledger.mark(LANE)
     mark = mark_pb2.Mark() if stored is None else stored.mark
     trimmer = Trimmer(ledger.trim)
-    state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10)
+    state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10, image=image)
     last: list[Committer] = []
     changelog = Changelog(LANE, trimmer, lambda: last[0].mark)
     state.stored_states(mark.states.get(LANE.vertex, b""))
@@ -147,11 +165,14 @@ def by_key(rows: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "is_on_disk"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, is_on_disk: bool
 ) -> None:
+    stores = tmp_path if is_on_disk else None
+    monkeypatch.setattr(image_module, "WRITTEN_FROM_BYTES", 2000)
     # So that slots are written anew with each result, and all of them within the work of a few owners.
     monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 1)
     rng, rows = random.Random(seed), list[tuple[str, int]]()
@@ -161,13 +182,13 @@ async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
             part = [(f"k{rng.randrange(60)}", rng.randrange(20)) for _ in range(8)]
             rows += part
             await rig.feed(frame_of(part))
-        async with owned(rig) as lane:
+        async with owned(rig, stores) as lane:
             running = asyncio.create_task(lane.run())
             await until_put_out(rig, first + rng.randrange(1, 81))
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-    async with owned(rig) as lane:
+    async with owned(rig, stores) as lane:
         running = asyncio.create_task(lane.run())
         await until_put_out(rig, len(rows))
         lane.stop()
@@ -220,3 +241,41 @@ async def test_a_changelog_that_lost_a_part_is_damage(rig: Rig) -> None:
     await ledger.trim({buffer: first.sequence})
     with pytest.raises(DamageError, match="its changelog has frames 2 to 2 of 2"):
         await remembered(rig)
+
+
+@pytest.mark.guarantee("I7", "I10")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda frame: frame, "0 of the 2 frames"),
+        (lambda frame: frame._replace(number=3), "has frame 3, which the ledger has not"),
+        (lambda frame: frame._replace(commit=1), "is another one in the ledger"),
+        (lambda frame: frame._replace(sequence=1000), "is no longer in the ledger"),
+    ],
+)
+async def test_a_store_that_is_not_of_what_the_ledger_has_is_not_used(
+    rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Witness], Witness], why: str
+) -> None:
+    caplog.set_level("INFO")
+    async with owned(rig, tmp_path) as lane:
+        running = asyncio.create_task(lane.run())
+        for number in (1, 2):
+            await rig.feed(frame_of([("a", number)]))
+            await until_put_out(rig, number)
+        lane.stop()
+        await running
+    identity = StoreIdentity((await rig.ledger(LANE.vertex)).ledger_id, LANE.key)
+    async with open_disk_image(tmp_path, identity, str(LANE)) as image:
+        assert image.kept is not None
+        position, cycle = image.kept
+        # Of another history, of which the ledger has nothing.
+        changes: Changes = {(b"a", 0, b""): b"100".rjust(WIDTH)} if "0 of" not in why else {}
+        image._store.write(changes, position._replace(frame=change(position.frame)), cycle)
+    async with owned(rig, tmp_path) as lane:
+        assert why in caplog.text
+        running = asyncio.create_task(lane.run())
+        await rig.feed(frame_of([("a", 3)]))
+        await until_put_out(rig, 3)
+        lane.stop()
+        await running
+    assert by_key(await put_out(rig)) == {"a": [1, 3, 6]}

@@ -26,7 +26,7 @@ from millstream.errors import InfrastructureError, StorageFullError
 from millstream.limits import KIB, MIB
 from millstream_vertex.keyed.agenda import Agenda, Due, HeapAgenda
 from millstream_vertex.keyed.disk.directory import StoreDirectory, held_directory
-from millstream_vertex.keyed.disk.store import Changes, Store, StoreIdentity
+from millstream_vertex.keyed.disk.store import Changes, KeyEntries, Store, StoreIdentity
 from millstream_vertex.keyed.image import (
     LAST_SLOT,
     SLOTS,
@@ -37,9 +37,9 @@ from millstream_vertex.keyed.image import (
     Versioned,
     expires_us_of,
     size_of,
-    stored_of,
+    stored_in,
 )
-from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
+from millstream_vertex.keyed.steps import Entries, Step
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +54,6 @@ IN_USE_BYTES_MAX = 16 * MIB
 """Bytes of keys that were read from the store and stay in memory until more are read."""
 _KEY_BYTES = 512
 """What a key takes in memory beside its entries."""
-
-_Key = dict[tuple[int, bytes], Stored]
-"""The entries of a key, by state and item."""
 
 
 class _Result(NamedTuple):
@@ -74,7 +71,8 @@ class DiskImage(Image):
         self._store = store
         self.sizes = store.sizes.copy()
         self.size = sum(self.sizes)
-        self._slots: list[dict[bytes, _Key]] = [{} for _ in range(SLOTS)]
+        self.grown = set()
+        self._slots: list[dict[bytes, KeyEntries]] = [{} for _ in range(SLOTS)]
         """The keys in memory, with all of their entries."""
         self._agendas: list[_DiskAgenda] = []
         self._steps: list[Step] = []
@@ -119,13 +117,12 @@ class DiskImage(Image):
     # Entries.
 
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
-        entries = self._key(crc32(key) & LAST_SLOT, key)
-        if len(entries) < 2:
-            for (state, item), stored in entries.items():
-                yield state, item, stored
-            return
-        for state, item in sorted(entries):
-            yield state, item, entries[state, item]
+        slot = crc32(key) & LAST_SLOT
+        entries = self._slots[slot].get(key)
+        if entries is None:
+            entries = self._key(slot, key)
+        for name in sorted(entries) if len(entries) > 1 else entries:
+            yield *name, entries[name]
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         in_memory = self._slots[slot]
@@ -142,41 +139,40 @@ class DiskImage(Image):
 
     def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
         slot, name = crc32(key) & LAST_SLOT, (state, item)
-        entries = self._key(slot, key)
+        entries = self._slots[slot].get(key)
+        if entries is None:
+            entries = self._key(slot, key)
         before = entries.get(name)
         if stored is not None:
             entries[name] = stored
         elif before is not None:
             del entries[name]
         self._changed[key] = self._number
-        grown = size_of(key, item, stored) - size_of(key, item, before)
-        self.sizes[slot] += grown
-        self.size += grown
+        if grown := size_of(key, item, stored) - size_of(key, item, before):
+            self.sizes[slot] += grown
+            self.size += grown
+            if grown > 0:
+                self.grown.add(key)
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before
 
-    def _key(self, slot: int, key: bytes) -> _Key:
+    def _key(self, slot: int, key: bytes) -> KeyEntries:
         """The entries of a key, in memory from now on."""
         found = self._slots[slot].get(key)
         if found is None:
-            size, found = _KEY_BYTES, {}
-            for state, item, stored in self._store.of_key(key):
-                found[state, item] = stored
-                size += size_of(key, item, stored) + ENTRY_BYTES
+            found, size = self._store.of_key(key)
             self._slots[slot][key] = found
-            self._in_use_bytes += size
+            self._in_use_bytes += size + _KEY_BYTES
         return found
 
     def _forget_keys(self) -> None:
         """Let keys leave memory that are in the store as they are."""
-        left = 0
-        for entries in self._slots:
-            for key in [key for key in entries if key not in self._changed]:
-                del entries[key]
-            for key, found in entries.items():
-                left += _KEY_BYTES + sum(size_of(key, item, stored) for (_, item), stored in found.items())
-        self._in_use_bytes = left
+        before, self._slots, self._in_use_bytes = self._slots, [{} for _ in range(SLOTS)], 0
+        for key in self._changed:
+            slot = crc32(key) & LAST_SLOT
+            self._slots[slot][key] = entries = before[slot][key]
+            self._in_use_bytes += _KEY_BYTES + sum(size_of(key, item, stored) for (_, item), stored in entries.items())
 
     # Reading the changelog.
 
@@ -219,19 +215,9 @@ class DiskImage(Image):
     def committed(self, results: int, position: Callable[[], Position]) -> None:
         for _ in range(results):
             self._through, changes, self._cycle = self._results.popleft()
-            columns = zip(
-                changes.keys,
-                changes.states,
-                changes.items,
-                changes.values,
-                changes.deleted,
-                changes.expires_us,
-                changes.versions,
-                strict=True,
-            )
-            for key, state, item, value, gone, expires_us, version in columns:
-                self._committed[key, state, item] = None if gone else stored_of(value, expires_us, version)
-                self._committed_bytes += len(key) + len(item) + len(value) + ENTRY_BYTES
+            names = zip(changes.keys, changes.states, changes.items, strict=True)
+            self._committed.update(zip(names, stored_in(changes), strict=True))
+            self._committed_bytes += changes.size
         self._kept_results = max(0, self._kept_results - results)
         self._committed_results += results
         self._position = position

@@ -53,6 +53,10 @@ Changes = dict[tuple[bytes, int, bytes], Stored | None]
 """What entries have become, by key, state and item; None: they are gone."""
 
 
+KeyEntries = dict[tuple[int, bytes], Stored]
+"""The entries of a key, by state and item."""
+
+
 class StoreIdentity(NamedTuple):
     """Whose state it is."""
 
@@ -157,27 +161,27 @@ class Store:
 
     # Reading.
 
-    def of_key(self, key: bytes) -> list[tuple[int, bytes, Stored]]:
-        """State, item and value of each entry of a key, ordered by state; of the entries of a state, those with long
-        items are last."""
+    def of_key(self, key: bytes) -> tuple[KeyEntries, int]:
+        """The entries of a key, and the bytes of what is stored of them."""
         prefix = rows.key_prefix(key)
-        end = len(prefix)
-        found: list[tuple[int, bytes, Stored]] = []
+        end, size = len(prefix), 0
+        found: KeyEntries = {}
         try:
             cursor = self._entries_now()
             if not cursor.set_range(prefix):
-                return found
+                return found, size
             for name, data in cursor:
                 if not name.startswith(prefix):
                     break
+                size += len(data)
                 if data[0]:
                     _, state, item = rows.names_of(name, data)
-                    found.append((state, item, rows.stored_of(data)))
+                    found[state, item] = rows.stored_of(data)
                 else:
-                    found.append((name[end], name[end + 2 :], data[1:]))
+                    found[name[end], name[end + 2 :]] = data[1:]
         except (lmdb.Error, OSError) as error:
             raise self._explained(error) from error
-        return found
+        return found, size
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         """Key, state, item and value of each entry of a slot. Not across a `write`."""
@@ -189,7 +193,11 @@ class Store:
             for name, data in cursor:
                 if not name.startswith(prefix):
                     break
-                yield *rows.names_of(name, data), rows.stored_of(data)
+                if data[0]:
+                    yield *rows.names_of(name, data), rows.stored_of(data)
+                else:
+                    end = 3 + name[2]
+                    yield name[3:end], name[end], name[end + 2 :], data[1:]
         except (lmdb.Error, OSError) as error:
             raise self._explained(error) from error
 
@@ -236,11 +244,7 @@ class Store:
     def write(self, changes: Changes, position: Position, cycle: SlotCycle) -> None:
         """These changes, which lead to this position. Raises `StorageFullError`: nothing is written."""
 
-        def put(writing: _Writing) -> None:
-            for (key, state, item), stored in changes.items():
-                writing.put(key, state, item, stored)
-
-        self._write(put, (position, cycle))
+        self._write(lambda writing: writing.put_all(changes), (position, cycle))
 
     def write_steps(self, steps: Sequence[Step], kept: tuple[Position, SlotCycle] | None) -> None:
         """What these steps say, which leads to this position; None if earlier steps are missing as yet. Raises as
@@ -331,11 +335,35 @@ class _Writing:
         grown = size_of(key, item, stored)
         if before is not None:
             grown -= rows.size_in(name, before)
-            if before[0] and (old_us := rows.expires_us_in(before)) and old_us != expires_us:
-                self._transaction.delete(rows.time_name(state, old_us, name), db=self._times)
+            self._replaced(name, before, expires_us)
         if expires_us:
             self._transaction.put(rows.time_name(state, expires_us, name), b"", db=self._times)
         self._sizes[crc32(key) & LAST_SLOT] += grown
+
+    def put_all(self, changes: Changes) -> None:
+        """What entries have become."""
+        replace, sizes = self._cursor.replace, self._sizes
+        for (key, state, item), stored in changes.items():
+            if type(stored) is not bytes or len(key) > rows.KEY_BYTES_MAX or len(item) > rows.ITEM_BYTES_MAX:
+                self.put(key, state, item, stored)
+                continue
+            # As `put`, for what most entries are.
+            prefix = rows.key_prefix(key)
+            name = rows.name_of(prefix, state, item)
+            before = replace(name, b"\0" + stored)
+            if before is None:
+                sizes[crc32(key) & LAST_SLOT] += size_of(key, item, stored)
+            elif before[0]:
+                self._replaced(name, before, 0)
+                sizes[crc32(key) & LAST_SLOT] += size_of(key, item, stored) - rows.size_in(name, before)
+            elif len(before) != len(stored) + 1:
+                sizes[crc32(key) & LAST_SLOT] += len(stored) + 1 - len(before)
+
+    def _replaced(self, name: bytes, before: bytes, expires_us: int) -> None:
+        """An entry was replaced by one that has this time."""
+        old_us = rows.expires_us_in(before)
+        if old_us and old_us != expires_us:
+            self._transaction.delete(rows.time_name(rows.state_in(name), old_us, name), db=self._times)
 
     def clear(self, slots: Iterable[int]) -> None:
         """Remove the entries of these slots."""
