@@ -17,7 +17,8 @@ DISK_FULL = Code(
     4001,
     "The disk is full",
     happened=(
-        "The file system of a log, of a file sink or of the data directory has no space left, or a quota is used up."
+        "The file system of a log, of a store of what functions remember, of a file sink or of the data directory has "
+        "no space left, or a quota is used up."
     ),
     data=("Acknowledged data is not affected. The lane waits, accepts nothing new, and continues when there is space."),
     do="Free some space or enlarge the disk. The run does not have to be restarted.",

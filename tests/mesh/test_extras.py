@@ -106,6 +106,7 @@ class Run:
 
 SCRIPTS: Mapping[tuple[str, str], Sequence[str | Run]] = {
     ("millstream", "arrow"): [Run(10, "udf: {python: 'step.py:process'}")],
+    ("millstream", "disk"): ["from millstream_vertex.keyed.disk.image import open_disk_image"],
     ("millstream", "zstd"): [Run(10, settings="interStepBuffer: {compression: {type: zstd}}")],
     ("millstream", "debug"): [DEBUG],
     ("millstream", "demo"): [DEMO],

@@ -63,6 +63,7 @@ UNREACHED = {
     "udsink": "a function that keeps positions: tests/recovery/test_position_sink_kills.py",
     "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
     "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",
+    "store": "of what functions remember, with a test of its own: tests/unit/vertex/keyed/test_images.py",
     "result.abandon": "a failed write: tests/unit/reduce/test_queue.py",
 }
 """Steps, or groups of them, that no pipeline here comes to, with the reason."""

@@ -95,7 +95,8 @@ def _own_limits(plan: Plan, vertex: str) -> LedgerLimits:
     step = plan.vertex(vertex)
     kept_bytes = step.definition.kept_bytes(step.settings) * lanes
     if kept_bytes:
-        frames.append(BUFFER_FRAMES_MAX)
+        # Two cycles of a changelog. The same for all stores, because less would cut what another one has written.
+        frames.append(4 * BUFFER_FRAMES_MAX)
     # The bound of a buffer is soft: each lane may exceed it by what it has in flight. In addition, a frame that holds
     # its lane's mark stays after it is consumed.
     writes = bool(plan.edges_out[vertex] or kept_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from millstream.ledger.protocol import Witness
@@ -90,6 +90,9 @@ class SlotCycle(NamedTuple):
 class Image(ABC):
     """The entries of a lane. A state is known by its number."""
 
+    cycle_results_max: ClassVar[int]
+    """After so many results with changes, every slot has been written anew, however few bytes they had: the changelog
+    then has a bounded number of messages. Each result then writes this part of the state at least."""
     size: int
     """Bytes of all entries."""
     sizes: list[int]
@@ -191,6 +194,9 @@ class Image(ABC):
 class StateImage(Image):
     """The image in memory. It ends with its process."""
 
+    # Its next owner reads all of these messages.
+    cycle_results_max = 16_384
+
     def __init__(self) -> None:
         self._tables: list[list[dict[bytes, Any]]] = []
         """For each state and slot, the entries by key: a value, or the values by item."""
@@ -268,10 +274,19 @@ class StateImage(Image):
             self.put(state, key, item, None if gone else stored_of(value, expiry_us, version))
 
     def loaded(self) -> None:
-        self.sizes = [
-            sum(size_of(key, item, value) for key, _, item, value in self.of_slot(slot)) for slot in range(SLOTS)
-        ]
+        self.sizes = [sum(self._sizes(slot)) for slot in range(SLOTS)]
         self.size = sum(self.sizes)
+
+    def _sizes(self, slot: int) -> Iterator[int]:
+        """Bytes of the entries of each state in a slot."""
+        for state, table in enumerate(self._tables):
+            entries = table[slot]
+            if not self._has_items[state] and set(map(type, entries.values())) <= {bytes}:
+                yield sum(map(len, entries)) + sum(map(len, entries.values())) + ENTRY_BYTES * len(entries)
+            elif self._has_items[state]:
+                yield sum(size_of(key, item, one) for key, items in entries.items() for item, one in items.items())
+            else:
+                yield sum(size_of(key, b"", one) for key, one in entries.items())
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         for state, table in enumerate(self._tables):

@@ -36,9 +36,6 @@ from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 
 COMPACTED_FROM_BYTES = 64 * KIB
 """So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
-CYCLE_STEPS_MAX = 16_384
-"""After so many results with changes, every slot has been written anew, however few bytes they had: the changelog then
-has a bounded number of messages."""
 UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
 """At most so many bytes of changes of former owners count. A changelog that has more was not written by a lane, and the
 slots for all of it would not fit into a commit."""
@@ -139,7 +136,7 @@ class KeyedState:
     def loaded(self) -> None:
         """The changelog is loaded."""
         self._image.loaded()
-        self._unwritten += self._changes_read * (self._image.size // CYCLE_STEPS_MAX)
+        self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
         self._unwritten = min(self._unwritten, UNWRITTEN_READ_MAX)
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
@@ -366,7 +363,7 @@ class KeyedState:
         if not steps:
             return steps
         changes, self._changes = self._changes, Entries()
-        self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // CYCLE_STEPS_MAX
+        self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // self._image.cycle_results_max
         if self._unwritten >= COMPACTED_FROM_BYTES:
             steps.extend(self._compacted())
         self._image.took(changes, self._cycle)

@@ -67,6 +67,9 @@ class _Result(NamedTuple):
 class DiskImage(Image):
     """The image over a store. Made by `open_disk_image`."""
 
+    # A part of a state of many GiB is much, and few of these messages are read.
+    cycle_results_max = 163_840
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self.sizes = store.sizes.copy()
