@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import lmdb
+
 from millstream.ledger.protocol import Witness
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
 from millstream_vertex.keyed.disk.image import DiskImage, open_disk_image
@@ -164,3 +166,11 @@ def store_of(image: Image) -> Path:
     """The file of its store."""
     assert isinstance(image, DiskImage)
     return image._store._directory.data
+
+
+def lmdb_of(image: Image) -> lmdb.Environment:
+    """The LMDB of its store, which has not been looked at since its last transaction."""
+    assert isinstance(image, DiskImage)
+    environment = image._store._environment
+    assert environment is not None
+    return environment

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import StorageFullError
+from millstream.errors import InfrastructureError, StorageFullError
 from millstream.udf.states import StateClock
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.disk import directory as directory_module
@@ -28,7 +28,7 @@ from millstream_vertex.keyed.disk.store import StoreIdentity
 from millstream_vertex.keyed.image import Versioned
 from tests.support.children import started
 from tests.unit.vertex.keyed.image_process import model_of
-from tests.unit.vertex.keyed.images import Changes, Lane, Result, changed, store_of
+from tests.unit.vertex.keyed.images import Changes, Lane, Result, changed, lmdb_of, store_of
 
 KINDS = ["memory", "disk"]
 
@@ -293,6 +293,26 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "1", lane.directory / "1")
         await lane.open(stack)
         assert lane.read == 0
+        lane.check()
+
+
+@pytest.mark.guarantee("I7", "I10")
+async def test_a_store_that_is_found_damaged_is_removed_and_made_anew(tmp_path: Path) -> None:
+    lane = Lane(tmp_path)
+    changes = [((b"k%d" % number, 1, b"i"), (bytes(100), 7)) for number in range(100)]
+    async with AsyncExitStack() as stack:
+        await lane.open(stack)
+        lane.apply(changes)
+        lane.take(changed({}, changes))
+        lane.commit(1)
+        with lmdb_of(lane.image).begin(write=True) as transaction:
+            transaction.drop(lmdb_of(lane.image).open_db(b"entries", transaction), delete=False)
+        with pytest.raises(InfrastructureError, match=r"is damaged .* Nothing is lost"):
+            list(lane.due())
+        assert not store_of(lane.image).exists()
+    async with AsyncExitStack() as stack:
+        await lane.open(stack)
+        assert lane.read == 1
         lane.check()
 
 

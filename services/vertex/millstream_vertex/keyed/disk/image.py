@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -345,9 +346,14 @@ def _opened(directory: StoreDirectory, identity: StoreIdentity, where: str) -> S
 
 async def _close(image: DiskImage, store: Store, directory: StoreDirectory) -> None:
     """Close a store, which is behind if that fails."""
+    if not store.is_open:
+        # It was damaged.
+        return
     try:
         image.store()
-        await asyncio.to_thread(store.sync)
+        # Its end waits for the thread, also if the task is cancelled: a store must not be closed meanwhile.
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
+            await asyncio.get_running_loop().run_in_executor(thread, store.sync)
         store.close()
         directory.end()
     except (StorageFullError, InfrastructureError, OSError) as error:

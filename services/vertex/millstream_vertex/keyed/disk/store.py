@@ -143,6 +143,11 @@ class Store:
         except (lmdb.Error, OSError) as error:
             raise self._explained(error) from error
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._environment is not None
+
     def close(self) -> None:
         """Close it, as it is."""
         self._end_view()
@@ -296,7 +301,8 @@ class Store:
 
     def _explained(self, error: lmdb.Error | OSError) -> MillstreamError:
         """Our error for one of LMDB or of the system."""
-        number = error.errno if isinstance(error, OSError) else error.code
+        # One that is raised here has no number.
+        number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
         what = f"{self._where}: the store of its state in {self._directory.path}"
         if number in NO_SPACE or isinstance(error, lmdb.DiskError):
             return StorageFullError(
