@@ -198,10 +198,10 @@ def test_a_compiler_is_needed_where_a_function_lies_in_a_module(
 
 def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("@udf.map(arrow=True)\ndef f(batch): ...\n")
-    udf = "    - {name: m, udf: {python: 'f.py:f'}}\n"
+    udf = "    - {name: m, udf: {python: 'f.py:f', state: {store: disk}}}\n"
     edges = "  interStepBuffer: {redis: {}}\n  edges: [{from: in, to: m}, {from: m, to: out}]\n"
     needs = of_pipeline(tmp_path, PIPELINE.replace("  edges:\n    - {from: in, to: out}\n", udf + edges))
-    assert set(looked(parts.extras, needs)) == {"millstream[arrow]", "millstream[redis]"}
+    assert set(looked(parts.extras, needs)) == {"millstream[arrow]", "millstream[disk]", "millstream[redis]"}
     assert needs.lacking(needs.spark) is CheckState.OPTIONAL
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.limits import MIB
+from millstream.spec import needs
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
@@ -83,3 +84,16 @@ def test_no_chain_is_made_into_it_and_one_may_begin_with_it(chain: bool | None) 
     edges = [arrow("in>v"), arrow("v>next"), arrow("next>out")]
     graph = Graph.of(pipeline(vertices, edges, **({} if chain is None else {"chain": chain})))
     assert graph.chains == (("v", "next"),)
+
+
+@pytest.mark.parametrize(("store", "is_there", "found"), [("disk", False, 1), ("disk", True, 0), ("memory", False, 0)])
+def test_a_store_on_disk_needs_its_package(
+    monkeypatch: pytest.MonkeyPatch, store: str, is_there: bool, found: int
+) -> None:
+    monkeypatch.setattr(needs, "find_spec", lambda module: object() if is_there else None)
+    vertex = Graph.of(
+        pipeline({"in": IN, "v": remembering(store=store), "out": OUT}, [arrow("in>v"), arrow("v>out")])
+    ).vertex("v")
+    findings = list(vertex.definition.local_findings(vertex.settings, ("v", "udf")))
+    expected = [(("v", "udf", "state", "store"), "`pip install 'millstream[disk]'`")]
+    assert [(one.path, one.expected) for one in findings] == expected[:found]

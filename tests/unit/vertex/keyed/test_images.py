@@ -26,6 +26,7 @@ from millstream_vertex.keyed.disk import store as store_module
 from millstream_vertex.keyed.disk.directory import held_directory
 from millstream_vertex.keyed.disk.store import StoreIdentity
 from millstream_vertex.keyed.image import Versioned
+from millstream_vertex.keyed.room import wait_for_room
 from tests.support.children import started
 from tests.unit.vertex.keyed.image_process import model_of
 from tests.unit.vertex.keyed.images import Changes, Lane, Result, changed, lmdb_of, store_of
@@ -284,9 +285,12 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
             with pytest.raises(StorageFullError, match="cannot grow"):
                 lane.state.store()
             lane.check()
+            waiting = asyncio.create_task(wait_for_room(lane.state, "p/v"))
+            await asyncio.sleep(0)
+            assert not waiting.done()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        lane.state.store()
+        await waiting
         assert (is_full, lane.state.is_behind) == (True, False)
         lane.check()
         lane.directory = tmp_path / "killed"
