@@ -77,6 +77,8 @@ STAGE_STATE_BYTES_MAX = 256 * KIB
 """State of one vertex that is stored in the mark, with every commit of its lane."""
 STATE_KEY_BYTES_MAX = 4 * MIB
 """Largest value of `state.maxBytesPerKey`: it has to fit into a message and into a commit, beside outputs."""
+STATE_BYTES_MAX = 512 * COMMIT_BYTES_MAX
+"""Largest value of `state.maxBytes`: a 1,024th of it is written anew with one commit, which should hold two of them."""
 PREPARED_BYTES_MAX = 4 * MIB
 """Frames and ids that a lane keeps in its mark during a delivery to the target of its chain."""
 FRAME_APART_BYTES_MIN = 256 * KIB

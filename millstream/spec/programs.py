@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.json_parser import parse_json
-from millstream.limits import ANSWER_RECORDS_MAX_MAX, MIB, STATE_KEY_BYTES_MAX
+from millstream.limits import ANSWER_RECORDS_MAX_MAX, MIB, STATE_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
 from millstream.spec.model import Needed
@@ -474,7 +474,7 @@ class State(SpecModel):
     `millstream[disk]`."""
     max_bytes: Quantity = 256 * MIB
     """Bytes of what is remembered in each partition. A record that would exceed it fails; deleting is always possible.
-    The broker keeps space for 2.2 times as much. Size, default 256Mi."""
+    The broker keeps space for 2.2 times as much. Size of at most 4Gi, default 256Mi."""
     max_bytes_per_key: Quantity = MIB
     """Bytes of what is remembered for a key: a call gets all of it. Size of at most 4Mi, default 1Mi."""
 
@@ -488,6 +488,9 @@ class State(SpecModel):
         if self.max_bytes_per_key > STATE_KEY_BYTES_MAX:
             what = f"a call and a commit have to hold everything of a key, at most {STATE_KEY_BYTES_MAX // MIB}Mi"
             yield ShapeProblem(codes.NOT_ALLOWED, ("maxBytesPerKey",), what, "less, in several keys")
+        if self.max_bytes > STATE_BYTES_MAX:
+            what = f"parts of the state of a partition have to fit into a commit, at most {STATE_BYTES_MAX // MIB}Mi"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("maxBytes",), what, "less, and more `partitions`")
 
 
 class Udf(Program):

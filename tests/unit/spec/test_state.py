@@ -53,9 +53,10 @@ def test_a_state_has_limits_and_a_scope() -> None:
         ({**PROGRAM, "state": {}, "groupBy": WINDOW}, ("udf.state: ", "`groupBy`")),
         ({"builtin": {"name": "cat"}, "state": {}}, ("udf.state: ", "on a built-in; no `state`, or a function")),
         ({**PROGRAM, "state": {"maxBytesPerKey": "5Mi"}}, ("udf.state.maxBytesPerKey: ", "at most 4Mi")),
+        ({**PROGRAM, "state": {"maxBytes": "5Gi"}}, ("udf.state.maxBytes: ", "more `partitions`")),
         ({**PROGRAM, "state": {"scope": "record"}}, ("udf.state.scope: ", "one of key, lane")),
     ],
-    ids=["in a reduce", "of a built-in", "too large", "of another scope"],
+    ids=["in a reduce", "of a built-in", "too large", "too much", "of another scope"],
 )
 def test_a_state_that_cannot_be_is_named(udf: dict[str, Any], says: tuple[str, ...], tmp_path: Path) -> None:
     vertices = {"in": IN, "v": {"udf": udf}, "out": OUT}

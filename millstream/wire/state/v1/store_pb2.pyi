@@ -46,7 +46,9 @@ class StoreProgress(_message.Message):
     number: _builtins.int
     commit: _builtins.int
     next_slot: _builtins.int
-    """The slot that is written next, and the bytes of changes for which none have been written."""
+    """The slot that is written next, and the bytes of changes for which none have been written, less those of slots that
+    are written ahead.
+    """
     unwritten: _builtins.int
     @_builtins.property
     def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

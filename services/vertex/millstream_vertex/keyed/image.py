@@ -84,7 +84,7 @@ class SlotCycle(NamedTuple):
 
     next_slot: int
     unwritten: int
-    """Bytes of changes for which none have been written."""
+    """Bytes of changes for which none have been written; negative: of those that are written ahead."""
 
 
 class Image(ABC):

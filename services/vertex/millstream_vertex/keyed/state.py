@@ -63,10 +63,11 @@ class KeyedState:
         self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
         """What entries were before the result that may be taken back."""
         self._unwritten = 0
-        """Bytes of changes for which no slots have been written anew."""
+        """Bytes of changes for which no slots have been written anew. Negative: of slots that are written ahead; one of
+        a large state has more bytes than the changes for which it is written."""
         self._next_slot = 0
         self._changes_read = 0
-        """How many steps of changes the changelog has after its last slots."""
+        """How many steps of changes were read in the changelog."""
         self._cycle_before = SlotCycle(0, 0)
         """These before that result."""
         self.watermark_us = START_OF_TIME_US
@@ -123,9 +124,10 @@ class KeyedState:
             raise self._damaged(f"a step has slots up to {step.first_slot + step.slots}")
         self._image.load(step)
         if step.slots:
-            # Slots are written until they have as many bytes as the changes before them.
-            self._next_slot, self._unwritten, self._changes_read = (step.first_slot + step.slots) % SLOTS, 0, 0
-        elif not step.continues:
+            self._next_slot = (step.first_slot + step.slots) % SLOTS
+        if step.slots or step.continues:
+            self._unwritten -= step.entries.size
+        else:
             self._unwritten += step.size
             self._changes_read += 1
 
@@ -137,7 +139,7 @@ class KeyedState:
         """The changelog is loaded."""
         self._image.loaded()
         self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
-        self._unwritten = min(self._unwritten, UNWRITTEN_READ_MAX)
+        self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
@@ -382,7 +384,8 @@ class KeyedState:
             left -= slots
             self._unwritten -= size
             self._next_slot = (first + slots) % SLOTS
-        self._unwritten = max(0, self._unwritten) if left else 0
+        if not left:
+            self._unwritten = 0
 
     def _misfit(self, what: str, advice: str) -> UdfError:
         return UdfError(codes.STATE_MISFIT, f"{self._where}: {what}. {advice}")

@@ -100,6 +100,22 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     assert again.size == state.size
 
 
+def test_as_many_bytes_of_slots_are_written_as_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 500)
+    monkeypatch.setattr(StateImage, "cycle_results_max", 1 << 30)
+    state, rng = opened(), random.Random(1)
+    keys = [b"key-%d" % number for number in range(30_000)]
+    for key in keys:
+        put(state, key, bytes(100))
+    state.take_steps()
+    changes = slots = 0
+    for _ in range(3000):
+        put(state, rng.choice(keys), bytes(100))
+        first, *others = [data for data, _ in state.take_steps()]
+        changes, slots = changes + len(first), slots + sum(map(len, others))
+    assert 0.7 < slots / changes < 1.5
+
+
 @pytest.mark.guarantee("I7")
 def test_slots_are_written_anew_even_if_no_owner_lives_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 2000)
