@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from millstream_vertex.keyed.disk.directory import held_directory
 from millstream_vertex.keyed.disk.store import StoreIdentity
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.room import wait_for_room
+from millstream_vertex.keyed.steps import decode_step
 from tests.support.children import started
 from tests.unit.vertex.keyed.image_process import model_of
 from tests.unit.vertex.keyed.images import Changes, Lane, Result, changed, lmdb_of, store_of
@@ -168,6 +170,24 @@ async def test_what_expires_is_found_again_after_it_was_taken_back(directory: Pa
         lane.commit(1)
         assert lane.state.next_expiry_us == 40
         lane.check()
+
+
+@pytest.mark.guarantee("I7")
+async def test_the_owner_that_resumes_goes_on_with_the_next_slot(tmp_path: Path) -> None:
+    lane, written = Lane(tmp_path), list[tuple[int, int]]()
+    for _ in range(3):
+        async with AsyncExitStack() as stack:
+            await lane.open(stack)
+            assert lane.read == 0
+            for number in range(20):
+                changes = [((b"k%d" % (one * 20 + number), 0, b""), (bytes(100), 0)) for one in range(10)]
+                lane.apply(changes)
+                lane.take(changed(lane.model, changes))
+                steps = map(decode_step, lane.results[-1].frame)
+                written += [(step.first_slot, step.slots) for step in steps if step.slots]
+                lane.commit(1)
+    assert len(written) > 3
+    assert all((first + slots) % 1024 == after for (first, slots), (after, _) in pairwise(written))
 
 
 @pytest.mark.guarantee("I7")
