@@ -26,8 +26,13 @@ class KeyedState(_message.Message):
 
     STATES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    EXPIRED_UNTIL_US_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """The entries of the lane are spread over so many slots, by their key."""
+    expired_until_us: _builtins.int
+    """What has expired by this watermark, has expired, also if the one of the mark is lower: entries that were moved here
+    came from a lane that was as far. Absent: that of the mark.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredState]:
         """Every state that the vertex has had. Entries refer to these by index, so none is ever removed or moved."""
@@ -37,12 +42,15 @@ class KeyedState(_message.Message):
         *,
         states: _abc.Iterable[Global___StoredState] | None = ...,
         slots: _builtins.int = ...,
+        expired_until_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slots", b"slots", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us", "slots", b"slots", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__expired_until_us: _TypeAlias = _typing.Literal["expired_until_us"]  # noqa: Y015
+    _WhichOneofArgType__expired_until_us: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expired_until_us) -> _WhichOneofReturnType__expired_until_us | None: ...
 
 Global___KeyedState: _TypeAlias = KeyedState  # noqa: Y015
 

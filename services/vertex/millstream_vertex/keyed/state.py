@@ -10,7 +10,8 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -30,6 +31,17 @@ CYCLE_STEPS_MAX = 16_384
 has a bounded number of messages."""
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
+
+
+class EntryChange(NamedTuple):
+    """A change of one entry that no call has made."""
+
+    key: bytes
+    state: int
+    """The number of its state."""
+    item: bytes
+    stored: Stored | None
+    """None: it is removed."""
 
 
 class KeyedState:
@@ -89,6 +101,8 @@ class KeyedState:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
         for state in self._states.states:
             self._image.add_state(has_items=StateKind(state.kind).has_items)
+        if self._states.HasField("expired_until_us"):
+            self.watermark_us = max(self.watermark_us, self._states.expired_until_us)
 
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
@@ -152,6 +166,24 @@ class KeyedState:
                 f"Let it convert them: `version={state.version}, migrate={{{stored.oldest_version}: ...}}`",
             )
 
+    def adopt(self, state: state_pb2.StoredState) -> int:
+        """The number of a state that another lane of the vertex has; it is added if this one does not have it. Raises
+        `UdfError` if this one has another under its name."""
+        for number, own in enumerate(self._states.states):
+            if own.name != state.name:
+                continue
+            kinds = [(StateKind(one.kind), one.codec, one.item_codec) for one in (own, state)]
+            if kinds[0] != kinds[1]:
+                what = (
+                    f"`{state.name}` is a {_described(*kinds[0])} here, and a {_described(*kinds[1])} in another lane"
+                )
+                raise self._misfit(what, "Run the pipeline as it was, and start over with --fresh")
+            return number
+        added = self._states.states.add()
+        added.CopyFrom(state)
+        self._image.add_state(has_items=StateKind(state.kind).has_items)
+        return len(self._states.states) - 1
+
     @property
     def encoded_states(self) -> bytes:
         """What `stored_states` takes, for the mark."""
@@ -200,6 +232,32 @@ class KeyedState:
         self._take_back(before[0])
         self._changes.cut(before[1])
         return refused
+
+    def write(self, change: EntryChange) -> bool:
+        """Change an entry as it is said, without a call: it may be of any version, and expire sooner than before.
+        Returns whether it was different."""
+        key, state, item, stored = change
+        if self._image.get(state, key, item) == stored:
+            return False
+        self._put(state, key, item, stored)
+        if stored is not None:
+            self._note_version(self._states.states[state], parts_of(stored).version)
+        return True
+
+    def refusal_of(self, changes: Collection[EntryChange]) -> str | None:
+        """Why the limits do not allow these changes, all of them together; None if they do. Nothing is changed."""
+        self.begin()
+        size_before = self._image.size
+        for key, state, item, stored in changes:
+            self._put(state, key, item, stored)
+        keys = {change.key for change in changes if change.stored is not None}
+        refused = self._refusal(keys, size_before) if keys else None
+        self.undo()
+        return refused
+
+    def entry(self, state: int, key: bytes, item: bytes) -> Stored | None:
+        """One entry, also if it has expired and was not removed yet."""
+        return self._image.get(state, key, item)
 
     @staticmethod
     def _note_version(state: state_pb2.StoredState, version: int) -> None:
