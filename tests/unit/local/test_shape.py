@@ -120,10 +120,17 @@ def remembering(**more: Any) -> dict[str, Any]:
     return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more})
 
 
+def remembering_in(partitions: int) -> dict[str, Any]:
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, "partitions": partitions})
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (remembering(partitions=2), "vertex map had 1 partition and now has 2"),
+        (
+            changed(map={"udf": {"python": "functions.py:F", "state": {"scope": "lane"}}, "partitions": 2}),
+            "vertex map had 1 partition and now has 2",
+        ),
         (changed(), "vertex map had a state for each key and now has no state"),
         (
             changed(map={"udf": {"python": "functions.py:F", "state": {"scope": "lane"}}}),
@@ -134,7 +141,46 @@ def remembering(**more: Any) -> dict[str, Any]:
 @pytest.mark.guarantee("I7")
 def test_what_a_vertex_remembers_is_not_left_behind(now: dict[str, Any], said: str) -> None:
     (refused,) = diff(remembering(), now).refused
-    assert refused.startswith(f"{said}: what it remembers is kept by partition")
+    assert refused.startswith(f"{said}: what it remembers belongs to the keys of the edge that it reads")
+
+
+@pytest.mark.guarantee("I7")
+def test_what_a_vertex_remembers_moves_with_its_keys_where_nothing_waits() -> None:
+    one, three = remembering(), remembering_in(3)
+    for before, now, count in ((one, three, "1 partition and now has 3"), (three, one, "3 partitions and now has 1")):
+        found = diff(before, now)
+        assert found.differences == [
+            Difference(Effect.DRAIN, f"vertex map had {count}; what it remembers moves with its keys")
+        ]
+        assert list(found.emptied) == ["in-map"]
+        assert found.moved == {"map": before["vertices"]["map"]["partitions"]}
+    other = remembering_in(3)
+    other["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in other["edges"].items()}
+    assert len(diff(one, other).refused) == 1
+    assert diff(one, other).moved == {}
+
+
+@pytest.mark.guarantee("I7")
+def test_those_that_follow_in_a_chain_move_along() -> None:
+    before, now = remembering_in(3), remembering_in(2)
+    for shape in (before, now):
+        shape["vertices"]["out"]["partitions"] = shape["vertices"]["map"]["partitions"]
+        shape["edges"]["map-out"]["chained"] = True
+    found = diff(before, now)
+    assert (found.refused, sorted(found.emptied), found.moved) == ([], ["in-map", "map-out"], {"map": 3})
+    now["edges"]["map-out"].pop("chained")
+    assert diff(before, now).refused[0].startswith("vertex out had 3 partitions and now has 2: rename it")
+
+
+@pytest.mark.guarantee("I7")
+def test_a_chain_is_not_separated_while_it_gets_fewer_lanes() -> None:
+    before, now = remembering_in(3), remembering_in(2)
+    for shape in (before, now):
+        shape["vertices"]["later"] = {"kind": "map", "of": "", "partitions": 3}
+        shape["edges"]["map-later"] = {"from": "map", "to": "later"}
+    before["edges"]["map-later"]["chained"] = True
+    (refused,) = diff(before, now).refused
+    assert refused.startswith("edge map-later was chained and has a buffer now, and vertex map has fewer partitions")
 
 
 @pytest.mark.guarantee("I7")

@@ -2,6 +2,8 @@
 
     a chain is separated:  its marks ─► marks of new lanes: accounts, totals, watermarks ─► noted ─► out of its marks
     an edge is removed:    marks of its reader's lanes ─► accounts and totals ─► marks of the lanes that remain
+    fewer partitions:      marks of the lanes that end ─► accounts and totals ─► mark of the first lane
+                           and back, when there are more again
 
 All of it stays in one ledger. The new lanes of a chain write to the same buffers, so their readers notice nothing, and
 records may wait there. Inside a chain, records wait only for a sink, which is not separated from its chain.
@@ -20,7 +22,7 @@ from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
-from millstream.record import LaneId
+from millstream.record import LaneId, changelog_of
 from millstream.watermark.store import OtStores, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -90,6 +92,49 @@ async def take_in(plan: Plan, broker: Broker, removed: Mapping[str, str], owner:
             _add_written(mark, former.mark.written)
             with step("lane.take_in", vertex):
                 await _replace(ledger, lane, mark, owner)
+
+
+async def count_in_first(plan: Plan, ledger: Ledger, vertex: str, former: int, owner: str) -> None:
+    """Add what the lanes have done that a vertex no longer has to its first lane, and take out again what lanes had
+    done that it has again. Inside the first lane, such a lane is a member whose edge is the key of the lane. `former`:
+    how many partitions it has had at most. What was added or taken out before is not again."""
+    partitions = plan.vertex(vertex).partitions
+    first = plan.lanes_of(vertex)[0]
+    chained = {edge.name for name in plan.graph.chain(vertex) for edge in plan.graph.edges_out[name] if edge.chain}
+    kept = changelog_of(vertex)
+    for lane in (first._replace(partition=partition) for partition in range(1, max(former, partitions))):
+        own = await ledger.mark(lane)
+        now = await ledger.mark(first)
+        if own is None:
+            continue
+        mark = now.mark if now is not None else mark_pb2.Mark(watermark_us=START_OF_TIME_US)
+        is_counted = any(one.edge == lane.key for one in mark.members)
+        if lane.partition >= partitions and not is_counted:
+            mark.members.add(vertex=vertex, edge=lane.key, account=own.mark.account)
+            _add_members(mark, own.mark.members)
+            _add_written(mark, (_of_first(one, chained) for one in own.mark.written if one.edge != kept))
+            with step("lane.count_in", vertex):
+                await _replace(ledger, first, mark, owner)
+        elif lane.partition < partitions and is_counted:
+            # The first lane keeps what was written and what passed through the chain. It is cleared here first: then
+            # a repetition finds the member, and clears it again.
+            for one in own.mark.written:
+                one.records = one.bytes = 0
+            del own.mark.members[:]
+            with step("lane.clear", vertex):
+                await _replace(ledger, lane, own.mark, owner)
+            others = [one for one in mark.members if one.edge != lane.key]
+            del mark.members[:]
+            mark.members.extend(others)
+            with step("lane.count_out", vertex):
+                await _replace(ledger, first, mark, owner)
+
+
+def _of_first(written: mark_pb2.Written, chained: Collection[str]) -> mark_pb2.Written:
+    """What a lane has passed on inside its chain, as what the first lane has."""
+    if written.edge not in chained:
+        return written
+    return mark_pb2.Written(edge=written.edge, records=written.records, bytes=written.bytes)
 
 
 async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:

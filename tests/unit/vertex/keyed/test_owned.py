@@ -227,6 +227,17 @@ async def test_a_move_needs_room_for_what_is_there_afterwards(rig: Rig) -> None:
             check_room(states, 1)
 
 
+@pytest.mark.guarantee("I7")
+async def test_states_are_found_by_name_in_every_lane(rig: Rig) -> None:
+    async with all_owned(rig, 2) as states:
+        for lane, order in zip(states, (STATES, STATES[::-1]), strict=True):
+            for state in order:
+                lane.keyed.adopt(state)
+        await states[1].apply([EntryChange(b"a", 1, b"", b"7"), EntryChange(b"a", 0, b"1", b"8")])
+        await redistribute(states, 1)
+    assert await stored(rig, 0) == {(b"a", "total", b""): b"7", (b"a", "seen", b"1"): b"8"}
+
+
 async def test_lanes_whose_states_differ_do_not_mix(rig: Rig) -> None:
     async with all_owned(rig, 2) as states:
         other = state_pb2.StoredState(name="total", kind=StateKind.COUNTER, clock=1)
