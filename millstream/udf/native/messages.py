@@ -23,7 +23,7 @@ from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.values import Values
-from millstream_udf import columns
+from millstream_udf import columns, state_entries
 from millstream_udf.fields import Large, field
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -217,30 +217,22 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
 
 def entries_message(entries: StateEntries) -> bytes:
     """The field `states` of a call."""
-    return udf_pb2.SealedStateEntries(
-        record_keys=columns.pack_offsets(entries.record_keys),
-        keys=columns.pack_offsets(entries.keys),
-        states=entries.states,
-        items=columns.pack_bytes(entries.items) if any(entries.items) else b"",
-        values=columns.pack_bytes(entries.values),
-        versions=columns.pack_offsets(entries.versions) if any(one != 1 for one in entries.versions) else b"",
-    ).SerializeToString()
+    has_items, has_versions = any(entries.items), any(version != 1 for version in entries.versions)
+    return state_entries.pack_entries(
+        state_entries.StateEntries(
+            entries.record_keys,
+            entries.keys,
+            entries.states,
+            entries.items if has_items else None,
+            entries.values,
+            entries.versions if has_versions else None,
+        )
+    )
 
 
 def changes_of(data: bytes) -> StateChanges:
     """The changes in an answer. Raises `ValueError` for bytes that are not changes."""
-    try:
-        message = udf_pb2.SealedStateChanges.FromString(data)
-    except DecodeError as error:
-        raise ValueError(f"its changes do not decode: {error}") from error
-    return StateChanges(
-        columns.unpack_offsets(message.keys),
-        message.states,
-        columns.unpack_bytes(message.items),
-        columns.unpack_bytes(message.values),
-        message.deleted,
-        columns.unpack_times(message.expires_us),
-    )
+    return StateChanges(*state_entries.unpack_columns(data))
 
 
 def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:
