@@ -134,7 +134,7 @@ POINTS = (
 """That are tried; with `make test-all`, all that there are."""
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.guarantee("I1", "I2", "I7", "I8", "I12")
 @pytest.mark.parametrize("is_chained", [False, pytest.param(True, marks=pytest.mark.sweep)])
 async def test_killed_anywhere_while_its_partitions_change_a_vertex_remembers_everything(

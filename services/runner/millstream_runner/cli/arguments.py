@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from millstream_runner.cli.parsing import Argument, Command, Parser, argument, flag, number, path
+from millstream_runner.cli.of_run import BROKER, OF_RUN, PLACE, in_json
+from millstream_runner.cli.parsing import Command, Parser, argument, flag, number, path
+from millstream_runner.cli.state_grammar import STATE
 
 PIPELINE_FILE = "pipeline.yaml"
 """The pipeline file that is used if none is named."""
@@ -57,46 +59,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Format(argparse.Action):
-    """`-o json`: prints the facts as JSON instead of text."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _: object = None
-    ) -> None:
-        namespace.json = values == "json"
-
-
-def in_json(text: str = "prints one JSON object") -> Argument:
-    """The one option for facts as JSON; commands read it as `arguments.json`."""
-    return argument(
-        "-o",
-        "--output",
-        dest="json",
-        action=_Format,
-        default=False,
-        choices=("text", "json"),
-        metavar="FORMAT",
-        help=f"`text` (the default) or `json`, which {text}",
-    )
-
-
 PIPELINE = path(
     "file",
     nargs="?",
     default=Path(PIPELINE_FILE),
     metavar="PIPELINE",
     help=f"pipeline file (default: {PIPELINE_FILE})",
-)
-OF_RUN = path("of", nargs="?", metavar="PIPELINE", help="pipeline file (default: the only pipeline that was run here)")
-PLACE = (
-    path("--data-dir", metavar="DIR", help="data directory of the run"),
-    argument("--pipeline", metavar="NAME", help="pipeline that was run from here (default: the only one)"),
-)
-"""They exclude each other."""
-BROKER = (
-    argument("--broker", metavar="URL", help="inspect this broker instead, for a pipeline that runs elsewhere"),
-    path("--broker-access", metavar="FILE", help="file with credentials and certificates"),
-    path("--file", metavar="PIPELINE", help="file of that pipeline; with --broker"),
 )
 DEAD_LETTERS = (
     path(
@@ -346,22 +314,7 @@ COMMANDS = (
             in_json("prints one JSON object per record"),
         ),
     ),
-    Command(
-        "state",
-        "show what functions remember",
-        "Show what the function of a vertex with `udf.state` remembers, as of the last commit of each of its lanes. "
-        "Works whether or not the pipeline is running, and changes nothing.",
-        (
-            OF_RUN,
-            argument("vertex", metavar="VERTEX", help="name of the vertex"),
-            argument("--key", action="append", metavar="PART", help="only this key; repeated for each of its parts"),
-            argument("--prefix", metavar="TEXT", help="only keys that begin with this"),
-            argument("--name", metavar="STATE", help="only this state of the function"),
-            number("--count", default=100, help="entries to show at most; 0 for all (default: 100)"),
-            PLACE,
-            in_json("prints one JSON object per entry"),
-        ),
-    ),
+    STATE,
     Command(
         "tap",
         "show records on an edge as they pass",

@@ -192,6 +192,15 @@ def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
     write_json(directory.shape, now if before is None else successor(before, now))
 
 
+def check_complete(directory: DataDirectory) -> None:
+    """Raise `UserError` if a change of the pipeline was interrupted: what is stored is then in two places."""
+    if _LEAVING in (read_json(directory.shape) or {}):
+        raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"a change of the pipeline in {directory.root} was interrupted: run it once, which completes the change",
+        )
+
+
 async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:
     in_buffers = await view.waiting() if asked.emptied else {}
     found = []

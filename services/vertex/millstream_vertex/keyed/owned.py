@@ -59,7 +59,7 @@ class OwnedState:
     def check(self, changes: Collection[EntryChange]) -> None:
         """Raise `UserError` if the limits do not allow these changes, all of them together."""
         if refused := self.keyed.refusal_of(changes):
-            raise UserError(codes.STATE_NOT_CHANGED, f"lane {self.lane}: {refused}. Nothing was changed in this lane")
+            raise UserError(codes.STATE_NOT_CHANGED, f"lane {self.lane}: {refused}. Nothing was changed")
 
     async def apply(self, changes: Iterable[EntryChange]) -> int:
         """Commit changes, which have been checked. Returns how many entries were different before. Raises `FencedError`
@@ -113,7 +113,7 @@ async def open_owned_state(
         raise UserError(
             codes.STATE_NOT_CHANGED,
             f"lane {lane} was killed during a delivery to its sink, which it has to finish first: run the pipeline, "
-            "end it with Ctrl-C, and repeat this. Nothing was changed in this lane",
+            "end it with Ctrl-C, and repeat this. Nothing was changed",
         )
     taken_over = await ledger.take_over(lane, owner)
     buffer, mark = changelog_buffer(lane), taken_over.mark
