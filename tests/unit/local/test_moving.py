@@ -15,7 +15,7 @@ from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.moving import separate, take_in
+from millstream_runner.local.moving import count_in_first, separate, take_in
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 
 if TYPE_CHECKING:
@@ -152,6 +152,46 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
             now = await of(ledger, LANES[1])
             assert [account_of(vertex, LANES[1], now).inputs for vertex in ("a", "b", "c")] == [23, 23, 23]
             assert totals(now)["c-out"] == (3, 23, 230)
+
+
+def in_partitions(partitions: int) -> Plan:
+    """A chain of two maps in so many lanes."""
+    own = {**MAP, "partitions": partitions}
+    vertices: dict[str, Any] = {"x": IN, "a": own, "b": own, "out": OUT}
+    edges = [arrow("x>a", chain=False), arrow("a>b", chain=True), arrow("b>out")]
+    return plan_of(Graph.of(pipeline(vertices, edges)))
+
+
+async def test_what_lanes_have_done_is_counted_once_whether_their_vertex_has_them_or_not() -> None:
+    async with opened(in_partitions(3)) as kept:
+        ledger = await kept.broker.ledger("a", LedgerLimits(frames_per_buffer_max=10))
+        for lane in in_partitions(3).lanes_of("a"):
+            records = 5 + lane.partition
+            account = mark_pb2.Account(inputs=records, processed=records, outputs=records)
+            what = mark_pb2.Mark(account=account, watermark_us=records)
+            what.members.add(vertex="b", edge="a-b", account=account)
+            what.written.add(edge="a-b", partition=lane.partition, records=records)
+            what.written.add(edge="b-out", frames=3, records=records)
+            what.written.add(edge="_state-a", partition=lane.partition, frames=4, records=4)
+            await store(ledger, lane, what)
+        former = 3
+        for partitions in (1, 2, 1, 3, 2):
+            plan = in_partitions(partitions)
+            for _ in range(2):
+                # As after an interruption.
+                await count_in_first(plan, ledger, "a", former, "change")
+                marks = {lane: await of(ledger, lane) for lane in plan.lanes_of("a")}
+                for vertex in ("a", "b"):
+                    assert sum(account_of(vertex, lane, mark).inputs for lane, mark in marks.items()) == 5 + 6 + 7
+                assert sum(totals(mark)["b-out"][1] for mark in marks.values()) == 5 + 6 + 7
+                for lane, mark in marks.items():
+                    # What is read from a buffer, or passes over an edge of the chain, is counted where it is written.
+                    inside = [one for one in mark.written if one.edge == "a-b"]
+                    assert {one.partition for one in inside} == {lane.partition}
+                    assert sum(one.records for one in inside) == account_of("b", lane, mark).inputs
+                    assert mark.account.inputs == 5 + lane.partition
+                    assert (totals(mark)["b-out"][0], totals(mark)["_state-a"][0]) == (3, 4)
+            former = partitions
 
 
 async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted() -> None:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from millstream import codes
@@ -257,15 +258,16 @@ def _changed_row(change: ChangedEntry) -> dict[str, Any]:
 # Changing
 
 
-def _target(arguments: argparse.Namespace, *, may_begin: bool = False) -> StatefulVertex:
-    """The vertex to be changed. `may_begin`: the pipeline may never have run."""
+def _target(arguments: argparse.Namespace, *, may_begin: bool = False) -> tuple[StatefulVertex, Callable[[], None]]:
+    """The vertex to be changed, and what to call before it is. `may_begin`: the pipeline may never have run, and gets
+    its data directory then."""
     if arguments.of is None:
         directory = directory_of(arguments)
         pipeline = resolved.load(directory.read_pipeline())
         check_stopped(directory, pipeline.plan)
         check_complete(directory)
         check_remembers(pipeline.plan, arguments.vertex)
-        return StatefulVertex(directory, pipeline, arguments.vertex)
+        return StatefulVertex(directory, pipeline, arguments.vertex), lambda: None
     loaded, directory, has_data = loaded_as_stored(arguments.of, arguments.data_dir)
     check_remembers(loaded.plan, arguments.vertex)
     if has_data:
@@ -273,19 +275,18 @@ def _target(arguments: argparse.Namespace, *, may_begin: bool = False) -> Statef
     elif not may_begin:
         raise UserError(codes.NO_SUCH_RUN, f"{loaded.pipeline.name} has never run in {directory.root}")
     of = StatefulVertex(directory, resolved_of(loaded), arguments.vertex)
-    if not has_data:
-        begin(loaded, directory)
-    return of
+    return of, (lambda: None) if has_data else partial(begin, loaded, directory)
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    of = _target(arguments, may_begin=True)
+    of, begin_once = _target(arguments, may_begin=True)
 
     async def change() -> StateChange:
         declared = await declared_states(of.pipeline, of.vertex)
         rows = (row for path in arguments.files for row in read_rows(path))
         entries = entries_by_lane(of, declared, rows)
         count = sum(map(len, entries.values()))
+        begin_once()
         audit.note(of.directory, "import", vertex=of.vertex, entries=count, files=list(map(str, arguments.files)))
         return await store_entries(of, declared, entries)
 
@@ -293,7 +294,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _edit(arguments: argparse.Namespace) -> int:
-    of = _target(arguments)
+    of, _ = _target(arguments)
     row: dict[str, Any] = {"key": list(arguments.key), "state": arguments.name, "value": _value(arguments)}
     if arguments.item is not None:
         row["item"] = _json(arguments.item, "--item")
@@ -327,7 +328,7 @@ def _delete(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.OPTION_VALUE, "say what to delete: --key PART, --prefix TEXT (all keys: --prefix ''), or --name STATE"
         )
-    of = _target(arguments)
+    of, _ = _target(arguments)
     named = {"key": list(arguments.key or ()), "prefix": arguments.prefix, "state": arguments.name}
     audit.note(of.directory, "delete", vertex=of.vertex, **named)
     return _tell(arguments, asyncio.run(delete_entries(of, lambda entry: _is_wanted(entry, arguments))), "deleted")
