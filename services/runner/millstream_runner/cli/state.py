@@ -17,7 +17,7 @@ import heapq
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -235,8 +235,11 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 async def _follow(read: _Read, arguments: argparse.Namespace) -> None:
-    async with read.opening as view, until_over(read.directory, lambda: None):
-        changes = changed_entries(view, read.plan, arguments.vertex)
+    async with (
+        read.opening as view,
+        until_over(read.directory, lambda: None),
+        aclosing(changed_entries(view, read.plan, arguments.vertex)) as changes,
+    ):
         async for change in changes:
             if not _is_named(change.key, change.form.name, arguments):
                 continue

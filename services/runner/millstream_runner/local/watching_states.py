@@ -11,7 +11,7 @@ Above it: `millstream state watch`. Below it: the ledgers. It owns no lane, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ _Entries = dict[tuple[bytes, int, bytes], Stored]
 """By key, state and item."""
 
 
-async def changed_entries(view: PipelineView, plan: Plan, vertex: str) -> AsyncIterator[ChangedEntry]:
+async def changed_entries(view: PipelineView, plan: Plan, vertex: str) -> AsyncGenerator[ChangedEntry]:
     """What changes of the state of a vertex from now on, in the order of each lane. Without end."""
     changes: asyncio.Queue[ChangedEntry] = asyncio.Queue(maxsize=_QUEUED_MAX)
     async with asyncio.TaskGroup() as lanes:
