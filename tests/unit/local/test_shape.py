@@ -138,12 +138,15 @@ def test_what_a_vertex_remembers_is_not_left_behind(now: dict[str, Any], said: s
 
 
 @pytest.mark.guarantee("I7")
-def test_what_a_vertex_remembers_belongs_to_the_edge_that_it_reads() -> None:
-    now = remembering()
-    now["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in now["edges"].items()}
-    assert [one.split(":")[0] for one in diff(remembering(), now).refused] == [
-        "vertex map read edge in-map and now reads other"
-    ]
+def test_what_a_vertex_remembers_stays_whichever_edges_it_reads() -> None:
+    more, other = remembering(), remembering()
+    more["edges"]["more-map"] = {"from": "in", "to": "map"}
+    found = diff(remembering(), more)
+    assert (found.refused, found.emptied, found.added) == ([], {}, ["edge more-map is new"])
+    # A removed edge has to be empty, as that of any vertex.
+    other["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in other["edges"].items()}
+    found = diff(remembering(), other)
+    assert (found.refused, dict(found.emptied)) == ([], {"in-map": "edge in-map (in to map) was removed"})
 
 
 def test_what_a_vertex_remembers_is_forgotten_by_name() -> None:
@@ -157,6 +160,7 @@ def test_what_a_vertex_remembers_is_forgotten_by_name() -> None:
 def test_a_vertex_begins_to_remember_where_nothing_waits() -> None:
     found = diff(changed(), remembering())
     assert (found.refused, list(found.emptied)) == ([], ["in-map"])
+    assert found.gathered == {"map": ["in-map"]}
     assert diff(remembering(), remembering()).differences == []
 
 

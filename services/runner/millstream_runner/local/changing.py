@@ -36,7 +36,7 @@ from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json, write_text
-from millstream_runner.local.moving import separate, take_in
+from millstream_runner.local.moving import gather, separate, take_in
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
@@ -44,6 +44,8 @@ _LEAVING = "leaving"
 """A member of the shape while a change is not complete: the vertices whose data is to be removed."""
 _REMOVED = "removed"
 """A member of the shape while a change is not complete: the vertex that read each edge which is removed."""
+_GATHERED = "gathered"
+"""A member of the shape while a change is not complete: the edges that each vertex which remembers now has read."""
 _DIVIDED = "divided"
 """A member of the shape while a change is not complete: the vertices that leave their chains and have marks of their
 own."""
@@ -90,7 +92,8 @@ class PipelineChange:
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(plan))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
-            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed}
+            gathered = {**self.before.get(_GATHERED, {}), **self.changes.gathered}
+            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed, _GATHERED: gathered}
             divided = self.before.get(_DIVIDED, ())
 
             def note(vertices: Collection[str]) -> None:
@@ -101,6 +104,7 @@ class PipelineChange:
             KnownLedgers(self.directory.ledgers).forget(leaving)
             await separate(plan, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(plan, buffer.broker, removed, OWNER)
+            await gather(plan, buffer.broker, gathered, OWNER)
             used = {plan.ledger_of(vertex) for vertex in plan.order}
             for vertex in leaving:
                 await buffer.stores.delete(vertex)
