@@ -129,7 +129,7 @@ class BufferReader:
     def has_ended(self) -> bool:
         """Whether no frame follows those that were handed out, as far as is known by now."""
         end = self._watermark.end_sequence()
-        self.ended = self.ended or (not self._frames and end is not None and self.sequence >= end)
+        self.ended = not self._frames and end is not None and self.sequence >= end
         return self.ended
 
     def pass_over(self, sequence: int) -> None:
