@@ -57,6 +57,9 @@ class Diff:
     """The vertex that read each edge which is removed, if that vertex stays."""
     added: Sequence[str] = ()
     """Vertices and edges that start with nothing, one sentence each."""
+    gathered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Vertices whose lanes of each edge become one lane of each partition, because they remember something now: the
+    edges with buffers that they have read."""
     moved: Mapping[str, int] = field(default_factory=dict)
     """Vertices whose state has to move to other lanes, each with the number of partitions that it had."""
 
@@ -138,8 +141,6 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
         new = now["vertices"].get(name)
         what = f"vertex {name} was removed" if new is None else _difference(name, old, new)
         if not what:
-            what = _other_edges(name, old, before, now)
-        if not what:
             continue
         if name in moved:
             what += "; what it remembers moves with its keys"
@@ -190,13 +191,18 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
     }
     added = [f"vertex {name} is new" for name in now["vertices"] if name not in before["vertices"]]
     added += [f"edge {name} is new" for name in now["edges"] if name not in before["edges"]]
-    return Diff(refused, emptied, closed, gone, separated, removed, added, moved)
+    gathered = {
+        name: [edge for edge, ends in before["edges"].items() if ends["to"] == name and "chained" not in ends]
+        for name, old in before["vertices"].items()
+        if "state" not in old and "state" in now["vertices"].get(name, {})
+    }
+    return Diff(refused, emptied, closed, gone, separated, removed, added, gathered, moved)
 
 
 def _moves(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether all that has changed of a vertex that remembers something for each key is its number of partitions."""
     old, new = before["vertices"][name], now["vertices"].get(name)
-    if new is None or old["partitions"] == new["partitions"] or _other_edges(name, old, before, now):
+    if new is None or old["partitions"] == new["partitions"]:
         return False
     return bool(old.get("state") == new.get("state") == "key" and old["kind"] == new["kind"])
 
@@ -222,17 +228,6 @@ def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
     return ""
 
 
-def _other_edges(name: str, old: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """That a vertex with a state reads another edge: what it remembers belongs to the lanes of an edge."""
-    if "state" not in old:
-        return ""
-    read = [{edge for edge, ends in shape["edges"].items() if ends["to"] == name} for shape in (before, now)]
-    if read[0] == read[1]:
-        return ""
-    edges = [", ".join(sorted(edges)) or "none" for edges in read]
-    return f"vertex {name} read edge {edges[0]} and now reads {edges[1]}"
-
-
 def _fault(
     name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str], *, reads: bool
 ) -> str:
@@ -252,8 +247,8 @@ def _fault(
         return ""
     if "state" in old:
         return (
-            "what it remembers belongs to the keys of the edge that it reads, or to its partitions, and would be lost. "
-            "Undo the change; or rename the vertex, which then starts without"
+            "what it remembers belongs to its partitions, and would be lost. Undo the change; or rename the vertex, "
+            "which then starts without"
         )
     other_kind = old["kind"] != new["kind"] or old.get("windows") != new.get("windows")
     return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""

@@ -58,8 +58,6 @@ class VertexUse:
     """Whether an edge with dead letters leads to it."""
     chained: bool = False
     """Whether the edge to it has no buffer."""
-    inputs: int = 1
-    """How many edges lead to it."""
 
 
 class VertexKind(Generic[S]):
@@ -80,8 +78,8 @@ class VertexKind(Generic[S]):
     has_windows: ClassVar[bool] = False
     """Whether it keeps records until watermarks pass: it needs an engine, and storage for the records."""
     lane_input: ClassVar[str | None] = None
-    """The input of the one lane of a partition: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
-    edge into the vertex has its own lanes."""
+    """The input of the one lane of a partition: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` or `ALL_INPUTS` for all of
+    them. None: each edge into the vertex has its own lanes."""
     may_lead_chain: ClassVar[bool] = False
     """Whether the vertex after it may run in its lanes, without a buffer between them."""
     may_follow_in_chain: ClassVar[bool] = False

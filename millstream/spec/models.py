@@ -231,8 +231,8 @@ class Vertex(Choice):
     name: Name
     """Name of the vertex, part of the name of its stream."""
     partitions: Partitions = 1
-    """Number of lanes per input; for a source or a reduce, the number of its lanes. Records with the same keys go to
-    the same partition."""
+    """Number of lanes per input; for a source, a reduce or a map with `state`, the number of its lanes. Records with
+    the same keys go to the same partition."""
     replicas: PositiveCount = 1
     """Number of shares of the vertex's work, at most `partitions`. Each replica owns the lanes whose partition modulo
     `replicas` is its number, and may run in its own process."""
@@ -430,8 +430,7 @@ class PipelineSpec(SpecModel):
             into = next(
                 (number for number, edge in enumerate(self.edges) if edge.chain and edge.to == vertex.name), None
             )
-            inputs = sum(edge.to == vertex.name for edge in self.edges)
-            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None, inputs=inputs)
+            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None)
             if into is not None and (why := vertex.definition.chain_problem(vertex.settings)) is not None:
                 loc = ("edges", into, "chain")
                 yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, so that the edge has a buffer")

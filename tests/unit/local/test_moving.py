@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millstream.account import account_of
+from millstream.account import account_of, consumed
 from millstream.buffers.placed import placed
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import Commit, LedgerLimits
@@ -15,7 +15,7 @@ from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.moving import count_in_first, separate, take_in
+from millstream_runner.local.moving import count_in_first, gather, separate, take_in
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 
 if TYPE_CHECKING:
@@ -209,3 +209,42 @@ async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted(
         assert (b.account.inputs, list(b.members), totals(b)) == (12, [], {"b-c": (0, 12, 120)})
         assert (c.account.inputs, totals(c)) == (12, {"c-out": (0, 12, 120)})
         assert not (await of(ledger, LANES[1])).members
+
+
+REMEMBERS = {"udf": {"python": "f.py:f", "state": {}}}
+
+
+async def test_a_map_that_remembers_now_goes_on_where_the_lanes_of_its_edges_were() -> None:
+    edges = [arrow("x>a"), arrow("y>a"), arrow("a>b", chain=True), arrow("b>c", chain=True), arrow("c>out")]
+    plan = plan_of(Graph.of(pipeline({**JOIN, "a": REMEMBERS}, edges)))
+    (lane,) = plan.lanes_of("a")
+    async with opened(plan) as kept:
+        ledger = await filled(kept)
+        with_places = mark(7)
+        with_places.sequence, with_places.record_index = 40, 3
+        with_places.read.add(lane="source.0", sequence=41, number=9)
+        with_places.accepted.add(edge="y-a", records=2, bytes=20)
+        await store(ledger, LANES[1], with_places)
+        for _ in range(2):
+            await gather(plan, kept.broker, {"a": ["x-a", "y-a"], "gone": ["x-gone"]}, "change")
+            now = await of(ledger, lane)
+            assert {one.buffer.edge: (one.records, tuple(one.position)) for one in consumed(lane, now)} == {
+                "x-a": (5, (0, 0)), "y-a": (9, (40, 3)), "a-b": (12, (0, 0)), "b-c": (12, (0, 0))
+            }  # fmt: skip
+            assert [done.read[0].number for done in now.inputs if done.read] == [9]
+            assert [account_of(vertex, lane, now).inputs for vertex in ("a", "b", "c")] == [12, 12, 12]
+            # Its frames are numbered from 1, and its watermark is that of all.
+            assert totals(now) == {"a-b": (0, 12, 120), "b-c": (0, 12, 120), "c-out": (0, 12, 120)}
+            assert now.watermark_us == 5
+
+
+async def test_a_map_that_leaves_its_chain_to_remember_reads_its_edge_from_the_beginning() -> None:
+    edges = [arrow("x>a", chain=False), arrow("y>a", chain=False), arrow("a>b"), arrow("b>c"), arrow("c>out")]
+    plan = plan_of(Graph.of(pipeline({**JOIN, "b": REMEMBERS}, edges, chain=True)), {"b": "a"})
+    (lane,) = plan.lanes_of("b")
+    async with opened(plan) as kept:
+        ledger = await filled(kept)
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        now = await of(ledger, lane)
+        found = {one.buffer.edge: (one.records, one.bytes, one.position.sequence) for one in consumed(lane, now)}
+        assert found == {"a-b": (12, 120, 0), "b-c": (12, 12 * 10, 0)}

@@ -103,7 +103,7 @@ async def test_fewer_lanes_have_everything_and_count_what_the_others_did() -> No
         now = plan(1)
         assert await move_states(now, broker, stores, "a", 2, "change") == sum(home_of(key, 2) for key in KEYS)
         (mark,) = await marks(ledger, now)
-        assert [(one.vertex, one.edge, one.account.inputs) for one in mark.members] == [("a", "x-a.1", 3)]
+        assert [(one.vertex, one.edge, one.account.inputs) for one in mark.members] == [("a", "_all.1", 3)]
         state = await state_of(ledger, now.lanes_of("a")[0])
         assert state is not None
         assert sorted(key for key, *_ in state.keyed.all()) == sorted(KEYS)

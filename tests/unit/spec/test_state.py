@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.limits import MIB
+from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
@@ -63,11 +64,23 @@ def test_a_state_that_cannot_be_is_named(udf: dict[str, Any], says: tuple[str, .
         assert part in problem
 
 
-def test_only_one_edge_leads_to_it(tmp_path: Path) -> None:
-    vertices = {"a": IN, "b": IN, "v": remembering(), "out": OUT}
-    (problem,) = problems_of(tmp_path / "p.yaml", vertices, [arrow("a>v"), arrow("b>v"), arrow("v>out")])
-    assert "2 edges lead to a function with `state`" in problem
+def test_one_lane_of_a_partition_reads_all_of_its_edges() -> None:
+    vertices = {"a": IN, "b": IN, "v": {**remembering(), "partitions": 2}, "out": OUT}
+    graph = Graph.of(pipeline(vertices, [arrow("a>v"), arrow("b>v"), arrow("v>out")]))
+    lanes = graph.lanes_of("v")
+    assert lanes == (LaneId("v", "_all", 0), LaneId("v", "_all", 1))
+    assert graph.inputs_of(lanes[1]) == (BufferId("a-v", 1), BufferId("b-v", 1))
+
+
+def test_of_several_edges_none_closes_a_cycle(tmp_path: Path) -> None:
+    vertices = {"in": IN, "v": remembering(), "next": MAP, "out": OUT}
+    edges = [arrow("in>v"), arrow("v>next"), arrow("next>v"), arrow("next>out")]
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, edges)
+    assert "`v` has `state` and is in a cycle, and 2 edges lead to it" in problem
     assert "built-in `cat`" in problem
+    vertices = {"in": IN, "enter": MAP, "v": remembering(), "out": OUT}
+    edges = [arrow("in>enter"), arrow("enter>v"), arrow("v>enter"), arrow("v>out")]
+    assert Graph.of(pipeline(vertices, edges)).in_cycle("v")
 
 
 def test_it_does_not_follow_in_a_chain(tmp_path: Path) -> None:

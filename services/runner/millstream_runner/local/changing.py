@@ -37,7 +37,7 @@ from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json, write_text
-from millstream_runner.local.moving import separate, take_in
+from millstream_runner.local.moving import gather, separate, take_in
 from millstream_runner.local.moving_states import check_states_fit, move_states
 from millstream_runner.local.view import PipelineView, open_view
 
@@ -47,6 +47,8 @@ _LEAVING = "leaving"
 """A member of the shape while a change is not complete: the vertices whose data is to be removed."""
 _REMOVED = "removed"
 """A member of the shape while a change is not complete: the vertex that read each edge which is removed."""
+_GATHERED = "gathered"
+"""A member of the shape while a change is not complete: the edges that each vertex which remembers now has read."""
 _DIVIDED = "divided"
 """A member of the shape while a change is not complete: the vertices that leave their chains and have marks of their
 own."""
@@ -101,7 +103,8 @@ class PipelineChange:
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(plan))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
-            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed, _MOVED: moved}
+            gathered = {**self.before.get(_GATHERED, {}), **self.changes.gathered}
+            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed, _GATHERED: gathered, _MOVED: moved}
             divided = self.before.get(_DIVIDED, ())
 
             def note(vertices: Collection[str]) -> None:
@@ -112,6 +115,7 @@ class PipelineChange:
             KnownLedgers(self.directory.ledgers).forget(leaving)
             await separate(plan, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(plan, buffer.broker, removed, OWNER)
+            await gather(plan, buffer.broker, gathered, OWNER)
             for vertex in moved.keys() & set(plan.order):
                 entries = await move_states(plan, buffer.broker, buffer.stores, vertex, moved[vertex], OWNER)
                 _log.info("%s of the state of vertex %s moved", counted(entries, "entry", "entries"), vertex)

@@ -2,6 +2,7 @@
 
     a chain is separated:  its marks ─► marks of new lanes: accounts, totals, watermarks ─► noted ─► out of its marks
     an edge is removed:    marks of its reader's lanes ─► accounts and totals ─► marks of the lanes that remain
+    a map remembers now:   marks of the lanes of each edge ─► mark of the lane of all edges: positions, accounts, totals
     fewer partitions:      marks of the lanes that end ─► accounts and totals ─► mark of the first lane
                            and back, when there are more again
 
@@ -13,7 +14,7 @@ Above it: a change of the pipeline, which repeats the steps if a run dies betwee
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.account import Account
@@ -22,7 +23,7 @@ from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
-from millstream.record import LaneId, changelog_of
+from millstream.record import ALL_INPUTS, LaneId, changelog_of
 from millstream.watermark.store import OtStores, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -92,6 +93,49 @@ async def take_in(plan: Plan, broker: Broker, removed: Mapping[str, str], owner:
             _add_written(mark, former.mark.written)
             with step("lane.take_in", vertex):
                 await _replace(ledger, lane, mark, owner)
+
+
+async def gather(plan: Plan, broker: Broker, gathered: Mapping[str, Sequence[str]], owner: str) -> None:
+    """Let the lane of all edges continue where the lanes of each edge were. `gathered`: the edges that each vertex has
+    read in lanes of their own. What was gathered before is not gathered again."""
+    for vertex, edges in gathered.items():
+        ledger = await broker.existing_ledger(vertex) if vertex in plan.edges_in else None
+        if ledger is None or vertex not in plan.order:
+            continue
+        for lane in plan.lanes_of(vertex):
+            before = [(edge, await ledger.mark(LaneId(vertex, edge, lane.partition))) for edge in edges]
+            former = {edge: stored.mark for edge, stored in before if stored is not None}
+            now = await ledger.mark(lane)
+            if not former or (now is not None and now.mark.inputs):
+                continue
+            # Nothing else is done in a lane of a chain before it has been separated, and that begins with no mark.
+            mark = mark_pb2.Mark(
+                watermark_us=min(one.watermark_us for one in former.values()),
+                ended=all(one.ended for one in former.values()),
+            )
+            for edge, one in former.items():
+                _add_input(mark, edge, one)
+            with step("lane.gather", vertex):
+                await _replace(ledger, lane, mark, owner)
+
+
+def _add_input(mark: mark_pb2.Mark, edge: str, former: mark_pb2.Mark) -> None:
+    """Add what the lane of one edge has done to the mark of the lane of all edges."""
+    mark.inputs.add(
+        edge=edge,
+        sequence=former.sequence,
+        record_index=former.record_index,
+        records=former.account.inputs,
+        bytes=former.account.input_bytes,
+        read=former.read,
+    )
+    account = Account.from_message(mark.account)
+    account.add(Account.from_message(former.account))
+    mark.account.CopyFrom(account.to_message())
+    mark.accepted.extend(former.accepted)
+    mark.given_up.extend(former.given_up)
+    _add_members(mark, former.members)
+    _add_written(mark, former.written)
 
 
 async def count_in_first(plan: Plan, ledger: Ledger, vertex: str, former: int, owner: str) -> None:
@@ -167,13 +211,16 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
         for vertex, member in gone.items():
             if plan.graph.head(vertex) != vertex:
                 continue
-            new = LaneId(vertex, member.edge, lane.partition)
+            new = LaneId(vertex, plan.vertex(vertex).definition.lane_input or member.edge, lane.partition)
             was = stored.mark
             first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
             mark = made.setdefault(new, first)
             mark.watermark_us = min(mark.watermark_us, was.watermark_us)
             mark.ended = mark.ended and was.ended
             _add(mark, plan, vertex, gone, was.written)
+            if new.input == ALL_INPUTS:
+                account, read = mark.account, mark.inputs or [mark.inputs.add(edge=member.edge)]
+                read[0].records, read[0].bytes = account.inputs, account.input_bytes
     yield from made.items()
 
 

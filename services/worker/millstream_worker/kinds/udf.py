@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from millstream import codes
-from millstream.spec.kinds import VertexKind, VertexUse
+from millstream.record import ALL_INPUTS
+from millstream.spec.kinds import VertexKind
 from millstream.spec.problems import Path
 from millstream.spec.programs import Udf
 from millstream.spec.protocols import FunctionKind
-from millstream.spec.values import ShapeProblem
 from millstream.statistics import LaneReport
 from millstream_worker.kinds.function import UdfKind
 
@@ -40,17 +39,13 @@ class Map(UdfKind):
 
 class KeyedMap(Map):
     """A map vertex whose function remembers something for the keys of its records. The changelog is in its own ledger,
-    and its records are distributed by key, so there is a buffer before it."""
+    and its records are distributed by key, so there is a buffer before it. A partition has one lane, which reads all
+    edges, so that what is remembered for a key is the same whichever edge its records come by."""
 
     name = "keyed map"
     stored_as = "map"
+    lane_input = ALL_INPUTS
     may_follow_in_chain = False
-
-    def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
-        if use.inputs > 1:
-            what = f"{use.inputs} edges lead to a function with `state`, and the lanes of each would have their own"
-            expected = "one edge, for example from a map with the built-in `cat` that the edges lead to"
-            yield ShapeProblem(codes.NOT_ALLOWED, ("udf", "state"), what, expected)
 
     def remembers(self, settings: Udf) -> str:
         return "" if settings.state is None else settings.state.scope

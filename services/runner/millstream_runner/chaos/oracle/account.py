@@ -91,5 +91,9 @@ def _read(pipeline: OraclePipeline, marks: Marks, vertex: str, edge: str, partit
     if pipeline.kind(vertex) == "reduce":
         mark = marks.get((vertex, f"window.{partition}"))
         return 0 if mark is None else sum(one.records for one in mark.reduce.inputs if one.edge == edge)
+    mark = marks.get((vertex, f"_all.{partition}"))
+    if mark is not None:
+        # A map that remembers has one lane for all of its edges.
+        return sum(one.records for one in mark.inputs if one.edge == edge)
     mark = marks.get((vertex, f"{edge}.{partition}"))
     return 0 if mark is None else mark.account.inputs
