@@ -155,7 +155,7 @@ async def test_state_is_changed_between_two_runs(tmp_path: Path) -> None:
     await processed(files, 21)
     before = await entries(tmp_path)
     said = await state(tmp_path, "edit", "total", "--key", "u1", "--name", "total", "--value", "1000")
-    assert said.out.startswith("1 entry set in total/in-total.")
+    assert said.out.startswith("1 entry set in total/")
     await state(tmp_path, "edit", "total", "--key", "u2", "--name", "seen", "--item", '"x"', "--value", "5")
     said = await state(tmp_path, "delete", "total", "--key", "u3")
     assert said.out.startswith("3 entries deleted in ")
