@@ -36,6 +36,8 @@ class StreamName:
     vertex: str
     lane: str
     replica: int
+    edge: str = ""
+    """The edge by which all records of the stream come; empty for none, or if each call says it."""
 
     @property
     def where(self) -> str:

@@ -99,6 +99,7 @@ def hello_of(
         vertex=name.vertex,
         lane=name.lane,
         replica=name.replica,
+        edge=name.edge,
         calls_socket=calls_socket,
         keeps_positions=keeps_positions,
         may_return_arrow=may_return_arrow,

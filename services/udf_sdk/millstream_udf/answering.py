@@ -28,7 +28,7 @@ _CALL, _FRAME, _ANSWER = 2, 2, 2
 
 
 def context_of(
-    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = ""
+    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = "", edge: str = ""
 ) -> Context:
     """The context of a call for a function."""
     return Context(
@@ -39,6 +39,7 @@ def context_of(
         attempt=attempt,
         watermark_us=watermark_us,
         traceparent=traceparent,
+        edge=edge or hello.edge,
     )
 
 
@@ -73,7 +74,13 @@ async def answer_map(
 async def _answer_map(
     lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data, now_us: Callable[[], int]
 ) -> udf_pb2.SealedMapAnswer:
-    context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
+    context = context_of(
+        hello,
+        attempt=call.attempt,
+        watermark_us=call.watermark_us,
+        traceparent=call.traceparent,
+        edge=call.edge,
+    )
     try:
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:

@@ -43,6 +43,9 @@ class Context:
     """No record older than this will follow, except for late data. Microseconds since the epoch."""
     traceparent: str = ""
     """W3C trace context of the span that the vertex opened for this call; empty if it is not sampled."""
+    edge: str = ""
+    """The name of the edge by which these records come: `<from>-<to>`, unless the pipeline file gives it another. Empty
+    in a source, its transformer and a reduce."""
 
     @property
     def watermark(self) -> datetime | None:

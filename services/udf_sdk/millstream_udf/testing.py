@@ -134,6 +134,7 @@ def run(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
 ) -> Results:
@@ -142,6 +143,8 @@ def run(
 
     `kind` is "map", "source transform" or "sink", for functions that could be several of these; by default the first
     one that matches.
+
+    `edge`: the edge by which all of these come: `record.edge` and `context.edge`.
 
     `states`: what a function with states remembers before, by key and name: `{"ada": {"total": 5}}`, or the `states` of
     earlier results, which are then also those afterwards. `now_us`: the present time, microseconds since the epoch, for
@@ -154,6 +157,7 @@ def run(
             kind=kind,
             attempt=attempt,
             watermark_us=watermark_us,
+            edge=edge,
             states=states,
             now_us=now_us,
         )
@@ -167,6 +171,7 @@ async def arun(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
 ) -> Results:
@@ -176,7 +181,7 @@ async def arun(
     kept = kept_states(definition, states)
     if not records:
         return Results(states=kept)
-    hello = _hello(definition, kind)
+    hello = _hello(definition, kind, edge)
     frame = frame_of(records)
     answer: udf_pb2.SinkAnswer | udf_pb2.SealedMapAnswer
     if definition.keeps_positions:
@@ -234,7 +239,7 @@ def read_source(
     return asyncio.run(read())
 
 
-def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
+def _hello(definition: Definition, kind: str, edge: str) -> udf_pb2.Hello:
     kinds = {"map": MAP, "source transform": SOURCE_TRANSFORM, "sink": SINK}
     if kind and kind not in kinds:
         raise ValueError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
@@ -246,7 +251,12 @@ def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
     if chosen not in definition.kinds:
         raise TypeError(f"{definition.name} is not a {kind}")
     return udf_pb2.Hello(
-        protocol_version=1, kind=chosen, pipeline="test", vertex=definition.name, lane=f"in-{definition.name}.0"
+        protocol_version=1,
+        kind=chosen,
+        pipeline="test",
+        vertex=definition.name,
+        lane=f"in-{definition.name}.0",
+        edge=edge,
     )
 
 

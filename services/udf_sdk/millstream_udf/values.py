@@ -1,6 +1,6 @@
 """What a function gets and returns: records, messages, outcomes. Plain values.
 
-Above it: users' functions. Below it: nothing. It does not know gRPC or how a function is run.
+Above it: users' functions. Below it: the context of a call. It does not know gRPC or how a function is run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
+from millstream_udf.context import CURRENT, Context
+
 if TYPE_CHECKING:
     # For type checkers only; nothing is imported at run time.
     from typing_extensions import TypeVar
-
-    from millstream_udf.context import Context
 
     V = TypeVar("V", default=bytes)
 
@@ -92,6 +92,14 @@ class Record(_Compared, _OfValues[V]):
         self.keys = keys
         self.headers = headers
         self.id = id
+
+    @property
+    def edge(self) -> str:
+        """While a function works on the record: the name of the edge by which it came, which is that of
+        `Context.edge`."""
+        # All records of a call come by one edge, so none has to carry it.
+        context = CURRENT.get()
+        return "" if context is None else context.edge
 
     @property
     def event_time(self) -> datetime:

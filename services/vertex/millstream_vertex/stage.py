@@ -31,6 +31,8 @@ class StageInput:
     """The watermark that is valid before these records."""
     origin: Origin = NO_ORIGIN
     """Names the records."""
+    edge: str = ""
+    """The edge by which they came, in a lane that reads all edges into its vertex; otherwise empty."""
     traceparent: str = ""
     """Of the span in which the stage works; empty if the frame is not sampled."""
 

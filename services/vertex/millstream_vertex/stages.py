@@ -104,7 +104,9 @@ class Stages:
         step = self._steps[place]
         started_s = self._clock.monotonic_s()
         with step.span(frame, sequence) as span:
-            given = StageInput(frame, watermark_us, step.origin(lineage), span.traceparent)
+            # Those after the first of a chain have one edge.
+            edge = "" if place else lineage.edge
+            given = StageInput(frame, watermark_us, step.origin(lineage), edge, span.traceparent)
             result = await step.stage.on_frame(given)
         if step.timed_as:
             seconds = self._clock.monotonic_s() - started_s

@@ -79,7 +79,12 @@ class KeyedStage(MapStage):
             # Halves of the records have fewer keys.
             return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)
         answer = await self._keyed_stream.keyed_call(
-            frame, entries, watermark_us=given.watermark_us, traceparent=given.traceparent, **options
+            frame,
+            entries,
+            watermark_us=given.watermark_us,
+            traceparent=given.traceparent,
+            edge=given.edge,
+            **options,
         )
         if answer.error:
             return answer

@@ -123,6 +123,7 @@ class Hello(_message.Message):
     CALLS_SOCKET_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     MAY_RETURN_ARROW_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -138,6 +139,10 @@ class Hello(_message.Message):
     """Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other."""
     may_return_arrow: _builtins.bool
     """Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`."""
+    edge: _builtins.str
+    """Map and sink: the name of the edge by which all records of the stream come. Empty where each call has its own, in a
+    source transform, and from a client that does not say it.
+    """
     def __init__(
         self,
         *,
@@ -150,10 +155,11 @@ class Hello(_message.Message):
         calls_socket: _builtins.bool = ...,
         keeps_positions: _builtins.bool = ...,
         may_return_arrow: _builtins.bool = ...,
+        edge: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,6 +428,7 @@ class MapCall(_message.Message):
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
@@ -436,6 +443,8 @@ class MapCall(_message.Message):
     """
     first_index: _builtins.int
     """Index, in the stored frame, of this call's first record."""
+    edge: _builtins.str
+    """The edge by which these records come, if Hello does not say it."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     @_builtins.property
@@ -453,10 +462,11 @@ class MapCall(_message.Message):
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
         states: Global___StateEntries | None = ...,
+        edge: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,6 +719,7 @@ class SealedMapCall(_message.Message):
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
@@ -717,6 +728,7 @@ class SealedMapCall(_message.Message):
     id_prefix: _builtins.str
     first_index: _builtins.int
     states: _builtins.bytes
+    edge: _builtins.str
     def __init__(
         self,
         *,
@@ -728,10 +740,11 @@ class SealedMapCall(_message.Message):
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
         states: _builtins.bytes = ...,
+        edge: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
