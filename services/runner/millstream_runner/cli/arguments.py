@@ -116,7 +116,9 @@ BENCH_OF_CHAIN = (
     flag("--from-source", help="the source is part of the chain"),
     flag("--unbuffered", help="source, maps and sink are one chain"),
     argument("--compression", choices=("none", "lz4", "zstd", "gzip"), default="none", help="(default: none)"),
+    number("--keys", default=0, help="different keys (default: 0, none)"),
     flag("--builtin", help="use the built-in `cat` for the maps, not Python"),
+    flag("--state", help="the maps remember the last record of each key, and return the one before it"),
     flag("--tls", help="measure again with encrypted connections to the broker, for comparison"),
 )
 BENCH = (
@@ -599,7 +601,6 @@ COMMANDS = (
                 "records per second, as fast as possible",
                 arguments=(
                     number("--records", default=10_000_000, help="(default: 10000000)"),
-                    number("--keys", default=0, help="different keys (default: 0, none)"),
                     number("--partitions", default=1, help="of the map (default: 1)"),
                     *BENCH_OF_CHAIN,
                     *BENCH,
