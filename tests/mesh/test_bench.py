@@ -27,7 +27,7 @@ async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Pat
 
 
 async def test_what_remembering_costs_is_measured(tmp_path: Path) -> None:
-    options = ("--records", "200000", "--state", "-o", "json")
+    options = ("--records", "1000000", "--state", "-o", "json")
     ended = await command(tmp_path, "bench", "map", *options)
     assert ended.exit_code == 2
     assert "--state: a function remembers something for each key; add --keys" in ended.err

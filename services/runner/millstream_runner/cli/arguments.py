@@ -660,14 +660,14 @@ COMMANDS = (
         "chaos",
         "disturb a running pipeline, and verify its results",
         "Run a pipeline as `run` does, disturb it, and let an independent verifier judge the results: accounts, "
-        "sinks, and, for the built-in pipelines (mesh, push, windows), every single result. File sinks write into "
-        "the directory of the experiment; other sinks write where the pipeline says. The same seed gives the same "
-        "plan.",
+        "sinks, and, for the built-in pipelines (mesh, push, state, windows), every single result. File sinks write "
+        "into the directory of the experiment; other sinks write where the pipeline says. The same seed gives the "
+        "same plan.",
         (
             argument(
                 "pipeline",
                 metavar="EXPERIMENT",
-                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, or `windows` (with Spark)",
+                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, `state`, or `windows` (with Spark)",
             ),
             number("--seed", default=1, help="seed of the plan (default: 1)"),
             number("--kills", help="number of faults of all kinds to inject, then wait for the end"),
@@ -689,6 +689,8 @@ COMMANDS = (
                 help="keep everything here (default: a temporary directory, kept if there are violations)",
             ),
             number("--records", help="records of a built-in pipeline (default: 20000; `windows`: 8000)"),
+            number("--keys", help="of the built-in pipeline `state` (default: 1000)"),
+            number("--partitions", help="of its vertex that remembers (default: 4)"),
             number(
                 "--rate", help="records per second of a built-in pipeline (default: such that they last for all faults)"
             ),
