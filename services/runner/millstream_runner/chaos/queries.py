@@ -37,7 +37,9 @@ from millstream_runner.local.view import open_view
 VERTEX = "remember"
 _APART_S = 0.3
 _SHARE = 2.0
-"""After a query, at least so many times its duration without one: it keeps a processor busy."""
+"""After a query, so many times its duration without one: it keeps a processor busy."""
+_TIMEOUT_S = 60.0
+"""The broker of a query that takes longer is gone, or was replaced."""
 
 
 class Seen:
@@ -95,15 +97,17 @@ async def _run(options: argparse.Namespace) -> None:
     data, seen = DataDirectory(options.dir / "state"), Seen(Deal(options.keys))
     with append_private(options.file) as file:
         while not stopping.is_set():
-            begun_s = time.monotonic()
+            begun_s, apart_s = time.monotonic(), _APART_S
             runtime = data.read_runtime()
             if runtime is not None and runtime.broker_url and is_alive(runtime.runner):
                 # Whatever is killed meanwhile, the next query may have an answer.
-                with suppress(InfrastructureError, RetryLaterError, OSError):
-                    line = await _query(data, runtime, seen)
+                with suppress(InfrastructureError, RetryLaterError, OSError, TimeoutError):
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        line = await _query(data, runtime, seen)
                     line["seconds"] = round(time.monotonic() - begun_s, 3)
                     file.write(json.dumps(line).encode() + b"\n")
-            await pause(max(_APART_S, _SHARE * (time.monotonic() - begun_s)), unless=stopping)
+                    apart_s = max(_APART_S, _SHARE * line["seconds"])
+            await pause(apart_s, unless=stopping)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ hundred busy keys `hot-<...>`: ten of them for 400 numbers, then the next ten. A
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,10 +86,14 @@ class Total:
         self.total += number
         self.number = number
 
+    def next(self, deal: Deal, key: str) -> int:
+        """The next number of the key."""
+        return deal.first(key) if self.number < 0 else deal.after(self.number)
+
     def advance(self, deal: Deal, key: str, count: int) -> None:
         """Go on to so many records of the key."""
         while self.count < count:
-            self.add(deal.first(key) if self.number < 0 else deal.after(self.number))
+            self.add(self.next(deal, key))
 
 
 @dataclass(slots=True)
@@ -98,63 +102,80 @@ class Busy:
 
     digits: Counter[str] = field(default_factory=Counter)
     recent: list[int] = field(default_factory=list)
-    session: int = 0
-    """As the outputs say: when an entry that has expired is removed is not defined."""
+    session: int | None = 0
+    """As the outputs say: when an entry that has expired is removed is not defined. None: it is not known."""
     number: int = -_SESSION_RECORDS
+
+    def add(self, number: int) -> None:
+        self.digits[str(number // 2 % _DIGITS)] += 1
+        self.recent = [*self.recent, number][-_RECENT:]
+        self.session, self.number = None, number
 
     def take(self, row: Row) -> str | None:
         """What is wrong with the row of its next record, if something is."""
         number, session = row["number"], row["session"]
-        self.digits[str(number // 2 % _DIGITS)] += 1
-        self.recent = [*self.recent, number][-_RECENT:]
-        going_on, begun = self.session + 1, number - self.number >= _SESSION_RECORDS
-        self.session, self.number = session, number
-        if session != going_on and not (begun and session == 1):
-            return f"number {number} is {session} in its session, not {going_on}"
+        before, begins = self.session, number - self.number >= _SESSION_RECORDS
+        self.add(number)
+        self.session = session
+        if before is not None and session != before + 1 and not (begins and session == 1):
+            return f"number {number} is {session} in its session, not {before + 1}"
         if row["digits"] != self.digits or row["recent"] != self.recent:
             return f"number {number} found {row['digits']} and {row['recent']}, not {dict(self.digits)}, {self.recent}"
         return None
 
 
-def output_check(name: str, deal: Deal, records: int, rows: Iterable[Row]) -> tuple[Check, Mapping[str, Total]]:
-    """Each record that counts once, as the next of its key. Also returns what the last row of each key says."""
-    totals: dict[str, Total] = {}
-    busy: dict[str, Busy] = {}
-    faults: list[str] = []
-    repeated = disagreeing = 0
-    for row in rows:
+class _Outputs:
+    """What the rows say so far, and what is wrong with them."""
+
+    def __init__(self, deal: Deal) -> None:
+        self._deal = deal
+        self._busy: defaultdict[str, Busy] = defaultdict(Busy)
+        self.totals: defaultdict[str, Total] = defaultdict(Total)
+        """By key, up to its last row, with those that it lacks."""
+        self.counts: Counter[str] = Counter(lost=0, repeated=0, disagreeing=0)
+        self.faults: list[str] = []
+
+    def take(self, row: Row) -> None:
         key, number = row["key"], row["number"]
-        total = totals.setdefault(key, Total())
-        wanted = deal.first(key) if total.number < 0 else deal.after(total.number)
-        if number != wanted:
-            repeated += number <= total.number
-            disagreeing += number > wanted
-            faults.append(f"key {key} goes on with number {number}, not {wanted}")
-            totals[key] = Total(row["count"], row["total"], number)
-            continue
+        total = self.totals[key]
+        wanted = total.next(self._deal, key)
+        if number < wanted:
+            self._fault("repeated", f"key {key} goes on with number {number}, not {wanted}")
+            return
+        while wanted < number:
+            self._fault("lost", f"key {key} goes on with number {number}, not {wanted}")
+            total.add(wanted)
+            self._busy[key].add(wanted)
+            wanted = total.next(self._deal, key)
         total.add(number)
         if (row["count"], row["total"]) != (total.count, total.total):
-            disagreeing += 1
             said = f"{row['count']} records, total {row['total']}"
-            faults.append(f"number {number} of key {key}: {said}; expected {total.count} and {total.total}")
-            totals[key] = Total(row["count"], row["total"], number)
-        fault = busy.setdefault(key, Busy()).take(row) if key.startswith("hot") else None
+            self._fault(
+                "disagreeing", f"number {number} of key {key}: {said}; expected {total.count} and {total.total}"
+            )
+        fault = self._busy[key].take(row) if key.startswith("hot") else None
         if fault is not None:
-            disagreeing += 1
-            faults.append(f"key {key}: {fault}")
-    wanted_totals = folded(deal, records)
-    lost = 0
-    for key, total in wanted_totals.items():
-        found = totals.get(key, Total())
-        if found.count < total.count:
-            lost += total.count - found.count
-            faults.append(f"key {key} has {found.count} rows of {total.count}")
-        elif found.number > total.number:
-            repeated += 1
-            faults.append(f"key {key} has a row of number {found.number}, which was never made")
-    counts = {"lost": lost, "repeated": repeated, "disagreeing": disagreeing}
-    detail = f"{sum(total.count for total in totals.values()):,} records of {len(totals):,} keys"
-    return checked(name, "each record once, as the next of its key", faults, detail, **counts), totals
+            self._fault("disagreeing", f"key {key}: {fault}")
+
+    def end(self, wanted: Mapping[str, Total]) -> None:
+        """`wanted`: what there is of each key."""
+        for key, total in wanted.items():
+            if lost := total.count - self.totals[key].count:
+                self._fault("lost" if lost > 0 else "repeated", f"key {key} has {-lost:+,} rows", abs(lost))
+
+    def _fault(self, sort: str, what: str, count: int = 1) -> None:
+        self.counts[sort] += count
+        self.faults.append(what)
+
+
+def output_check(name: str, deal: Deal, records: int, rows: Iterable[Row]) -> tuple[Check, Mapping[str, Total]]:
+    """Each record that counts once, as the next of its key. Also returns what there is of each key."""
+    found = _Outputs(deal)
+    for row in rows:
+        found.take(row)
+    found.end(folded(deal, records))
+    detail = f"{sum(total.count for total in found.totals.values()):,} records of {len(found.totals):,} keys"
+    return checked(name, "each record once, as the next of its key", found.faults, detail, **found.counts), found.totals
 
 
 def folded(deal: Deal, records: int) -> dict[str, Total]:
@@ -254,9 +275,7 @@ def _busy(deal: Deal, records: int) -> dict[str, Busy]:
     found: dict[str, Busy] = {}
     for number in range(1, records, 2):
         if not fails(number):
-            one = found.setdefault(deal.key(number), Busy())
-            one.digits[str(number // 2 % _DIGITS)] += 1
-            one.recent = [*one.recent, number][-_RECENT:]
+            found.setdefault(deal.key(number), Busy()).add(number)
     return found
 
 
