@@ -139,7 +139,7 @@ spec:
       udf:
         python: "functions.py:Remembering"
         state: {{maxBytes: {state_bytes}}}
-        retryStrategy: {{backoff: {{interval: 1ms, steps: 2}}}}{held_block}
+        retryStrategy: {{backoff: {{interval: 1ms, steps: 6}}}}{held_block}
     - name: totals
       sink: {{file: {{path: totals, format: jsonl, rolling: {{maxAge: 100ms}}}}}}
     - name: refused
@@ -190,6 +190,7 @@ def deal(record: udf.Record) -> udf.Message:
     return udf.Message(record.value, keys=(f"hot-{busy}" if odd else f"key-{half % int(os.environ['KEYS'])}",))
 
 
+# By this process: a record fails again for the next one.
 failed_once = set()
 
 
