@@ -87,6 +87,12 @@ class KeyedState:
             raise self._damaged(f"its list of states does not decode: {error}") from error
         if self._states.slots != SLOTS:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as before the first step of the changelog."""
+        self._image = StateImage()
+        self._next_slot = 0
         for state in self._states.states:
             self._image.add_state(has_items=StateKind(state.kind).has_items)
 
