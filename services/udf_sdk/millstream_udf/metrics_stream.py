@@ -50,11 +50,12 @@ class MetricsSender:
         """The messages of a stream, until the end."""
         while True:
             await self._changed.wait()
-            if not self._ending.is_set():
+            is_last = self._ending.is_set()
+            if not is_last:
                 self._changed.clear()
             if readings := self._registry.take():
                 yield udf_pb2.MetricsResponse(series=map(_series, readings)).SerializeToString()
-            if self._ending.is_set():
+            if is_last:
                 return
             try:
                 async with asyncio.timeout(INTERVAL_S):

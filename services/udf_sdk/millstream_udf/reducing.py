@@ -31,6 +31,7 @@ from millstream_udf.failures import FAILURES, describe, failure, summary
 from millstream_udf.groups import Chunk, Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
+from millstream_udf.metrics import REGISTRY
 from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
@@ -330,6 +331,7 @@ def load(target: str, directory: str = "", context: Context | None = None, confi
     up at the first part of a process. (`close` of a class is not called here: a Spark worker ends without notice.)
     Raises `LoadError` if there is no such function, and what the user's module raises when it is imported.
     """
+    REGISTRY.not_exported = "metrics of a function that runs inside Spark's Python workers are not exported"
     # One process may have the functions of several vertices, one after the other.
     settings = Settings(config or "{}")
     hold(settings)
