@@ -21,10 +21,12 @@ from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAn
 from millstream.udf.checks import check_map_answer, check_parts, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.values import Values
 from millstream_udf import columns
 from millstream_udf.fields import Large, field
+from millstream_udf.version import SDK_VERSION
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -90,6 +92,7 @@ def hello_of(
     calls_socket: bool = False,
     keeps_positions: bool = False,
     may_return_arrow: bool = False,
+    settings: FunctionSettings = NO_SETTINGS,
 ) -> udf_pb2.Hello:
     """The first message of a stream."""
     return udf_pb2.Hello(
@@ -103,6 +106,9 @@ def hello_of(
         calls_socket=calls_socket,
         keeps_positions=keeps_positions,
         may_return_arrow=may_return_arrow,
+        config=settings.config,
+        secrets=settings.secrets,
+        version=SDK_VERSION,
     )
 
 

@@ -36,6 +36,7 @@ def context_of(
         vertex=hello.vertex,
         lane=hello.lane,
         replica=hello.replica,
+        version=hello.version,
         attempt=attempt,
         watermark_us=watermark_us,
         traceparent=traceparent,

@@ -87,13 +87,15 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     return instance, instance.process
 
 
-def items_of(definition: Definition, inputs: FrameInputs) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
+def items_of(
+    definition: Definition, inputs: FrameInputs, context: Context
+) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
     """The values or records, as the function takes them, and the misfits: those whose values do not fit its type."""
     takes_values = definition.takes in (Takes.VALUE, Takes.VALUES)
     if definition.decode is None:
-        return (inputs.values if takes_values else inputs.records), {}
+        return (inputs.values if takes_values else inputs.records_with(inputs.values, context)), {}
     values, misfits = definition.decode.many(inputs.values)
-    return (values if takes_values else inputs.records_with(values)), misfits
+    return (values if takes_values else inputs.records_with(values, context)), misfits
 
 
 class FunctionLane:
@@ -112,7 +114,7 @@ class FunctionLane:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed.
         `states`: for a function that has some."""
         CURRENT.set(context)
-        items, misfits = items_of(self.definition, inputs)
+        items, misfits = items_of(self.definition, inputs, context)
         places: Sequence[int] = range(len(items))
         if misfits:
             places = [place for place in places if place not in misfits]

@@ -5,7 +5,8 @@
     def test_it_shouts():
         assert run(process, [b"hello"]).values == [b"HELLO"]
 
-What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember.
+What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember. What
+it counts is there, too. `given` sets the config and the secrets of functions, and counts, for everything in the kit.
 `run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources. `check_sink` kills a sink
 that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
@@ -31,6 +32,7 @@ from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import now_us as present_us
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.testing_context import Metrics, Observed, counting, given, settled
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
 from millstream_udf.testing_sinks import OpenSink, check_sink, write_once
@@ -40,12 +42,15 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = [
     "KeptStates",
+    "Metrics",
+    "Observed",
     "OpenSink",
     "Outcome",
     "Reduced",
     "Results",
     "arun",
     "check_sink",
+    "given",
     "read_source",
     "run",
     "run_reduce",
@@ -96,6 +101,8 @@ class Results:
     """The type of the outputs, if the function is annotated with one."""
     states: KeptStates | None = None
     """What the function remembers now, by key; None if it has no states."""
+    metrics: Metrics = field(default_factory=dict)
+    """What the function counted, by name and labels: `{'refused{reason="price"}': 2}`."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -137,6 +144,8 @@ def run(
     edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
     with either. Raises `RuntimeError` if the call as a whole fails.
@@ -149,6 +158,8 @@ def run(
     `states`: what a function with states remembers before, by key and name: `{"ada": {"total": 5}}`, or the `states` of
     earlier results, which are then also those afterwards. `now_us`: the present time, microseconds since the epoch, for
     states that expire by it.
+
+    `config`, `secrets`: those of the pipeline file. By default those of a `given` around the call, or none.
     """
     return asyncio.run(
         arun(
@@ -160,6 +171,8 @@ def run(
             edge=edge,
             states=states,
             now_us=now_us,
+            config=config,
+            secrets=secrets,
         )
     )
 
@@ -174,8 +187,24 @@ async def arun(
     edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """The same as `run`, for async tests."""
+    with settled(config, secrets), counting() as counted:
+        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us)
+    return replace(results, metrics=counted)
+
+
+async def _run(
+    function: Any,
+    inputs: Iterable[Any],
+    kind: str,
+    attempt: int,
+    watermark_us: int,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
+    now_us: int | None,
+) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     kept = kept_states(definition, states)

@@ -33,7 +33,7 @@ from millstream.udf.program_lines import readable
 from millstream.udf.protocol import protocol_of
 from millstream.udf.sidecar import LINES_KEPT, SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory
-from millstream_worker.programs import sidecar_spec
+from millstream_worker.programs import settings_of, sidecar_spec
 
 CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
 """Tells the SDK where to write its report."""
@@ -131,7 +131,8 @@ def _in_spark(resolved: ResolvedPipeline, vertex: str, role: str, program: Any) 
     if program.python is None:
         return None
     cwd = resolved.base_dir / (program.working_dir or FilePath())
-    return SidecarSpec(python_command(program.python), role, resolved.pipeline.name, vertex, cwd=cwd)
+    env = settings_of(resolved, vertex, role, program).environment()
+    return SidecarSpec(python_command(program.python), role, resolved.pipeline.name, vertex, env=env, cwd=cwd)
 
 
 async def _report(spec: SidecarSpec) -> dict[str, Any]:
@@ -232,6 +233,14 @@ def _state_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Findin
         yield Finding(codes.STATE_MISFIT, (*place.path, "state"), what, "a function with states, or no `state`")
 
 
+def _config_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the config has the types with which the function reads it."""
+    for misfit in report.get("config", ()):
+        path = (*place.path, "config", *misfit["path"])
+        what = f"{misfit['what']} (read by `{report['function']}`)"
+        yield Finding(codes.CONFIG_MISFIT, path, what, "the members of that type, and no others")
+
+
 _TAKEN_BY_ITS_ARGUMENTS = {"reduce": " (it has more than two arguments, or one called keys, records or window)"}
 """Why an undecorated function is taken for one of a kind, if that may be surprising."""
 
@@ -245,6 +254,7 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
             expected = "a class with open, write and flush (docs/connectors/udsink.md); or no `guarantee`"
             verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
         verdict.problems.extend(_state_findings(place, report))
+        verdict.problems.extend(_config_findings(place, report))
         return
     served = " or ".join(report["kinds"])
     if not report["decorated"]:
