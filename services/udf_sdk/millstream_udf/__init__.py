@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream_udf.server import serve
     from millstream_udf.state_specs import StateError
     from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
+    from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
         DeadLetter,
@@ -51,8 +52,10 @@ __all__ = [
     "StateError",
     "StateList",
     "StateMap",
+    "Timer",
     "Window",
     "__version__",
+    "cancel_timer",
     "counter",
     "list_state",
     "map",
@@ -62,6 +65,7 @@ __all__ = [
     "sink",
     "source",
     "source_transform",
+    "timer",
     "value",
 ]
 
@@ -72,6 +76,7 @@ _HOMES = {
     **dict.fromkeys(("Record", "Retry", "SinkLane", "Window"), "values"),
     **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
+    **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),
     "Context": "context",
     "PositionTable": "position_table",
     "StateError": "state_specs",

@@ -255,9 +255,11 @@ class Rig:
             yield lane
 
     @asynccontextmanager
-    async def stage_lane(self, stage: Stage, routes: Sequence[Route], clock: Clock) -> AsyncIterator[VertexLane]:
+    async def stage_lane(
+        self, stage: Stage, routes: Sequence[Route], clock: Clock, dead_letter: Sequence[Route] = ()
+    ) -> AsyncIterator[VertexLane]:
         """The open lane of any stage."""
-        router = Router(routes)
+        router = Router(routes, dead_letter)
         committer = await self.committer(LANE, router)
         self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
         tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
