@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,6 +13,8 @@ from datetime import timedelta
 import pytest
 
 import millstream_udf as udf
+from millstream.clock import END_OF_TIME_US
+from millstream.dead_letter import POSITION_HEADER
 from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
@@ -220,3 +223,130 @@ async def test_each_timer_fires_once_whoever_owns_the_lane(
     assert seen == Counter(key for key, _, _ in outputs)
     account = await rig.account()
     assert (account.inputs, account.timers, account.difference) == (len(rows), sum(fired.values()), 0)
+
+
+@udf.map
+class Told:
+    """Does what its records say: sets timers, which put out what they see."""
+
+    seen = udf.value(str, default="", ttl=timedelta(seconds=50))
+
+    def process(self, record: udf.Record) -> str | None:
+        for word in record.value.decode().split(","):
+            name, _, when = word.partition(" ")
+            if name == "clock":
+                udf.timer(name, at=int(when) * SECOND, clock="processing")
+            elif when:
+                udf.timer(name, at=int(when) * SECOND)
+            else:
+                self.seen += name
+        return None
+
+    def on_timer(self, timer: udf.Timer) -> str | None:
+        if timer.name == "fails":
+            raise OSError("away")
+        if timer.name == "again":
+            udf.timer("again", at=timer.at)
+        if timer.name == "large":
+            return f"large {self.seen}".ljust(900_000)
+        return f"{timer.name} {self.seen}"
+
+
+async def test_by_processing_time_they_fire_by_the_clock_and_never_behind_the_watermark(rig: Rig) -> None:
+    clock = SettableClock()
+    now = int(clock.time_s)
+    async with open_keyed_stream(Told) as stream:
+        await rig.feed(frame_of([("a", 10, f"clock {now + 5}"), ("b", 20, f"clock {now + 3600}")]), watermark_us=0)
+        async with owned(rig, stream, clock) as lane, running(lane):
+
+            async def all_set() -> bool:
+                return bool((await rig.mark()).states) and len(await set_timers(rig)) == 2
+
+            await until(all_set)
+            await rig.tell(15 * SECOND)
+            await until_published(lane, 15 * SECOND)
+            await (await rig.stores.store(LANE.vertex)).flush()
+        # The next owner is late.
+        clock.time_s += 6
+        async with owned(rig, stream, clock) as lane, running(lane):
+            assert await until_put_out(rig, 1) == [("a", "clock ", 15)]
+        assert await set_timers(rig) == [("b", "clock", now + 3600)]
+        await rig.feed(frame_of([("c", 30, "x 40")]), ended=True)
+        async with asyncio.timeout(20), owned(rig, stream, clock) as lane:
+            await lane.run()
+        assert await put_out(rig) == [("a", "clock ", 15), ("c", "x ", 40)]
+        # At the end, those by processing time stay.
+        assert await set_timers(rig) == [("b", "clock", now + 3600)]
+
+
+async def until_published(lane: Lane, watermark_us: int) -> None:
+    async def is_published() -> bool:
+        return lane.core.watermark_us >= watermark_us
+
+    await until(is_published)
+
+
+@pytest.mark.guarantee("I5")
+async def test_the_watermark_waits_for_the_next_timer_and_holds_nothing_else_back(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as stream:
+        await rig.feed(frame_of([("a", 10, "x 40")]), watermark_us=0)
+        async with owned(rig, stream) as lane, running(lane):
+            await rig.tell(30 * SECOND)
+            await until_published(lane, 30 * SECOND)
+            await rig.tell(70 * SECOND)
+            assert await until_put_out(rig, 1) == [("a", "x ", 40)]
+            await until_published(lane, 70 * SECOND)
+            # Too late: it fires at once, with the watermark as its time.
+            await rig.feed(frame_of([("a", 71, "y 50")]), watermark_us=70 * SECOND)
+            assert (await until_put_out(rig, 2))[1:] == [("a", "y ", 70)]
+
+
+async def test_a_timer_sees_what_expires_with_it_and_the_sweep_comes_after_it(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as stream:
+        await rig.feed(frame_of([("a", 10, "kept,x 60"), ("b", 10, "kept,y 61")]), watermark_us=0)
+        async with owned(rig, stream) as lane, running(lane):
+            await rig.tell(70 * SECOND)
+            assert await until_put_out(rig, 2) == [("a", "x kept", 60), ("b", "y ", 61)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_at_the_end_all_fire_and_what_they_set_stays(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as stream:
+        rows = [("a", 10, "again 5000"), ("b", 11, "x 400,y 300"), ("c", 12, "z 9999")]
+        await rig.feed(frame_of(rows), ended=True)
+        async with asyncio.timeout(20), owned(rig, stream) as lane:
+            await lane.run()
+    assert await put_out(rig) == [("b", "y ", 300), ("b", "x ", 400), ("a", "again ", 5000), ("c", "z ", 9999)]
+    assert await set_timers(rig) == [("a", "again", 5000)]
+    assert (await rig.mark()).watermark_us == END_OF_TIME_US
+
+
+@pytest.mark.guarantee("I2")
+async def test_one_that_is_given_up_is_a_dead_letter_that_names_it(rig: Rig) -> None:
+    policy = RetryPolicy(Backoff(0.0, steps=2), OnFailure.DEAD_LETTER)
+    async with open_keyed_stream(Told) as stream:
+        await rig.feed(frame_of([("a", 10, "fails 40,x 41"), ("b", 10, "x 40")]), ended=True)
+        async with asyncio.timeout(20), owned(rig, stream, policy=policy) as lane:
+            await lane.run()
+    assert sorted(await put_out(rig)) == [("a", "x ", 41), ("b", "x ", 40)]
+    (letter,) = [record for frame in await rig.stored(DEAD) for record in frame.to_records()]
+    assert json.loads(letter.value) == {"timer": "fails", "at_us": 40 * SECOND, "clock": "event"}
+    assert (letter.keys, letter.event_time_us) == (("a",), 40 * SECOND)
+    assert letter.headers[POSITION_HEADER].decode().startswith(f"map/in-map/0/timer/{40 * SECOND}-")
+    assert stream.timer_calls == [2, 1, 1]
+    account = await rig.account()
+    assert (account.inputs, account.timers, account.dead_lettered, account.difference) == (2, 3, 1, 0)
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_results_that_are_too_large_for_a_commit_are_made_in_parts(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as stream:
+        await rig.feed(frame_of([(f"k{number:02}", 10, f"seen,large {number}") for number in range(40)]), ended=True)
+        async with asyncio.timeout(20), owned(rig, stream) as lane:
+            await lane.run()
+    outputs = await put_out(rig)
+    assert [(key, value.strip(), at) for key, value, at in outputs] == [
+        (f"k{number:02}", "large seen", number) for number in range(40)
+    ]
+    assert sum(stream.timer_calls) > 40
+    assert (await rig.account()).timers == 40
