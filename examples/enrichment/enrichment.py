@@ -82,7 +82,9 @@ def main(payments: int | None) -> int:
     wrong = wrong_rows(given, table, written)
     entries = [json.loads(line) for line in shown.splitlines()]
     kept = {entry["key"][0]: entry["value"]["city"] for entry in entries if entry["state"] == "customer"}
-    forgotten = [user for user, city in {row["user"]: row["city"] for row in table}.items() if kept.pop(user, "") != city]
+    forgotten = [
+        user for user, city in {row["user"]: row["city"] for row in table}.items() if kept.pop(user, "") != city
+    ]
     waiting = sorted(entry["value"]["number"] for entry in entries if entry["state"] == "waiting")
     unknown = sorted(row["number"] for row in given if row["user"] not in {row["user"] for row in table})
     print(f"enrichment: {len(written)} rows, {len(wrong)} users with wrong rows, ", end="")

@@ -219,6 +219,10 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
             f"{where}: the function breaks its protocol: it has {len(declared)} states with {len(names)} names; at "
             f"most {STATES_MAX} with different names are allowed",
         )
+    if sum(state.kind is StateKind.TIMER for state in declared) > 1:
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL, f"{where}: the function breaks its protocol: several of its states are of timers"
+        )
     return tuple(declared)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millstream_udf.settings import ConfigError, SecretError, config, secret
     from millstream_udf.state_specs import StateError
     from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
+    from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
         DeadLetter,
@@ -55,8 +56,10 @@ __all__ = [
     "StateError",
     "StateList",
     "StateMap",
+    "Timer",
     "Window",
     "__version__",
+    "cancel_timer",
     "config",
     "counter",
     "list_state",
@@ -69,6 +72,7 @@ __all__ = [
     "sink",
     "source",
     "source_transform",
+    "timer",
     "value",
 ]
 
@@ -80,6 +84,7 @@ _HOMES = {
     **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
     **dict.fromkeys(("ConfigError", "SecretError", "config", "secret"), "settings"),
+    **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),
     "Context": "context",
     "PositionTable": "position_table",
     "StateError": "state_specs",

@@ -88,7 +88,10 @@ async def _answer_map(
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         specs = lane.definition.states
         states = CallStates(specs, call.states, inputs, now_us) if specs else None
-        results = await lane.results(inputs, context, states)
+        if call.timers and states is not None:
+            results = await lane.timer_results(inputs, context, states)
+        else:
+            results = await lane.results(inputs, context, states)
         times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
         # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
         with nullcontext() if lane.definition.is_async else outside_loop():

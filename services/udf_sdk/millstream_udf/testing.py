@@ -7,6 +7,7 @@
 
 What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember. What
 it counts is there, too. `given` sets the config and the secrets of functions, and counts, for everything in the kit.
+`run_timers` moves the watermark, or the clock, and runs the timers whose time has come.
 `run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources. `check_sink` kills a sink
 that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
@@ -37,7 +38,10 @@ from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
 from millstream_udf.testing_sinks import OpenSink, check_sink, write_once
 from millstream_udf.testing_states import KeptStates, kept_states
-from millstream_udf.values import Batch, Message
+from millstream_udf.testing_timers import fire_all
+from millstream_udf.timer_entries import CLOCKS, pack_due
+from millstream_udf.timers import Timer
+from millstream_udf.values import Batch, Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = [
@@ -54,6 +58,7 @@ __all__ = [
     "read_source",
     "run",
     "run_reduce",
+    "run_timers",
     "run_windows",
 ]
 
@@ -103,6 +108,8 @@ class Results:
     """What the function remembers now, by key; None if it has no states."""
     metrics: Metrics = field(default_factory=dict)
     """What the function counted, by name and labels: `{'refused{reason="price"}': 2}`."""
+    timers: Sequence[Timer] = ()
+    """The timers that have fired, in order: the inputs of `run_timers`."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -234,6 +241,69 @@ async def _run(
     if kept is not None:
         kept.commit(FrameInputs(frame), answer.changes)
     return results
+
+
+def run_timers(
+    function: Any,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]],
+    *,
+    watermark_us: int = -(2**63),
+    now_us: int = -(2**63),
+    attempt: int = 0,
+) -> Results:
+    """Run the timers of `function` whose time has come: by event time up to `watermark_us`, then by processing time up
+    to `now_us`, microseconds since the epoch. They fire as in a pipeline, also those that they set.
+
+    `states`: what is remembered before, as for `run`; its timers are `states.timers`. The inputs of the results are the
+    timers that have fired, which are `results.timers`. One that fails or is to be retried fires once, and stays set.
+    Raises `RuntimeError` if a call as a whole fails.
+    """
+    return asyncio.run(arun_timers(function, states, watermark_us=watermark_us, now_us=now_us, attempt=attempt))
+
+
+async def arun_timers(
+    function: Any,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]],
+    *,
+    watermark_us: int = -(2**63),
+    now_us: int = -(2**63),
+    attempt: int = 0,
+) -> Results:
+    """The same as `run_timers`, for async tests."""
+    definition = define(function, getattr(function, "__name__", type(function).__name__))
+    if definition.on_timer is None:
+        raise TypeError(f"{definition.name} has no on_timer")
+    kept = kept_states(definition, states)
+    assert kept is not None, "timers are a state"
+    fired: list[Timer] = []
+    messages: list[Message] = []
+    parents: list[int] = []
+    outcomes: list[Outcome] = []
+    hello, present = _hello(definition, "map"), present_us() if now_us == -(2**63) else now_us
+    async with open_function(definition, context_of(hello)) as opened:
+
+        async def fire(timers: list[Timer]) -> set[int]:
+            records = [
+                Record(pack_due(one.name, CLOCKS[one.clock], one.at_us), one.event_time_us, one.keys) for one in timers
+            ]
+            inputs = FrameInputs(frame_of(records))
+            call = udf_pb2.SealedMapCall(
+                frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
+            )
+            call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
+            answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
+            if answer.error:
+                raise RuntimeError(answer.error)
+            kept.commit(inputs, answer.changes)
+            found, before = _map_results(inputs, answer), len(fired)
+            fired.extend(timers)
+            messages.extend(found._messages)
+            parents.extend(before + parent for parent in found.parents)
+            outcomes.extend(replace(one, index=before + one.index) for one in found.outcomes)
+            return {one.index for one in found.outcomes if one.result in ("error", "retry")}
+
+        await fire_all(kept, watermark_us, present if now_us != -(2**63) else now_us, fire)
+    return Results(messages, parents, outcomes, len(fired), definition.on_timer.gives, kept, fired)
 
 
 def read_source(

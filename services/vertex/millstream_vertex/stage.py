@@ -18,6 +18,7 @@ from millstream.clock import END_OF_TIME_US
 from millstream.frame import Frame
 from millstream.naming import NO_ORIGIN, Origin
 from millstream.record import BufferId
+from millstream.udf.states import StateClock
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Tags
 
@@ -57,6 +58,15 @@ class StageResult:
     errors: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """Timers whose time has come, as records."""
+
+    frame: Frame
+    names: Sequence[str]
+    """The name of each among those of its lane, the same at every attempt."""
+
+
 class Stage(ABC):
     """What happens to the records of one vertex in one lane. Used by one task if it `is_stateful`; otherwise several
     calls of `on_frame` may be in progress."""
@@ -80,6 +90,16 @@ class Stage(ABC):
         """No record older than this follows, except late ones. Called before the next records, if it has advanced, and
         while there are none. Only for stages with a state."""
         return None
+
+    def take_timers(self, clock: StateClock, until_us: int, floor_us: int, most: int) -> DueTimers | None:
+        """Take the next timers that are due by a clock out of the state, at most so many, in order. The next call is
+        `on_timers`, or `undo`. `floor_us`: the watermark that the lane has promised, which no output may be behind.
+        Only for stages with a state."""
+        return None
+
+    async def on_timers(self, given: StageInput) -> StageResult:
+        """Process the timers that were just taken, as `on_frame` does records."""
+        raise NotImplementedError
 
     async def on_timer(self, now_us: int) -> StageResult | None:
         """It is `timer_us`, by the clock. Only for stages with a state."""

@@ -21,6 +21,8 @@ from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.formatting import time_text
 from millstream_runner.local.stored import open_run
 from millstream_runner.local.stored_states import LaneState, StoredEntry, check_remembers, stored_states
+from millstream_udf.timer_entries import CLOCK_NAMES
+from millstream_vertex.keyed.timers import timer_of
 
 _VALUE_CHARS_MAX = 200
 
@@ -63,6 +65,12 @@ def _is_wanted(entry: StoredEntry, arguments: argparse.Namespace) -> bool:
 
 def _line(entry: StoredEntry) -> str:
     key = ", ".join(entry.key) or "(the lane)"
+    if entry.kind is StateKind.TIMER:
+        timer = timer_of(b"", entry.item, entry.value)
+        return (
+            f"{in_line(key)}  timer {in_line(timer.name.decode())} at {time_text(timer.at_us)} "
+            f"({CLOCK_NAMES[timer.clock]} time)"
+        )
     item = f"[{_shown(_decoded(entry.item, _item_codec(entry)))}]" if entry.kind.has_items else ""
     value = _shown(_decoded(entry.value, _codec(entry)))
     expires = f"  (expires {time_text(entry.expires_us)})" if entry.expires_us else ""
@@ -76,9 +84,13 @@ def _shown(value: Any) -> str:
 
 def _as_json(lane: LaneState, entry: StoredEntry) -> dict[str, Any]:
     facts: dict[str, Any] = {"key": list(entry.key), "state": entry.state.name, "kind": entry.kind.name.lower()}
-    if entry.kind.has_items:
-        facts["item"] = _decoded(entry.item, _item_codec(entry))
-    facts["value"] = _decoded(entry.value, _codec(entry))
+    if entry.kind is StateKind.TIMER:
+        timer = timer_of(b"", entry.item, entry.value)
+        facts |= {"timer": timer.name.decode(), "at_us": timer.at_us, "clock": CLOCK_NAMES[timer.clock]}
+    else:
+        if entry.kind.has_items:
+            facts["item"] = _decoded(entry.item, _item_codec(entry))
+        facts["value"] = _decoded(entry.value, _codec(entry))
     if entry.expires_us:
         facts["expires_us"] = entry.expires_us
     mark = lane.mark

@@ -273,6 +273,12 @@ class State(_message.Message):
         """Values in the order of their items, which are numbers of eight bytes, big-endian."""
         KIND_COUNTER: State._Kind.ValueType  # 4
         """One value: a signed number of eight bytes, little-endian."""
+        KIND_TIMER: State._Kind.ValueType  # 5
+        """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+        come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+        time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+        set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+        """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: State.Kind.ValueType  # 0
@@ -284,6 +290,12 @@ class State(_message.Message):
     """Values in the order of their items, which are numbers of eight bytes, big-endian."""
     KIND_COUNTER: State.Kind.ValueType  # 4
     """One value: a signed number of eight bytes, little-endian."""
+    KIND_TIMER: State.Kind.ValueType  # 5
+    """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+    come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+    time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+    set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+    """
 
     class _Clock:
         ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -463,6 +475,7 @@ class MapCall(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
@@ -479,6 +492,11 @@ class MapCall(_message.Message):
     """Index, in the stored frame, of this call's first record."""
     edge: _builtins.str
     """The edge by which these records come, if Hello does not say it."""
+    timers: _builtins.bool
+    """The records are timers whose time has come, at most one of each key, in order; for functions with a state of
+    KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
+    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+    """
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     @_builtins.property
@@ -497,10 +515,11 @@ class MapCall(_message.Message):
         first_index: _builtins.int = ...,
         states: Global___StateEntries | None = ...,
         edge: _builtins.str = ...,
+        timers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +773,7 @@ class SealedMapCall(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
@@ -763,6 +783,7 @@ class SealedMapCall(_message.Message):
     first_index: _builtins.int
     states: _builtins.bytes
     edge: _builtins.str
+    timers: _builtins.bool
     def __init__(
         self,
         *,
@@ -775,10 +796,11 @@ class SealedMapCall(_message.Message):
         first_index: _builtins.int = ...,
         states: _builtins.bytes = ...,
         edge: _builtins.str = ...,
+        timers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
