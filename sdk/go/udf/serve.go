@@ -65,8 +65,11 @@ func ExitCode(err error) int {
 }
 
 // Serve serves function at the socket that the environment names, until ctx ends or SIGTERM or SIGINT arrives; then it
-// finishes the calls that it has.
+// finishes the calls that it has. For `millstream validate --import`, it describes the function, and returns.
 func Serve(ctx context.Context, function *Function) error {
+	if path := os.Getenv(checkVariable); path != "" {
+		return function.writeReport(path)
+	}
 	if function.fault != nil {
 		return hopeless{function.fault}
 	}
