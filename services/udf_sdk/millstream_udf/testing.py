@@ -199,7 +199,7 @@ async def arun(
 ) -> Results:
     """The same as `run`, for async tests."""
     with settled(config, secrets), counting() as counted:
-        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us)
+        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge)
     return replace(results, metrics=counted)
 
 
@@ -211,6 +211,7 @@ async def _run(
     watermark_us: int,
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
     now_us: int | None,
+    edge: str,
 ) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
@@ -250,6 +251,8 @@ def run_timers(
     watermark_us: int = -(2**63),
     now_us: int = -(2**63),
     attempt: int = 0,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """Run the timers of `function` whose time has come: by event time up to `watermark_us`, then by processing time up
     to `now_us`, microseconds since the epoch. They fire as in a pipeline, also those that they set.
@@ -258,7 +261,17 @@ def run_timers(
     timers that have fired, which are `results.timers`. One that fails or is to be retried fires once, and stays set.
     Raises `RuntimeError` if a call as a whole fails.
     """
-    return asyncio.run(arun_timers(function, states, watermark_us=watermark_us, now_us=now_us, attempt=attempt))
+    return asyncio.run(
+        arun_timers(
+            function,
+            states,
+            watermark_us=watermark_us,
+            now_us=now_us,
+            attempt=attempt,
+            config=config,
+            secrets=secrets,
+        )
+    )
 
 
 async def arun_timers(
@@ -268,6 +281,8 @@ async def arun_timers(
     watermark_us: int = -(2**63),
     now_us: int = -(2**63),
     attempt: int = 0,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """The same as `run_timers`, for async tests."""
     definition = define(function, getattr(function, "__name__", type(function).__name__))
@@ -279,31 +294,34 @@ async def arun_timers(
     messages: list[Message] = []
     parents: list[int] = []
     outcomes: list[Outcome] = []
-    hello, present = _hello(definition, "map"), present_us() if now_us == -(2**63) else now_us
-    async with open_function(definition, context_of(hello)) as opened:
+    hello, present = _hello(definition, "map", ""), present_us() if now_us == -(2**63) else now_us
+    with settled(config, secrets), counting() as counted:
+        async with open_function(definition, context_of(hello)) as opened:
 
-        async def fire(timers: list[Timer]) -> set[int]:
-            records = [
-                Record(pack_due(one.name, CLOCKS[one.clock], one.at_us), one.event_time_us, one.keys) for one in timers
-            ]
-            inputs = FrameInputs(frame_of(records))
-            call = udf_pb2.SealedMapCall(
-                frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
-            )
-            call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
-            answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
-            if answer.error:
-                raise RuntimeError(answer.error)
-            kept.commit(inputs, answer.changes)
-            found, before = _map_results(inputs, answer), len(fired)
-            fired.extend(timers)
-            messages.extend(found._messages)
-            parents.extend(before + parent for parent in found.parents)
-            outcomes.extend(replace(one, index=before + one.index) for one in found.outcomes)
-            return {one.index for one in found.outcomes if one.result in ("error", "retry")}
+            async def fire(timers: list[Timer]) -> set[int]:
+                records = [
+                    Record(pack_due(one.name, CLOCKS[one.clock], one.at_us), one.event_time_us, one.keys)
+                    for one in timers
+                ]
+                inputs = FrameInputs(frame_of(records))
+                call = udf_pb2.SealedMapCall(
+                    frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
+                )
+                call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
+                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
+                if answer.error:
+                    raise RuntimeError(answer.error)
+                kept.commit(inputs, answer.changes)
+                found, before = _map_results(inputs, answer), len(fired)
+                fired.extend(timers)
+                messages.extend(found._messages)
+                parents.extend(before + parent for parent in found.parents)
+                outcomes.extend(replace(one, index=before + one.index) for one in found.outcomes)
+                return {one.index for one in found.outcomes if one.result in ("error", "retry")}
 
-        await fire_all(kept, watermark_us, present if now_us != -(2**63) else now_us, fire)
-    return Results(messages, parents, outcomes, len(fired), definition.on_timer.gives, kept, fired)
+            await fire_all(kept, watermark_us, present if now_us != -(2**63) else now_us, fire)
+    gives = definition.on_timer.gives
+    return Results(messages, parents, outcomes, len(fired), gives, kept, metrics=counted, timers=fired)
 
 
 def read_source(
