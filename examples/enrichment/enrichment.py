@@ -82,11 +82,10 @@ def main(payments: int | None) -> int:
     wrong = wrong_rows(given, table, written)
     entries = [json.loads(line) for line in shown.splitlines()]
     kept = {entry["key"][0]: entry["value"]["city"] for entry in entries if entry["state"] == "customer"}
-    forgotten = [
-        user for user, city in {row["user"]: row["city"] for row in table}.items() if kept.pop(user, "") != city
-    ]
+    last = {row["user"]: row["city"] for row in table}
+    forgotten = [user for user, city in last.items() if kept.pop(user, "") != city]
     waiting = sorted(entry["value"]["number"] for entry in entries if entry["state"] == "waiting")
-    unknown = sorted(row["number"] for row in given if row["user"] not in {row["user"] for row in table})
+    unknown = sorted(row["number"] for row in given if row["user"] not in last)
     print(f"enrichment: {len(written)} rows, {len(wrong)} users with wrong rows, ", end="")
     print(f"{len(forgotten) + len(kept)} remembered wrongly, {len(waiting)} payments of unknown customers")
     return int(bool(wrong or forgotten or kept or waiting != unknown))
