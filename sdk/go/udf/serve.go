@@ -91,6 +91,7 @@ func Serve(ctx context.Context, function *Function) error {
 	if err != nil {
 		return err
 	}
+	secrets()
 	raiseHeapFloor()
 	logInLines()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)

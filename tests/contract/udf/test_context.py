@@ -54,10 +54,10 @@ async def by_hand(function: str, **environment: str) -> AsyncIterator[str]:
             yield f"unix:{socket}"
 
 
-async def mapped(function: UdfClient, value: bytes = b"x", **options: int) -> str:
+async def mapped(function: UdfClient, value: bytes = b"x", *, attempt: int = 0, watermark_us: int = 0) -> str:
     """What a map gives for a record."""
     async with function.open_map(FunctionKind.MAP, NAME) as stream:
-        (output,) = values_of(await stream.call(frame_of([value]), **options))
+        (output,) = values_of(await stream.call(frame_of([value]), attempt=attempt, watermark_us=watermark_us))
     return output.decode()
 
 
@@ -150,7 +150,7 @@ async def test_sinks_and_sources_have_theirs(lines: Lines, remote: bool) -> None
             yield other
 
     async with opened("sink") as function, function.open_sink(NAME) as sink:
-        (outcome,) = (await sink.call(frame_of([b"x"]), attempt=3)).outcomes
+        (outcome,) = (await sink.call(frame_of([b"x"]), id_prefix="a/", first_index=0, attempt=3)).outcomes
         assert outcome.reason == "2.0 k 3"
     async with opened("Kept") as function, function.open_position_sink(NAME) as kept:
         assert await kept.open("lane", 1) == b"2.0 k"

@@ -76,6 +76,10 @@ def test_outputs_and_their_test() -> None:
     assert results.values == [b"empty"]
 
 
+def test_context_and_its_test() -> None:
+    example_test("test_alerts.py").test_readings_above_the_threshold_are_alerts()
+
+
 def test_state_and_its_test() -> None:
     example_test("test_customers.py").test_a_customer_is_remembered()
     readings = [udf.Record(f'{{"celsius": {degrees}}}'.encode(), keys=("attic",)) for degrees in (20, 21)]

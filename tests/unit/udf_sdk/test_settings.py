@@ -79,7 +79,7 @@ def test_a_typed_config_is_read_when_it_is_used_and_as_a_class_attribute() -> No
 @pytest.mark.parametrize("kind", [Limits, Model, Struct])
 def test_a_config_has_the_type_that_the_function_says(kind: type) -> None:
     with given(config={"threshold": 2.5}):
-        assert udf.config(kind).threshold == 2.5  # type: ignore[attr-defined]
+        assert udf.config(kind).threshold == 2.5
     assert "field `threshold` is missing" in misfit(kind, {})
     assert "field `threshold` is" in misfit(kind, {"threshold": "high"})
     assert misfit(kind, {"threshold": 1, "treshold": 2}).endswith(
