@@ -54,13 +54,17 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def pipeline(files: PipelineFiles, udf: str, *, partitions: int = 2, follow: bool = True) -> None:
+def pipeline(
+    files: PipelineFiles, udf: str, *, partitions: int = 2, follow: bool = True, has_dead: bool = False
+) -> None:
     (files.directory / "states.py").write_text(PYTHON, encoding="utf-8")
     files.write(
         f"- name: in\n  source: {{file: {{paths: [in.jsonl], format: jsonl, follow: {str(follow).lower()}}}, "
         "keys: [user]}\n"
-        f"- name: totals\n  partitions: {partitions}\n  udf: {{{udf}}}\n" + files.file_sink("out"),
-        ["in -> totals", "totals -> out"],
+        f"- name: totals\n  partitions: {partitions}\n  udf: {{{udf}}}\n"
+        + files.file_sink("out")
+        + (files.file_sink("dead") if has_dead else ""),
+        ["in -> totals", "totals -> out", *(["{from: totals, to: dead, kind: deadLetter}"] if has_dead else [])],
     )
 
 
@@ -144,6 +148,22 @@ async def test_a_state_belongs_to_no_language(files: PipelineFiles, program: Pat
             await run.until(lambda: run.records("out") == len(rows))
             await drained(run)
         await assert_folded(files, rows)
+
+
+@pytest.mark.guarantee("I7", "I12")
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_a_record_that_fails_in_go_leaves_no_change(
+    files: PipelineFiles, program: Path, tmp_path: Path, concurrency: int
+) -> None:
+    more = f"concurrency: {concurrency}, retryStrategy: {{backoff: {{interval: 1ms, steps: 2}}}}"
+    pipeline(files, in_go(program, "picky", state=f", state: {{}}, {more}"), follow=False, has_dead=True)
+    rows: list[dict[str, Any]] = []
+    give(files, rows, 300)
+    ended = await command(tmp_path, "run", "pipeline.yaml")
+    assert ended.exit_code == 0, ended.err
+    await assert_folded(files, [row for row in rows if row["number"] % 7 not in (3, 5)])
+    dead = sorted(json.loads(letter.value)["number"] for letter in files.envelopes("dead"))
+    assert dead == [number for number in range(300) if number % 7 in (3, 5)]
 
 
 @pytest.mark.parametrize(

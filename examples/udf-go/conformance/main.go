@@ -94,7 +94,8 @@ func main() {
 		"leave":         udf.NewMap(leave, udf.Concurrency(4)),
 		"Remember":      remember(),
 		"RememberAsync": rememberConcurrently(),
-		"totals":        totals(),
+		"totals":        totals(false),
+		"picky":         totals(true),
 		"Numbers":       udf.NewSource(func() udf.Source { return &numbers{} }),
 	}
 	name := strings.Join(os.Args[1:], " ")

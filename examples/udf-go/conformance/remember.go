@@ -50,8 +50,9 @@ type numbered struct {
 	Total  int    `json:"total"`
 }
 
-// totals adds up the numbers of a user, as the function of tests/mesh/test_states.py.
-func totals() *udf.Function {
+// totals adds up the numbers of a user, as the functions of tests/mesh/test_states.py. If it is picky, some records fail
+// after that.
+func totals(picky bool) *udf.Function {
 	total := udf.NewValueState[int]("total")
 	mapping := func(ctx context.Context, record udf.Record) ([]udf.Message, error) {
 		row, err := udf.FromJSON[numbered](record.Value)
@@ -65,6 +66,12 @@ func totals() *udf.Function {
 		row.Total = before + row.Number
 		if err := total.Set(ctx, row.Total); err != nil {
 			return nil, err
+		}
+		switch {
+		case picky && row.Number%7 == 3:
+			return nil, udf.DeadLetter{Reason: "it ends in nothing"}
+		case picky && row.Number%7 == 5:
+			panic("it fails each time")
 		}
 		value, err := json.Marshal(row)
 		return []udf.Message{{Value: value}}, err

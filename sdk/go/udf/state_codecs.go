@@ -57,7 +57,13 @@ func codecOf[T any](options *stateOptions) codec[T] {
 	}
 	return codec[T]{
 		jsonName,
-		func(value T) ([]byte, error) { return writeJSON(value) },
+		func(value T) ([]byte, error) {
+			if text, isText := any(value).(string); isText && !utf8.ValidString(text) {
+				// encoding/json would store another text.
+				return nil, errors.New("it is not UTF-8")
+			}
+			return writeJSON(value)
+		},
 		func(data []byte) (value T, err error) { err = json.Unmarshal(data, &value); return value, err },
 	}
 }

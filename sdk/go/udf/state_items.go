@@ -288,7 +288,8 @@ func (s *ListState[T]) Clear(ctx context.Context) error {
 	})
 }
 
-// change replaces the numbers of the values with what edit returns. Its argument is a copy.
+// change replaces the numbers of the values with what edit returns, which may change its argument if it succeeds, or if
+// the record fails.
 func (s *ListState[T]) change(
 	ctx context.Context, edit func(keyed.Entries, []uint64) ([]uint64, error),
 ) error {
@@ -297,11 +298,11 @@ func (s *ListState[T]) change(
 		return err
 	}
 	defer entries.Leave()
-	numbers, err := entries.Places()
+	numbers, err := entries.OwnPlaces()
 	if err != nil {
 		return err
 	}
-	if numbers, err = edit(entries, slices.Clone(numbers)); err != nil {
+	if numbers, err = edit(entries, numbers); err != nil {
 		return err
 	}
 	entries.PutPlaces(numbers)

@@ -263,6 +263,9 @@ func TestTheMethodsOfEachKind(t *testing.T) {
 	if err := c.seen.Set(key, "\xff", ""); err == nil || err.Error() != `state seen: the item "\xff" is not UTF-8` {
 		t.Error(err)
 	}
+	if err := c.seen.Set(key, "a", "\xff"); err == nil || err.Error() != "state seen: a string cannot be stored as json: it is not UTF-8" {
+		t.Error(err)
+	}
 	succeeds(t, c.seen.Clear(key))
 
 	succeeds(t, c.last.Append(key, []byte("1"), []byte("2"), []byte("3"), []byte("4")))

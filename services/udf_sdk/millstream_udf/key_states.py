@@ -361,7 +361,9 @@ class CallStates:
             column.renewed[whole] = 0
         if data is None:
             del stored[place]
-            column.renewed.pop(whole, None)
+            if column.renewed.get(whole):
+                # Its expiry. That it was of another version stays so, also if the same bytes are written again.
+                del column.renewed[whole]
             return
         stored[place] = data
         if column.spec.lifetime.ttl_us:

@@ -270,6 +270,18 @@ def test_a_newer_version_fails_its_record() -> None:
         assert not answer.changes
 
 
+def test_the_same_bytes_in_another_version_after_a_deletion() -> None:
+    def delete_or_write(f: Any) -> None:
+        if f.one is None:
+            f.one = 5
+        else:
+            del f.one
+
+    function = of_value(int, delete_or_write, version=2, migrate={1: lambda euros: euros * 100})
+    assert changed(function, [b"", b""], [(0, 0, b"", b"5")]) == [change(b"5")]
+    assert changed(function, [b""], [(0, 0, b"", b"5")]) == [change(None)]
+
+
 def test_versions_of_a_function_in_the_kit() -> None:
     old = KeptStates(of_value(str, id), {"ada": {"one": "5", "some": {"x": "6"}}})
     new = of_value(int, lambda f: setattr(f, "one", f.one + f.some["x"]), version=2, migrate={1: int})

@@ -293,7 +293,17 @@ func (e Entries) Places() ([]uint64, error) {
 	return list.stored, nil
 }
 
-// PutPlaces replaces what Places has returned before. The caller stores and deletes the values.
+// OwnPlaces is as Places, with a slice for PutPlaces that the caller may change.
+func (e Entries) OwnPlaces() ([]uint64, error) {
+	numbers, err := e.Places()
+	if err != nil || e.group.places.isWritten {
+		// The turn has a copy.
+		return numbers, err
+	}
+	return slices.Clone(numbers), nil
+}
+
+// PutPlaces replaces what OwnPlaces has returned before. The caller stores and deletes the values.
 func (e Entries) PutPlaces(numbers []uint64) {
 	list := e.group.places
 	if !list.isWritten {
