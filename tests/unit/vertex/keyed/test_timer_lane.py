@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from millstream.dead_letter import POSITION_HEADER
 from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.udf.answers import MapAnswer
+from millstream.udf.states import StateEntries
 from millstream.watermark.store import follow
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex import lane as lane_module
@@ -350,3 +353,66 @@ async def test_results_that_are_too_large_for_a_commit_are_made_in_parts(rig: Ri
     ]
     assert sum(stream.timer_calls) > 40
     assert (await rig.account()).timers == 40
+
+
+class HeldBack(KeyedStream):
+    """Calls wait that have a certain text in a value, until they may go on."""
+
+    text = b""
+
+    def hold(self, text: bytes) -> None:
+        self.text, self.called, self.may_go_on = text, asyncio.Event(), asyncio.Event()
+
+    async def keyed_call(
+        self, frame: Frame, states: StateEntries, *, alone: bool = False, timers: bool = False, **options: Any
+    ) -> MapAnswer:
+        if self.text and any(self.text in value for value in frame.values()):
+            self.called.set()
+            await self.may_go_on.wait()
+        return await super().keyed_call(frame, states, timers=timers, **options)
+
+
+@pytest.mark.guarantee("I5")
+async def test_nothing_passes_a_timer_whose_result_is_not_committed(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as given:
+        stream = HeldBack(given._lane, given._hello)
+        stream.hold(b"timer")
+        await rig.feed(frame_of([("a", 10, "x 40")]), watermark_us=0)
+        async with owned(rig, stream) as lane, running(lane):
+            await rig.tell(70 * SECOND)
+            await stream.called.wait()
+            rig.faults.hold()
+            stream.may_go_on.set()
+            await rig.faults.held()
+            await rig.tell(80 * SECOND)
+            await until(lambda: _is(rig.input is not None and rig.input.watermark_at(1 << 40) == 80 * SECOND))
+            for _ in range(20):
+                # The task that follows the watermark has had its turn.
+                await asyncio.sleep(0)
+            assert lane.core.publisher.watermark_us <= 40 * SECOND
+            rig.faults.release()
+            assert await until_put_out(rig, 1) == [("a", "x ", 40)]
+            await until_published(lane, 80 * SECOND)
+
+
+async def _is(so: bool) -> bool:
+    return so
+
+
+@pytest.mark.guarantee("I4")
+async def test_timers_come_before_the_records_that_follow_their_watermark(rig: Rig) -> None:
+    async with open_keyed_stream(Told) as stream:
+        held = HeldBack(stream._lane, stream._hello)
+        held.hold(b"wait")
+        await rig.feed(frame_of([("a", 10, "one,x 40")]), watermark_us=0)
+        async with asyncio.timeout(20), owned(rig, held) as lane, asyncio.TaskGroup() as tasks:
+            tasks.create_task(lane.run())
+            await until(lambda: _is(lane.core.committer.mark.account.inputs == 1))
+            await rig.feed(frame_of([("b", 11, "wait")]), watermark_us=0)
+            await held.called.wait()
+            # While the lane is busy, a watermark comes, and then a record.
+            await rig.tell(50 * SECOND)
+            await until(lambda: _is(rig.input is not None and rig.input.watermark_at(1 << 40) == 50 * SECOND))
+            await rig.feed(frame_of([("a", 50, "two,y 55")]), ended=True)
+            held.may_go_on.set()
+    assert await put_out(rig) == [("a", "x one", 40), ("a", "y onetwo", 55)]
