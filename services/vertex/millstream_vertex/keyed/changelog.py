@@ -139,6 +139,7 @@ async def read_changelog(
     buffer, frames = changelog_buffer(lane), list[tuple[int, int]]()
     numbers = {(total.edge, total.partition): total.frames for total in mark.written}
     written, first, number = numbers.get(buffer, 0), 0, 0
+    unwritten = 0
     last = await ledger.last_sequence(buffer) if written else 0
     if last:
         given_up = given_up_of(mark, buffer.edge)
@@ -146,7 +147,9 @@ async def read_changelog(
             async for frame in stored:
                 number = frame.witness.number if frame.witness is not None else 0
                 first = first or number
-                frames.append((frame.sequence, _load(ledger, buffer, frame, lane, state)))
+                slots, size = _load(ledger, buffer, frame, lane, state)
+                frames.append((frame.sequence, slots))
+                unwritten = size if slots else unwritten + size
                 if number >= written or frame.sequence >= last:
                     break
     if number != written or (first > 1 and sum(slots for _, slots in frames) < SLOTS):
@@ -155,13 +158,13 @@ async def read_changelog(
             f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
             "Restore the ledger, or start the pipeline over",
         )
-    state.loaded()
+    state.loaded(unwritten)
     return frames
 
 
-def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:
-    """Do what a frame says. Returns how many slots begin in it."""
-    slots = 0
+def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> tuple[int, int]:
+    """Do what a frame says. Returns how many slots begin in it, and the bytes of the changes behind them."""
+    slots = size = 0
     for value in decoded(ledger.vertex, buffer, stored).values():
         try:
             step = decode_step(value)
@@ -173,4 +176,5 @@ def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, s
             ) from error
         state.load(step)
         slots += step.slots
-    return slots
+        size = 0 if step.slots else size + len(value)
+    return slots, size

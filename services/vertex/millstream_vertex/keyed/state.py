@@ -118,8 +118,10 @@ class KeyedState:
         if step.slots:
             self._next_slot = (step.first_slot + step.slots) % SLOTS
 
-    def loaded(self) -> None:
-        """The changelog is loaded."""
+    def loaded(self, unwritten: int = 0) -> None:
+        """The changelog is loaded. `unwritten`: bytes of changes behind the slots that were written last. Without
+        them, the changelog of owners that live for a few commits each would never become shorter."""
+        self._unwritten = unwritten
         self._image.loaded()
         self._timers.load()
         for slot in range(SLOTS):

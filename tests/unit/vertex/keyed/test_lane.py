@@ -230,6 +230,24 @@ async def test_a_call_brings_no_more_state_than_fits_into_a_message(rig: Rig, mo
     assert by_key(await put_out(rig)) == {key: list(accumulate(numbers)) for key, numbers in by_key(rows).items()}
 
 
+@pytest.mark.guarantee("I7", "I8")
+async def test_the_changelog_of_owners_that_commit_little_does_not_grow(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As much as what five of them change.
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 5 * WIDTH)
+    rows = [(f"k{number % 3}", 20 + number) for number in range(40)]
+    for number, row in enumerate(rows):
+        await rig.feed(frame_of([row]))
+        async with owned(rig) as lane:
+            running = asyncio.create_task(lane.run())
+            await until_put_out(rig, number + 1)
+            lane.stop()
+            await running
+    assert await remembered(rig) == {key: sum(numbers) for key, numbers in by_key(rows).items()}
+    assert len(await rig.stored(changelog_buffer(LANE))) < 15
+
+
 @pytest.mark.guarantee("I7", "I10")
 async def test_a_changelog_that_is_trimmed_while_it_is_read_is_no_damage(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
