@@ -29,7 +29,7 @@ from millstream_writer.committer import Unit
 
 TIMERS_MAX = 4096
 """Timers in a call."""
-TIMERS_TARGET_S = SLICE_TARGET_S / 10
+TIMERS_TARGET_S = SLICE_TARGET_S / 20
 """A call with timers should not take longer: when many are due, results are committed meanwhile."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -93,9 +94,12 @@ def items_of(column: frame_pb2.BytesColumn) -> list[bytes]:
     return [column.data[start:stop] for start, stop in zip(column.offsets, column.offsets[1:], strict=False)]
 
 
-def request(values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries | None) -> bytes:
+def request(
+    values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries | None, *, timers: bool = False
+) -> bytes:
     frame = frame_pb2.Frame.FromString(frame_of(values, keys=[[key] for key in keys]).encode())
-    return udf_pb2.MapRequest(call=udf_pb2.MapCall(call_id=7, frame=frame, states=states)).SerializeToString()
+    call = udf_pb2.MapCall(call_id=7, frame=frame, states=states, timers=timers)
+    return udf_pb2.MapRequest(call=call).SerializeToString()
 
 
 def declared(name: str, kind: State.Kind.ValueType, codec: str = "", item_codec: str = "") -> State:
@@ -211,3 +215,51 @@ def test_the_report_names_them(command: Command, tmp_path: Path) -> None:
         "version": 1,
         "clock": "event",
     }
+
+
+def set_timers(changes: udf_pb2.StateChanges) -> dict[tuple[int, bytes], bytes | None]:
+    """By key and name, the timers that were set or cancelled."""
+    deleted = changes.deleted or bytes(len(changes.keys))
+    rows = zip(changes.keys, changes.states, items_of(changes.items), items_of(changes.values), deleted, strict=True)
+    return {(key, item): None if gone else value for key, state, item, value, gone in rows if state == 1}
+
+
+@pytest.mark.parametrize("function", ["Timers", "TimersAsync", "TimersThreaded"])
+@pytest.mark.parametrize("over_socket", [False, True])
+async def test_timers_are_set_by_changes_and_come_as_records(
+    open_function: Open, function: str, *, over_socket: bool
+) -> None:
+    async with greeted(open_function, function, over_socket=over_socket) as (call, welcome):
+        assert [(one.name, one.kind) for one in welcome.states] == [
+            ("count", State.KIND_COUNTER),
+            ("timers", State.KIND_TIMER),
+        ]
+        entries = udf_pb2.StateEntries(record_keys=[0, 1, 0])
+        answer = udf_pb2.MapResponse.FromString(
+            await call(request([b"a", b"fail", b"b"], [b"k", b"m", b"k"], entries))
+        ).answer
+        # The event times of `frame_of` begin at 1000: the last record of the key has 1002.
+        assert set_timers(answer.changes) == {
+            (0, b"event"): struct.pack("<Bqq", 1, 1007, 0),
+            (0, b"clock"): struct.pack("<Bqq", 2, 7, 1002),
+            (0, b"other"): None,
+        }
+        due = [
+            b'{"timer": "again", "at_us": 900, "clock": "event"}',
+            b'{"timer":"fail","at_us":7,"clock":"processing"}',
+        ]
+        entries = udf_pb2.StateEntries(record_keys=[0, 1])
+        answer = udf_pb2.MapResponse.FromString(await call(request(due, [b"k", b"m"], entries, timers=True))).answer
+    assert items_of(answer.values) == [b"again event 900 1000 ('k',) 10"]
+    assert (list(answer.parents), [(one.index, one.result) for one in answer.outcomes]) == (
+        [0],
+        [(1, Outcome.RESULT_ERROR)],
+    )
+    assert set_timers(answer.changes) == {(0, b"again"): struct.pack("<Bqq", 1, 1001, 0)}
+
+
+async def test_a_record_that_is_no_timer_fails_its_call(open_function: Open) -> None:
+    async with greeted(open_function, "Timers", over_socket=False) as (call, _):
+        entries = udf_pb2.StateEntries(record_keys=[0])
+        answer = udf_pb2.MapResponse.FromString(await call(request([b"a"], [b"k"], entries, timers=True))).answer
+    assert "a record of a call of timers is none" in answer.error

@@ -120,7 +120,7 @@ class Step(_message.Message):
     slots: _builtins.int
     """How many slots. 0: the entries are changes."""
     keys: _builtins.bytes
-    """The key of each entry, as a BytesColumn: the parts of the key of a record, joined (`millstream_vertex.state.keys`)."""
+    """The key of each entry, as a BytesColumn: the parts of the key of a record, joined (`millstream_vertex.keyed.keys`)."""
     states: _builtins.bytes
     """Index of the state of each entry, one byte each."""
     items: _builtins.bytes

@@ -49,14 +49,18 @@ async def rig() -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def owned(
-    rig: Rig, stream: KeyedStream, clock: SettableClock | None = None, policy: RetryPolicy = STOP
+    rig: Rig,
+    stream: KeyedStream,
+    clock: SettableClock | None = None,
+    policy: RetryPolicy = STOP,
+    size_max: int = 1 << 24,
 ) -> AsyncIterator[Lane]:
     """The lane of the next owner, with what was committed."""
     ledger = await rig.ledger(LANE.vertex)
     stored = await ledger.mark(LANE)
     mark = mark_pb2.Mark() if stored is None else stored.mark
     trimmer = Trimmer(ledger.trim)
-    state = KeyedState(str(LANE), size_max=1 << 24, key_size_max=1 << 20)
+    state = KeyedState(str(LANE), size_max=size_max, key_size_max=1 << 20)
     state.watermark_us = mark.watermark_us
     changelog = Changelog(changelog_buffer(LANE), trimmer)
     state.stored_states(mark.states.get(LANE.vertex, b""))
