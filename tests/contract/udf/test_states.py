@@ -229,7 +229,7 @@ def set_timers(changes: udf_pb2.StateChanges) -> dict[tuple[int, bytes], bytes |
 async def test_timers_are_set_by_changes_and_come_as_records(
     open_function: Open, function: str, *, over_socket: bool
 ) -> None:
-    async with greeted(open_function, function, over_socket=over_socket) as (call, welcome):
+    async with greeted(open_function, python(function), over_socket=over_socket) as (call, welcome):
         assert [(one.name, one.kind) for one in welcome.states] == [
             ("count", State.KIND_COUNTER),
             ("timers", State.KIND_TIMER),
@@ -259,7 +259,7 @@ async def test_timers_are_set_by_changes_and_come_as_records(
 
 
 async def test_a_record_that_is_no_timer_fails_its_call(open_function: Open) -> None:
-    async with greeted(open_function, "Timers", over_socket=False) as (call, _):
+    async with greeted(open_function, python("Timers"), over_socket=False) as (call, _):
         entries = udf_pb2.StateEntries(record_keys=[0])
         answer = udf_pb2.MapResponse.FromString(await call(request([b"a"], [b"k"], entries, timers=True))).answer
     assert "a record of a call of timers is none" in answer.error
