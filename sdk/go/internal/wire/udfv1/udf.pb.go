@@ -103,6 +103,11 @@ const (
 	State_KIND_LIST State_Kind = 3
 	// One value: a signed number of eight bytes, little-endian.
 	State_KIND_COUNTER State_Kind = 4
+	// Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+	// come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+	// time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+	// set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+	State_KIND_TIMER State_Kind = 5
 )
 
 // Enum value maps for State_Kind.
@@ -113,6 +118,7 @@ var (
 		2: "KIND_MAP",
 		3: "KIND_LIST",
 		4: "KIND_COUNTER",
+		5: "KIND_TIMER",
 	}
 	State_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -120,6 +126,7 @@ var (
 		"KIND_MAP":         2,
 		"KIND_LIST":        3,
 		"KIND_COUNTER":     4,
+		"KIND_TIMER":       5,
 	}
 )
 
@@ -270,6 +277,61 @@ func (Outcome_Result) EnumDescriptor() ([]byte, []int) {
 	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5, 0}
 }
 
+type Series_Kind int32
+
+const (
+	Series_KIND_UNSPECIFIED Series_Kind = 0
+	// `value` is what was added.
+	Series_KIND_COUNTER Series_Kind = 1
+	// `value` is the last one.
+	Series_KIND_GAUGE Series_Kind = 2
+	// `bounds` and `counts` are what was recorded, and `value` is its sum.
+	Series_KIND_HISTOGRAM Series_Kind = 3
+)
+
+// Enum value maps for Series_Kind.
+var (
+	Series_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_COUNTER",
+		2: "KIND_GAUGE",
+		3: "KIND_HISTOGRAM",
+	}
+	Series_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"KIND_COUNTER":     1,
+		"KIND_GAUGE":       2,
+		"KIND_HISTOGRAM":   3,
+	}
+)
+
+func (x Series_Kind) Enum() *Series_Kind {
+	p := new(Series_Kind)
+	*p = x
+	return p
+}
+
+func (x Series_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Series_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_millstream_udf_v1_udf_proto_enumTypes[4].Descriptor()
+}
+
+func (Series_Kind) Type() protoreflect.EnumType {
+	return &file_millstream_udf_v1_udf_proto_enumTypes[4]
+}
+
+func (x Series_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Series_Kind.Descriptor instead.
+func (Series_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46, 0}
+}
+
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -412,8 +474,17 @@ type Hello struct {
 	KeepsPositions bool `protobuf:"varint,8,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
 	// Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`.
 	MayReturnArrow bool `protobuf:"varint,9,opt,name=may_return_arrow,json=mayReturnArrow,proto3" json:"may_return_arrow,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Map and sink: the name of the edge by which all records of the stream come. Empty where each call has its own, in a
+	// source transform, and from a client that does not say it.
+	Edge string `protobuf:"bytes,10,opt,name=edge,proto3" json:"edge,omitempty"`
+	// Only for a server that the client has not started, which has the first two in its environment otherwise: `config` of
+	// the program in the pipeline file, a JSON object of at most 64 KiB, and its `secrets`, in all at most 64 KiB.
+	Config  string            `protobuf:"bytes,12,opt,name=config,proto3" json:"config,omitempty"`
+	Secrets map[string]string `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Version of Millstream.
+	Version       string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -507,6 +578,34 @@ func (x *Hello) GetMayReturnArrow() bool {
 		return x.MayReturnArrow
 	}
 	return false
+}
+
+func (x *Hello) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *Hello) GetConfig() string {
+	if x != nil {
+		return x.Config
+	}
+	return ""
+}
+
+func (x *Hello) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+func (x *Hello) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 // First message of every stream, server to client.
@@ -898,7 +997,13 @@ type MapCall struct {
 	// Index, in the stored frame, of this call's first record.
 	FirstIndex uint32 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
 	// What the function remembers for the keys of these records; for functions with states.
-	States        *StateEntries `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
+	States *StateEntries `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
+	// The edge by which these records come, if Hello does not say it.
+	Edge string `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	// The records are timers whose time has come, at most one of each key, in order; for functions with a state of
+	// KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
+	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+	Timers        bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,6 +1092,20 @@ func (x *MapCall) GetStates() *StateEntries {
 		return x.States
 	}
 	return nil
+}
+
+func (x *MapCall) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *MapCall) GetTimers() bool {
+	if x != nil {
+		return x.Timers
+	}
+	return false
 }
 
 // What is remembered for the keys of the records of a call. No other call of the stream has one of these keys until this
@@ -1488,6 +1607,8 @@ type SealedMapCall struct {
 	IdPrefix      string                 `protobuf:"bytes,6,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
 	FirstIndex    uint32                 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
 	States        []byte                 `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
+	Edge          string                 `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	Timers        bool                   `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1576,6 +1697,20 @@ func (x *SealedMapCall) GetStates() []byte {
 		return x.States
 	}
 	return nil
+}
+
+func (x *SealedMapCall) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *SealedMapCall) GetTimers() bool {
+	if x != nil {
+		return x.Timers
+	}
+	return false
 }
 
 // The same bytes as MapResponse, columns unread.
@@ -4059,6 +4194,179 @@ func (x *SealedReduceAnswer) GetUnfinished() bool {
 	return false
 }
 
+type MetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsRequest) Reset() {
+	*x = MetricsRequest{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsRequest) ProtoMessage() {}
+
+func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
+func (*MetricsRequest) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
+}
+
+// What has been counted since the last response, on this stream or another. The server sends the first one as soon as
+// there is something, then at most one a second, and the last one when it has answered all calls and is about to end.
+type MetricsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Series        []*Series `protobuf:"bytes,1,rep,name=series,proto3" json:"series,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsResponse) Reset() {
+	*x = MetricsResponse{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsResponse) ProtoMessage() {}
+
+func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
+func (*MetricsResponse) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *MetricsResponse) GetSeries() []*Series {
+	if x != nil {
+		return x.Series
+	}
+	return nil
+}
+
+// One series of a metric: a name with labels.
+type Series struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits and `_`, the first not a digit; at most 63. The client exports it with the prefix `udf_`.
+	Name string      `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind Series_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=millstream.udf.v1.Series_Kind" json:"kind,omitempty"`
+	// At most 10. Names as above, but not those of the labels that the client adds: pipeline, vertex, vertex_type, replica
+	// and role.
+	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Value  float64           `protobuf:"fixed64,4,opt,name=value,proto3" json:"value,omitempty"`
+	// Upper bounds of all buckets but the last, which belong to the buckets; at most 50, rising, the same in each response.
+	Bounds []float64 `protobuf:"fixed64,5,rep,packed,name=bounds,proto3" json:"bounds,omitempty"`
+	// One more than `bounds`.
+	Counts        []uint64 `protobuf:"varint,6,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Series) Reset() {
+	*x = Series{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Series) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Series) ProtoMessage() {}
+
+func (x *Series) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Series.ProtoReflect.Descriptor instead.
+func (*Series) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Series) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Series) GetKind() Series_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Series_KIND_UNSPECIFIED
+}
+
+func (x *Series) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Series) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *Series) GetBounds() []float64 {
+	if x != nil {
+		return x.Bounds
+	}
+	return nil
+}
+
+func (x *Series) GetCounts() []uint64 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
 var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
@@ -4072,7 +4380,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xb7\x02\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xfa\x03\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -4082,7 +4390,15 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\areplica\x18\x06 \x01(\rR\areplica\x12!\n" +
 	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\x12'\n" +
 	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\x12(\n" +
-	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\"\x86\x02\n" +
+	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\x12\x12\n" +
+	"\x04edge\x18\n" +
+	" \x01(\tR\x04edge\x12\x16\n" +
+	"\x06config\x18\f \x01(\tR\x06config\x12?\n" +
+	"\asecrets\x18\r \x03(\v2%.millstream.udf.v1.Hello.SecretsEntryR\asecrets\x12\x18\n" +
+	"\aversion\x18\x0e \x01(\tR\aversion\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -4092,7 +4408,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
 	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
 	"takesArrow\x120\n" +
-	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xa8\x03\n" +
+	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xb8\x03\n" +
 	"\x05State\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1d.millstream.udf.v1.State.KindR\x04kind\x12\x14\n" +
@@ -4101,14 +4417,16 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"item_codec\x18\x04 \x01(\tR\titemCodec\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\rR\aversion\x124\n" +
 	"\x05clock\x18\x06 \x01(\x0e2\x1e.millstream.udf.v1.State.ClockR\x05clock\x12%\n" +
-	"\x0eoldest_version\x18\a \x01(\rR\roldestVersion\"[\n" +
+	"\x0eoldest_version\x18\a \x01(\rR\roldestVersion\"k\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
 	"KIND_VALUE\x10\x01\x12\f\n" +
 	"\bKIND_MAP\x10\x02\x12\r\n" +
 	"\tKIND_LIST\x10\x03\x12\x10\n" +
-	"\fKIND_COUNTER\x10\x04\"O\n" +
+	"\fKIND_COUNTER\x10\x04\x12\x0e\n" +
+	"\n" +
+	"KIND_TIMER\x10\x05\"O\n" +
 	"\x05Clock\x12\x15\n" +
 	"\x11CLOCK_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10CLOCK_EVENT_TIME\x10\x01\x12\x19\n" +
@@ -4132,7 +4450,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"MapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x120\n" +
 	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xaa\x02\n" +
+	"\amessage\"\xd6\x02\n" +
 	"\aMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
 	"\x05frame\x18\x02 \x01(\v2\x1a.millstream.frame.v1.FrameR\x05frame\x12!\n" +
@@ -4142,7 +4460,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
 	"\vfirst_index\x18\a \x01(\rR\n" +
 	"firstIndex\x127\n" +
-	"\x06states\x18\b \x01(\v2\x1f.millstream.udf.v1.StateEntriesR\x06states\"\xe9\x01\n" +
+	"\x06states\x18\b \x01(\v2\x1f.millstream.udf.v1.StateEntriesR\x06states\x12\x12\n" +
+	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
+	"\x06timers\x18\n" +
+	" \x01(\bR\x06timers\"\xe9\x01\n" +
 	"\fStateEntries\x12\x1f\n" +
 	"\vrecord_keys\x18\x01 \x03(\aR\n" +
 	"recordKeys\x12\x12\n" +
@@ -4180,7 +4501,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xf3\x01\n" +
+	"\amessage\"\x9f\x02\n" +
 	"\rSealedMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
 	"\x05frame\x18\x02 \x01(\fR\x05frame\x12!\n" +
@@ -4190,7 +4511,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
 	"\vfirst_index\x18\a \x01(\rR\n" +
 	"firstIndex\x12\x16\n" +
-	"\x06states\x18\b \x01(\fR\x06states\"\x94\x01\n" +
+	"\x06states\x18\b \x01(\fR\x06states\x12\x12\n" +
+	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
+	"\x06timers\x18\n" +
+	" \x01(\bR\x06timers\"\x94\x01\n" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
@@ -4374,20 +4698,40 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\bfailures\x18\x06 \x03(\v2\x1f.millstream.udf.v1.GroupFailureR\bfailures\x12\x1e\n" +
 	"\n" +
 	"unfinished\x18\a \x01(\bR\n" +
-	"unfinished*v\n" +
+	"unfinished\"\x10\n" +
+	"\x0eMetricsRequest\"D\n" +
+	"\x0fMetricsResponse\x121\n" +
+	"\x06series\x18\x01 \x03(\v2\x19.millstream.udf.v1.SeriesR\x06series\"\xe4\x02\n" +
+	"\x06Series\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1e.millstream.udf.v1.Series.KindR\x04kind\x12=\n" +
+	"\x06labels\x18\x03 \x03(\v2%.millstream.udf.v1.Series.LabelsEntryR\x06labels\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\x01R\x05value\x12\x16\n" +
+	"\x06bounds\x18\x05 \x03(\x01R\x06bounds\x12\x16\n" +
+	"\x06counts\x18\x06 \x03(\x04R\x06counts\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"R\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fKIND_COUNTER\x10\x01\x12\x0e\n" +
+	"\n" +
+	"KIND_GAUGE\x10\x02\x12\x12\n" +
+	"\x0eKIND_HISTOGRAM\x10\x03*v\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_MAP\x10\x01\x12\x19\n" +
 	"\x15KIND_SOURCE_TRANSFORM\x10\x02\x12\r\n" +
 	"\tKIND_SINK\x10\x03\x12\x0f\n" +
 	"\vKIND_SOURCE\x10\x04\x12\x0f\n" +
-	"\vKIND_REDUCE\x10\x052\x97\x03\n" +
+	"\vKIND_REDUCE\x10\x052\xeb\x03\n" +
 	"\x03Udf\x12S\n" +
 	"\bDescribe\x12\".millstream.udf.v1.DescribeRequest\x1a#.millstream.udf.v1.DescribeResponse\x12H\n" +
 	"\x03Map\x12\x1d.millstream.udf.v1.MapRequest\x1a\x1e.millstream.udf.v1.MapResponse(\x010\x01\x12K\n" +
 	"\x04Sink\x12\x1e.millstream.udf.v1.SinkRequest\x1a\x1f.millstream.udf.v1.SinkResponse(\x010\x01\x12Q\n" +
 	"\x06Source\x12 .millstream.udf.v1.SourceRequest\x1a!.millstream.udf.v1.SourceResponse(\x010\x01\x12Q\n" +
-	"\x06Reduce\x12 .millstream.udf.v1.ReduceRequest\x1a!.millstream.udf.v1.ReduceResponse(\x010\x01b\x06proto3"
+	"\x06Reduce\x12 .millstream.udf.v1.ReduceRequest\x1a!.millstream.udf.v1.ReduceResponse(\x010\x01\x12R\n" +
+	"\aMetrics\x12!.millstream.udf.v1.MetricsRequest\x1a\".millstream.udf.v1.MetricsResponse0\x01b\x06proto3"
 
 var (
 	file_millstream_udf_v1_udf_proto_rawDescOnce sync.Once
@@ -4401,145 +4745,157 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 	return file_millstream_udf_v1_udf_proto_rawDescData
 }
 
-var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
 	(State_Kind)(0),               // 1: millstream.udf.v1.State.Kind
 	(State_Clock)(0),              // 2: millstream.udf.v1.State.Clock
 	(Outcome_Result)(0),           // 3: millstream.udf.v1.Outcome.Result
-	(*DescribeRequest)(nil),       // 4: millstream.udf.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 5: millstream.udf.v1.DescribeResponse
-	(*Hello)(nil),                 // 6: millstream.udf.v1.Hello
-	(*Welcome)(nil),               // 7: millstream.udf.v1.Welcome
-	(*State)(nil),                 // 8: millstream.udf.v1.State
-	(*Outcome)(nil),               // 9: millstream.udf.v1.Outcome
-	(*MapRequest)(nil),            // 10: millstream.udf.v1.MapRequest
-	(*MapCall)(nil),               // 11: millstream.udf.v1.MapCall
-	(*StateEntries)(nil),          // 12: millstream.udf.v1.StateEntries
-	(*StateChanges)(nil),          // 13: millstream.udf.v1.StateChanges
-	(*MapResponse)(nil),           // 14: millstream.udf.v1.MapResponse
-	(*MapAnswer)(nil),             // 15: millstream.udf.v1.MapAnswer
-	(*SealedMapRequest)(nil),      // 16: millstream.udf.v1.SealedMapRequest
-	(*SealedMapCall)(nil),         // 17: millstream.udf.v1.SealedMapCall
-	(*SealedMapResponse)(nil),     // 18: millstream.udf.v1.SealedMapResponse
-	(*SealedMapAnswer)(nil),       // 19: millstream.udf.v1.SealedMapAnswer
-	(*SealedStateEntries)(nil),    // 20: millstream.udf.v1.SealedStateEntries
-	(*SealedStateChanges)(nil),    // 21: millstream.udf.v1.SealedStateChanges
-	(*SinkRequest)(nil),           // 22: millstream.udf.v1.SinkRequest
-	(*SinkCall)(nil),              // 23: millstream.udf.v1.SinkCall
-	(*SealedSinkRequest)(nil),     // 24: millstream.udf.v1.SealedSinkRequest
-	(*SealedSinkCall)(nil),        // 25: millstream.udf.v1.SealedSinkCall
-	(*SinkResponse)(nil),          // 26: millstream.udf.v1.SinkResponse
-	(*SinkAnswer)(nil),            // 27: millstream.udf.v1.SinkAnswer
-	(*SinkOpen)(nil),              // 28: millstream.udf.v1.SinkOpen
-	(*SinkOpened)(nil),            // 29: millstream.udf.v1.SinkOpened
-	(*SinkFlush)(nil),             // 30: millstream.udf.v1.SinkFlush
-	(*SinkFlushed)(nil),           // 31: millstream.udf.v1.SinkFlushed
-	(*SourceRequest)(nil),         // 32: millstream.udf.v1.SourceRequest
-	(*SourceOpen)(nil),            // 33: millstream.udf.v1.SourceOpen
-	(*SourceRead)(nil),            // 34: millstream.udf.v1.SourceRead
-	(*SourceCommitted)(nil),       // 35: millstream.udf.v1.SourceCommitted
-	(*SourceResponse)(nil),        // 36: millstream.udf.v1.SourceResponse
-	(*SourceBatch)(nil),           // 37: millstream.udf.v1.SourceBatch
-	(*ReduceRequest)(nil),         // 38: millstream.udf.v1.ReduceRequest
-	(*Group)(nil),                 // 39: millstream.udf.v1.Group
-	(*ReducePart)(nil),            // 40: millstream.udf.v1.ReducePart
-	(*ReduceResponse)(nil),        // 41: millstream.udf.v1.ReduceResponse
-	(*ReduceAnswer)(nil),          // 42: millstream.udf.v1.ReduceAnswer
-	(*GroupFailure)(nil),          // 43: millstream.udf.v1.GroupFailure
-	(*SealedReduceRequest)(nil),   // 44: millstream.udf.v1.SealedReduceRequest
-	(*SealedReducePart)(nil),      // 45: millstream.udf.v1.SealedReducePart
-	(*SealedReduceResponse)(nil),  // 46: millstream.udf.v1.SealedReduceResponse
-	(*SealedReduceAnswer)(nil),    // 47: millstream.udf.v1.SealedReduceAnswer
-	(*framev1.Frame)(nil),         // 48: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 49: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 50: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 51: millstream.frame.v1.HeadersColumn
+	(Series_Kind)(0),              // 4: millstream.udf.v1.Series.Kind
+	(*DescribeRequest)(nil),       // 5: millstream.udf.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 6: millstream.udf.v1.DescribeResponse
+	(*Hello)(nil),                 // 7: millstream.udf.v1.Hello
+	(*Welcome)(nil),               // 8: millstream.udf.v1.Welcome
+	(*State)(nil),                 // 9: millstream.udf.v1.State
+	(*Outcome)(nil),               // 10: millstream.udf.v1.Outcome
+	(*MapRequest)(nil),            // 11: millstream.udf.v1.MapRequest
+	(*MapCall)(nil),               // 12: millstream.udf.v1.MapCall
+	(*StateEntries)(nil),          // 13: millstream.udf.v1.StateEntries
+	(*StateChanges)(nil),          // 14: millstream.udf.v1.StateChanges
+	(*MapResponse)(nil),           // 15: millstream.udf.v1.MapResponse
+	(*MapAnswer)(nil),             // 16: millstream.udf.v1.MapAnswer
+	(*SealedMapRequest)(nil),      // 17: millstream.udf.v1.SealedMapRequest
+	(*SealedMapCall)(nil),         // 18: millstream.udf.v1.SealedMapCall
+	(*SealedMapResponse)(nil),     // 19: millstream.udf.v1.SealedMapResponse
+	(*SealedMapAnswer)(nil),       // 20: millstream.udf.v1.SealedMapAnswer
+	(*SealedStateEntries)(nil),    // 21: millstream.udf.v1.SealedStateEntries
+	(*SealedStateChanges)(nil),    // 22: millstream.udf.v1.SealedStateChanges
+	(*SinkRequest)(nil),           // 23: millstream.udf.v1.SinkRequest
+	(*SinkCall)(nil),              // 24: millstream.udf.v1.SinkCall
+	(*SealedSinkRequest)(nil),     // 25: millstream.udf.v1.SealedSinkRequest
+	(*SealedSinkCall)(nil),        // 26: millstream.udf.v1.SealedSinkCall
+	(*SinkResponse)(nil),          // 27: millstream.udf.v1.SinkResponse
+	(*SinkAnswer)(nil),            // 28: millstream.udf.v1.SinkAnswer
+	(*SinkOpen)(nil),              // 29: millstream.udf.v1.SinkOpen
+	(*SinkOpened)(nil),            // 30: millstream.udf.v1.SinkOpened
+	(*SinkFlush)(nil),             // 31: millstream.udf.v1.SinkFlush
+	(*SinkFlushed)(nil),           // 32: millstream.udf.v1.SinkFlushed
+	(*SourceRequest)(nil),         // 33: millstream.udf.v1.SourceRequest
+	(*SourceOpen)(nil),            // 34: millstream.udf.v1.SourceOpen
+	(*SourceRead)(nil),            // 35: millstream.udf.v1.SourceRead
+	(*SourceCommitted)(nil),       // 36: millstream.udf.v1.SourceCommitted
+	(*SourceResponse)(nil),        // 37: millstream.udf.v1.SourceResponse
+	(*SourceBatch)(nil),           // 38: millstream.udf.v1.SourceBatch
+	(*ReduceRequest)(nil),         // 39: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 40: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 41: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 42: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 43: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 44: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 45: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 46: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 47: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 48: millstream.udf.v1.SealedReduceAnswer
+	(*MetricsRequest)(nil),        // 49: millstream.udf.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 50: millstream.udf.v1.MetricsResponse
+	(*Series)(nil),                // 51: millstream.udf.v1.Series
+	nil,                           // 52: millstream.udf.v1.Hello.SecretsEntry
+	nil,                           // 53: millstream.udf.v1.Series.LabelsEntry
+	(*framev1.Frame)(nil),         // 54: millstream.frame.v1.Frame
+	(*framev1.BytesColumn)(nil),   // 55: millstream.frame.v1.BytesColumn
+	(*framev1.ListColumn)(nil),    // 56: millstream.frame.v1.ListColumn
+	(*framev1.HeadersColumn)(nil), // 57: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
 	0,  // 1: millstream.udf.v1.Hello.kind:type_name -> millstream.udf.v1.Kind
-	8,  // 2: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
-	1,  // 3: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
-	2,  // 4: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
-	3,  // 5: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
-	6,  // 6: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
-	11, // 7: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	48, // 8: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
-	12, // 9: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
-	49, // 10: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
-	49, // 11: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
-	49, // 12: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
-	49, // 13: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
-	7,  // 14: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	15, // 15: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	49, // 16: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	50, // 17: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	50, // 18: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	51, // 19: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	9,  // 20: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	13, // 21: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
-	6,  // 22: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
-	17, // 23: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
-	7,  // 24: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	19, // 25: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
-	9,  // 26: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	6,  // 27: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	23, // 28: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	28, // 29: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	23, // 30: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
-	30, // 31: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	48, // 32: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
-	6,  // 33: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	25, // 34: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
-	28, // 35: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	25, // 36: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
-	30, // 37: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	7,  // 38: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	27, // 39: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
-	29, // 40: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
-	31, // 41: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
-	9,  // 42: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	6,  // 43: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
-	33, // 44: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
-	34, // 45: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
-	35, // 46: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
-	7,  // 47: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	37, // 48: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	48, // 49: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	6,  // 50: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	40, // 51: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
-	39, // 52: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
-	48, // 53: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
-	7,  // 54: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	42, // 55: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
-	49, // 56: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	50, // 57: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	50, // 58: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	51, // 59: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	43, // 60: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	6,  // 61: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	45, // 62: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
-	39, // 63: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
-	7,  // 64: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	47, // 65: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
-	43, // 66: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	4,  // 67: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	10, // 68: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	22, // 69: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	32, // 70: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	38, // 71: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
-	5,  // 72: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	14, // 73: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	26, // 74: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	36, // 75: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	41, // 76: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
-	72, // [72:77] is the sub-list for method output_type
-	67, // [67:72] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	52, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
+	9,  // 3: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
+	1,  // 4: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
+	2,  // 5: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
+	3,  // 6: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
+	7,  // 7: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
+	12, // 8: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
+	54, // 9: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	13, // 10: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
+	55, // 11: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
+	55, // 12: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
+	55, // 13: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
+	55, // 14: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
+	8,  // 15: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	16, // 16: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
+	55, // 17: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	56, // 18: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	56, // 19: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	57, // 20: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	10, // 21: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	14, // 22: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
+	7,  // 23: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
+	18, // 24: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
+	8,  // 25: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	20, // 26: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
+	10, // 27: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 28: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	24, // 29: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
+	29, // 30: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	24, // 31: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
+	31, // 32: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	54, // 33: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 34: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	26, // 35: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
+	29, // 36: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	26, // 37: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
+	31, // 38: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	8,  // 39: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	28, // 40: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
+	30, // 41: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
+	32, // 42: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
+	10, // 43: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 44: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
+	34, // 45: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
+	35, // 46: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
+	36, // 47: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
+	8,  // 48: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	38, // 49: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
+	54, // 50: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 51: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	41, // 52: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	40, // 53: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	54, // 54: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	8,  // 55: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	43, // 56: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	55, // 57: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	56, // 58: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	56, // 59: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	57, // 60: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	44, // 61: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	7,  // 62: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	46, // 63: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	40, // 64: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	8,  // 65: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	48, // 66: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	44, // 67: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	51, // 68: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
+	4,  // 69: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
+	53, // 70: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
+	5,  // 71: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	11, // 72: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	23, // 73: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	33, // 74: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	39, // 75: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	49, // 76: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
+	6,  // 77: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	15, // 78: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	27, // 79: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	37, // 80: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	42, // 81: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	50, // 82: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
+	77, // [77:83] is the sub-list for method output_type
+	71, // [71:77] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -4615,8 +4971,8 @@ func file_millstream_udf_v1_udf_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   44,
+			NumEnums:      5,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
