@@ -201,7 +201,7 @@ class _Typed:
         self.__dict__["_read"] = (None, None)
 
     def _object(self) -> Any:
-        settings = _known()
+        settings = _PROCESS.held or _known()
         of, found = self.__dict__["_read"]
         if of is not settings:
             found = _object_of(self.__dict__["_kind"], settings)

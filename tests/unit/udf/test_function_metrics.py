@@ -9,7 +9,9 @@ import pytest
 
 from millstream.statistics import FunctionSeries
 from millstream.udf.metrics import FunctionMetrics
+from millstream.udf.native.metrics_stream import BYTES_MAX, PARTS_MAX, series_of
 from millstream_udf.metrics import NAMES_MAX, SERIES_MAX
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 
 def counter(name: str = "seen", value: float = 1, **labels: str) -> FunctionSeries:
@@ -69,3 +71,20 @@ def test_what_a_function_cannot_report_is_refused_and_nothing_of_it_is_added(fie
     with pytest.raises(ValueError, match=r"metric|counter|histogram"):
         metrics.add([counter("right"), wrong])
     assert metrics.snapshot() == ()
+
+
+def message(series: int) -> bytes:
+    one = udf_pb2.Series(name="seen", kind=udf_pb2.Series.KIND_COUNTER, value=1, labels={"who": "x"})
+    return udf_pb2.MetricsResponse(series=[one] * series).SerializeToString()
+
+
+def test_a_message_is_bounded_before_it_is_decoded() -> None:
+    assert list(series_of(message(2))) == [counter(who="x")] * 2
+    with pytest.raises(ValueError, match="2000 series"):
+        series_of(message(2000))
+    with pytest.raises(ValueError, match="more fields"):
+        series_of(b"\x0a\x00" * (PARTS_MAX + 1))
+    with pytest.raises(ValueError, match="at most 16,777,216"):
+        series_of(bytes(BYTES_MAX + 1))
+    with pytest.raises(ValueError, match="not a metric"):
+        FunctionMetrics().add(series_of(b"\x0a\x00"))
