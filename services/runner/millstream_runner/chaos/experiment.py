@@ -57,7 +57,8 @@ QUERIES = "queries.jsonl"
 _FINISH_TIMEOUT_S = 60.0
 """Time from the request that the feeder sends nothing new until everything is acknowledged."""
 _STOP_TIMEOUT_S = 10.0
-ORACLE_TIMEOUT_S = 600.0
+ORACLE_TIMEOUT_S = 3600.0
+"""The verifier of a run with millions of records takes minutes, more on a busy machine."""
 _ERRORS: Mapping[int, type[MillstreamError]] = {
     kind.exit_code: kind for kind in (UserError, UdfError, InfrastructureError, DamageError)
 }

@@ -39,7 +39,7 @@ from millstream_runner.chaos.oracle.remembered import (
 )
 from millstream_runner.chaos.oracle.sinks import json_lines, rows_of
 
-_READ_TIMEOUT_S = 500.0
+_READ_TIMEOUT_S = 1800.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
