@@ -117,7 +117,8 @@ def test_a_map_is_no_reduce() -> None:
 
 
 def remembering(**more: Any) -> dict[str, Any]:
-    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more})
+    keyed = {"source": {"generator": {"records": 1, "keyCount": 2}}}
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more}, **{"in": keyed})
 
 
 @pytest.mark.parametrize(
