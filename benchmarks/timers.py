@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -75,6 +75,7 @@ async def measure(timers: int) -> dict[str, Any]:
         open_rig(hard_frames_max=1 << 40) as rig,
         open_stream() as stream,
         owned(rig, stream, cast("SettableClock", SystemClock()), size_max=1 << 40) as lane,
+        asyncio.TaskGroup() as tasks,
     ):
         commits: list[tuple[float, int]] = []
         committed = lane._committed
@@ -84,7 +85,7 @@ async def measure(timers: int) -> dict[str, Any]:
             await committed(units)
 
         lane._committed = noted  # type: ignore[method-assign]  # only to see when
-        running = asyncio.create_task(lane.run())
+        running = tasks.create_task(lane.run())
         for first in range(0, timers, FRAME_RECORDS):
             numbers = range(first, min(timers, first + FRAME_RECORDS))
             frame = frame_of_records([Record(b"", 1, (f"key-{number}",)) for number in numbers], ingest_time_us=0)
@@ -97,8 +98,6 @@ async def measure(timers: int) -> dict[str, Any]:
         while lane.core.committer.mark.account.timers < timers:  # noqa: ASYNC110 - a mark has no event
             await asyncio.sleep(0.05)
         running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
     times = [began, *(at for at, fired in commits if fired)]
     return {
         "timers": timers,

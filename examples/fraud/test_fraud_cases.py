@@ -6,13 +6,14 @@ from millstream_udf.testing import run, run_timers
 SECOND_US = 1_000_000
 
 
-def payment(second: int, card: str = "c-1") -> udf.Record[dict]:
+def payment(second: int, card: str = "c-1") -> udf.Record[dict[str, int]]:
     return udf.Record({"cents": 500}, event_time=second * SECOND_US, keys=(card,))
 
 
 def test_three_payments_within_a_minute_open_a_case() -> None:
     results = run(Cases, [payment(0), payment(30), payment(60)])
     assert results.objects() == [{"card": "c-1", "case": "opened", "at": 60}]
+    assert results.states is not None
     assert [timer.at_us // SECOND_US for timer in results.states.timers] == [660]
 
 

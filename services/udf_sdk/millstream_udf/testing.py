@@ -211,7 +211,7 @@ async def arun(
 
 def run_timers(
     function: Any,
-    states: KeptStates | Mapping[Any, Mapping[str, Any]],
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
     *,
     watermark_us: int = -(2**63),
     now_us: int = -(2**63),
@@ -229,7 +229,7 @@ def run_timers(
 
 async def arun_timers(
     function: Any,
-    states: KeptStates | Mapping[Any, Mapping[str, Any]],
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
     *,
     watermark_us: int = -(2**63),
     now_us: int = -(2**63),

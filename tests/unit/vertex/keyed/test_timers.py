@@ -56,7 +56,7 @@ def put(
 
 def due(state: KeyedState, until: int, clock: StateClock = EVENT, most: int = LARGE) -> list[str]:
     """What fires until this time, taken in calls of at most `most`; a bar between two calls."""
-    found = []
+    found: list[str] = []
     while taken := state.take_due(clock, until, most):
         assert len(found) < 1000, "they end"
         found.append(",".join(f"{one.key.decode()}.{one.name.decode()}@{one.at_us}" for one in taken))
