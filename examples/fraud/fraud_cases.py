@@ -6,6 +6,7 @@ depends on the payments alone, and not on when the watermark moves.
 """
 
 from datetime import timedelta
+from typing import Any
 
 import millstream_udf as udf
 
@@ -20,7 +21,7 @@ class Cases:
     opened_us = udf.value(int, ttl=OPEN_FOR)
     cases = udf.map_state(int, int)
 
-    def process(self, record: udf.Record[dict[str, int | str]]) -> dict[str, int | str] | None:
+    def process(self, record: udf.Record[Any]) -> dict[str, Any] | None:
         now_us = record.event_time_us
         if self.opened_us is not None and now_us < self.opened_us + OPEN_FOR.total_seconds() * SECOND_US:
             self.cases[self.opened_us] += 1
@@ -34,7 +35,7 @@ class Cases:
         udf.timer(f"close {now_us}", after=OPEN_FOR)
         return {"card": record.keys[0], "case": "opened", "at": now_us // SECOND_US}
 
-    def on_timer(self, timer: udf.Timer) -> dict[str, int | str]:
+    def on_timer(self, timer: udf.Timer) -> dict[str, Any]:
         opened_us = int(timer.name.split()[1])
         payments = self.cases.pop(opened_us)
         return {"card": timer.keys[0], "case": "closed", "at": timer.at_us // SECOND_US, "payments": payments}

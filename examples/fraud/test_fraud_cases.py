@@ -6,7 +6,7 @@ from millstream_udf.testing import run, run_timers
 SECOND_US = 1_000_000
 
 
-def payment(second: int, card: str = "c-1") -> udf.Record[dict[str, int | str]]:
+def payment(second: int, card: str = "c-1") -> udf.Record[dict[str, int]]:
     return udf.Record({"cents": 500}, event_time=second * SECOND_US, keys=(card,))
 
 
