@@ -38,6 +38,7 @@ class Account:
     repeated_ids: int = 0
     diverted: int = 0
     open: int = 0
+    timers: int = 0
 
     @property
     def left_out_late(self) -> int:
@@ -60,6 +61,7 @@ class Account:
         self.repeated_ids += other.repeated_ids
         self.diverted += other.diverted
         self.open += other.open
+        self.timers += other.timers
         for reason, count in other.dropped.items():
             self.drop(reason, count)
 
@@ -72,9 +74,9 @@ class Account:
 
     @property
     def difference(self) -> int:
-        """Inputs that are not accounted for; 0 when the account balances."""
+        """Inputs and timers that are not accounted for; 0 when the account balances."""
         ends = self.processed + self.filtered + self.dead_lettered + sum(self.dropped.values()) + self.diverted
-        return self.inputs - ends - self.open
+        return self.inputs + self.timers - ends - self.open
 
     def to_message(self) -> mark_pb2.Account:
         return mark_pb2.Account(
@@ -92,6 +94,7 @@ class Account:
             repeated_ids=self.repeated_ids,
             diverted=self.diverted,
             open=self.open,
+            timers=self.timers,
         )
 
     @classmethod
@@ -112,6 +115,7 @@ class Account:
             message.repeated_ids,
             message.diverted,
             message.open,
+            message.timers,
         )
 
 

@@ -9,7 +9,7 @@ that object, so the module imports only this one and the modules it names. The m
 when one is opened.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -58,6 +58,10 @@ class VertexUse:
     """Whether an edge with dead letters leads to it."""
     chained: bool = False
     """Whether the edge to it has no buffer."""
+    partitions: int = 1
+    """The number of its partitions."""
+    keyless: Sequence[str] = ()
+    """The sources whose records reach it without keys, as far as is known."""
 
 
 class VertexKind(Generic[S]):
@@ -114,6 +118,10 @@ class VertexKind(Generic[S]):
 
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends when its inputs have ended; None if that is known only at run time."""
+        return True
+
+    def may_give_keys(self, settings: S) -> bool | None:
+        """Whether its records may have keys; None: they have those of its inputs."""
         return True
 
     def remembers(self, settings: S) -> str:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 
+	"github.com/millstream/millstream/sdk/go/internal/keyed"
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
@@ -56,13 +57,18 @@ type Function struct {
 	positions   func() PositionSink
 	source      func() Source
 	concurrency int
+	// states is what a map remembers.
+	states []*keyed.Spec
+	// fault is why the function cannot be served.
+	fault error
 }
 
 // Option sets how a function runs.
 type Option func(*Function)
 
 // Concurrency is the number of records of a lane that are processed concurrently, in one call or across several; 1 by
-// default. Outputs stay in the order of inputs. The pipeline's `concurrency` overrides it.
+// default. Outputs stay in the order of inputs, and the records of a key of a map with [States] are processed one after
+// another. The pipeline's `concurrency` overrides it.
 func Concurrency(records int) Option {
 	return func(function *Function) { function.concurrency = max(1, records) }
 }

@@ -39,7 +39,8 @@ const (
 type Outcome struct {
 	// Index of the input.
 	Index int
-	// "error", "retry", "dead letter", "drop" or "fallback".
+	// "error", "retry", "dead letter", "drop", "fallback", or "held up": an earlier record of its key has failed or is to
+	// be retried, so a function with states did not get it.
 	Result string
 	// The reason on one line, and further details, such as the stack of a panic.
 	Reason, Detail string
@@ -78,8 +79,14 @@ func Values(texts ...string) []udf.Record {
 	return records
 }
 
-// Map runs a map or source transform on records, as one call.
+// Map runs a map or source transform on records, as one call. A map with states remembers nothing before; see States.
 func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
+	t.Helper()
+	return mapWith(t, &States{}, function, records)
+}
+
+// mapWith runs a map with what its states have, and keeps what it has changed.
+func mapWith(t testing.TB, states *States, function *udf.Function, records []udf.Record) Results {
 	t.Helper()
 	if len(records) == 0 {
 		return Results{}
@@ -93,17 +100,27 @@ func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	if kind == udfv1.Kind_KIND_SOURCE_TRANSFORM {
 		call.IdPrefix = ""
 	}
+	response, err := stream.Recv()
+	must(t, err)
+	declared := response.GetWelcome().GetStates()
+	keys := keysOf(records)
+	if len(declared) > 0 {
+		states.declare(declared)
+		call.States = states.entries(keys)
+		if !states.Watermark.IsZero() {
+			call.WatermarkUs = states.Watermark.UnixMicro()
+		}
+	}
 	must(t, stream.Send(&udfv1.MapRequest{Message: &udfv1.MapRequest_Call{Call: call}}))
 	must(t, stream.CloseSend())
-	_, err = stream.Recv()
-	must(t, err)
-	response, err := stream.Recv()
+	response, err = stream.Recv()
 	must(t, err)
 	ended(t, func() error { _, err := stream.Recv(); return err })
 	answer := response.GetAnswer()
 	if answer.GetError() != "" {
 		t.Fatalf("the call as a whole failed: %s", answer.GetError())
 	}
+	states.commit(keys, answer.GetChanges())
 	results := Results{Outcomes: outcomesOf(answer.GetOutcomes())}
 	out := unpacked{answer.GetValues(), answer.GetKeys(), answer.GetTags(), answer.GetHeaders()}
 	for i := range int(answer.GetRecords()) {
@@ -327,6 +344,14 @@ func serve(t testing.TB, function *udf.Function) (context.Context, udfv1.UdfClie
 	})
 	client := udfv1.NewUdfClient(connection)
 	described, err := client.Describe(ctx, &udfv1.DescribeRequest{})
+	if err != nil {
+		select {
+		case failed := <-ended:
+			ended <- nil
+			t.Fatal(failed)
+		default:
+		}
+	}
 	must(t, err)
 	return ctx, client, described.GetKinds()[0]
 }
@@ -341,6 +366,7 @@ var resultNames = map[udfv1.Outcome_Result]string{
 	udfv1.Outcome_RESULT_DEAD_LETTER: "dead letter",
 	udfv1.Outcome_RESULT_DROP:        "drop",
 	udfv1.Outcome_RESULT_FALLBACK:    "fallback",
+	udfv1.Outcome_RESULT_HELD_UP:     "held up",
 }
 
 func outcomesOf(all []*udfv1.Outcome) []Outcome {

@@ -182,11 +182,11 @@ func TestAValueThatDoesNotFitHasACode(t *testing.T) {
 		`{"Lines": [{"Price": 1.5}]}`, `{"Lines": [{"Price": "much"}]}`, `{"Lines"`, `[]`)...)
 	expect(t, results.Values(), []string{"1"})
 	expect(t, results.Outcomes, []udftest.Outcome{
-		{Index: 1, Result: "error", Code: 3005,
+		{Index: 1, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: field `Lines.Price` is string, where float64 is expected"},
-		{Index: 2, Result: "error", Code: 3005,
+		{Index: 2, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: it is not JSON, at byte 8 of 8"},
-		{Index: 3, Result: "error", Code: 3005,
+		{Index: 3, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: it is array, where udftest_test.order is expected"},
 	})
 

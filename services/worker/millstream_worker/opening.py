@@ -97,7 +97,10 @@ class StageOpening:
         telemetry: Telemetry,
         counters: LaneCounters,
         stack: AsyncExitStack,
+        *,
+        edge: str = "",
     ) -> None:
+        """`edge`: by which all records of the lane come."""
         self.shared = shared
         """What the lanes of the replica share."""
         self.lane = lane
@@ -110,7 +113,7 @@ class StageOpening:
         """Routes to the vertex's own edges that have buffers."""
         self.stack = stack
         """Resources that are closed when the replica ends."""
-        self.name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica)
+        self.name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica, edge)
         """The name under which the vertex calls a program."""
         self.where = f"{shared.pipeline}/{lane}"
         """The name of the lane, for messages."""
@@ -200,7 +203,8 @@ class LaneOpening(StageOpening):
     def __init__(
         self, shared: ReplicaResources, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
     ) -> None:
-        super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
+        edge = next((one.name for one in shared.plan.edges_in[core.lane.vertex] if one.name == core.lane.input), "")
+        super().__init__(shared, core.lane, core.telemetry, core.counters, stack, edge=edge)
         self.core = core
         """Commits for the lane; the core's committer has the mark."""
         self._telemetry = telemetry
@@ -234,7 +238,8 @@ class LaneOpening(StageOpening):
             assert edge is not None, "it follows in a chain"
             lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
             counters = self.core.counters_of(lane)
-            opening = StageOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
+            telemetry = self._telemetry[vertex.name]
+            opening = StageOpening(self.shared, lane, telemetry, counters, self.stack, edge=edge.name)
             if kind.has_output:
                 takes_arrow = takes_arrow_of(steps, output)
                 stage = await started(partial(kind.open_stage, next_takes_arrow=takes_arrow), vertex.settings, opening)

@@ -522,7 +522,8 @@ class Committer:
             inside = frozenset(edge for member in self.members for edge in member.writes)
             account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
         mark.account.CopyFrom(account.to_message())
-        _note_inputs(mark, [unit for unit in units if unit.edge])
+        if of_edges := [unit for unit in units if unit.edge]:
+            _note_inputs(mark, of_edges)
         witnesses = [witness for unit in units if not unit.edge for witness in unit.witnesses]
         if witnesses:
             del mark.read[:]

@@ -117,7 +117,8 @@ def test_a_map_is_no_reduce() -> None:
 
 
 def remembering(**more: Any) -> dict[str, Any]:
-    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more})
+    keyed = {"source": {"generator": {"records": 1, "keyCount": 2}}}
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more}, **{"in": keyed})
 
 
 def remembering_in(partitions: int) -> dict[str, Any]:
@@ -276,7 +277,7 @@ metadata: {{name: p}}
 spec:
   {spec or "limits: {}"}
   vertices:
-    - {{name: in, source: {{generator: {{}}}}}}
+    - {{name: in, source: {{generator: {{keyCount: 2}}}}}}
     - {{name: a, udf: {{python: "f.py:f"}}}}
     - {{name: b, udf: {{builtin: {{name: cat}}}}}}
     - {{name: out, sink: {{log: {{}}}}}}

@@ -14,8 +14,10 @@ from millstream.errors import UserError
 from millstream.udf.states import DeclaredState, StateKind
 from millstream_runner.local.state_files import read_rows, rows_written
 from millstream_runner.local.state_rows import StateForm, entry_of, row_of, shown_of
+from millstream_udf.timer_entries import EVENT, PROCESSING, TimerTime, pack_timer
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import key_of
+from millstream_vertex.keyed.timers import stored_timer
 
 STATES = {
     state.name: state
@@ -27,6 +29,7 @@ STATES = {
         DeclaredState("count", StateKind.COUNTER, ""),
         DeclaredState("packed", StateKind.VALUE, "msgpack"),
         DeclaredState("order", StateKind.VALUE, "protobuf"),
+        DeclaredState("timers", StateKind.TIMER, ""),
     )
 }
 VALUES = {
@@ -36,6 +39,12 @@ VALUES = {
     "index": [(0).to_bytes(8, "big"), (2**40).to_bytes(8, "big")],
     "msgpack": [b"\x01", b"\xc4\x01\xff", b"\xcc\x01"],
     "protobuf": [b"", b"\x08\x01"],
+    "timer": [
+        pack_timer(TimerTime(EVENT, 5)),
+        # It has a number, and was set at the end of the input.
+        stored_timer(pack_timer(TimerTime(PROCESSING, 5, 3)), number=2, set_at_end=True),
+    ],
+    "name": [b"close", "schließen".encode()],
 }
 
 
@@ -44,14 +53,21 @@ def form(name: str) -> StateForm:
     return StateForm(name, state.kind, state.codec, state.item_codec)
 
 
+def timer(**members: Any) -> dict[str, Any]:
+    return {"key": ["a"], "state": "timers", "item": "close", **members}
+
+
 def rows() -> list[tuple[dict[str, Any], tuple[bytes, bytes, Versioned]]]:
     """Rows of entries of every form, each with the entry."""
     rng, found = random.Random(1), []
     for name, state in STATES.items():
         for value in VALUES[form(name).of_value]:
-            for item in VALUES[form(name).of_item] if state.kind.has_items else [b""]:
+            is_timer = state.kind is StateKind.TIMER
+            items = VALUES["name" if is_timer else form(name).of_item] if state.kind.has_items else [b""]
+            for item in items:
                 key = key_of(rng.choice([[b"ada"], [b"a", b"\x1f"], [b"\xff"], [b""], []]))
-                stored = Versioned(value, rng.choice([0, 1_700_000_000_000_000]), rng.choice([state.version]))
+                expires_us = 0 if is_timer else rng.choice([0, 1_700_000_000_000_000])
+                stored = Versioned(value, expires_us, rng.choice([state.version]))
                 found.append((row_of(form(name), key, item, stored), (key, item, stored)))
     return found
 
@@ -72,6 +88,11 @@ def test_what_was_exported_comes_back_byte_by_byte(tmp_path: Path, suffix: str) 
         entry = entry_of(row, STATES)
         assert (entry.key, entry.item, entry.value) == (key, item, stored.value), row
         assert (entry.expires_us, entry.version) == (stored.expires_us, stored.version)
+
+
+def test_a_timer_says_when_it_fires() -> None:
+    row = row_of(form("timers"), b"a", b"close", Versioned(pack_timer(TimerTime(EVENT, 5)), 0, 1))
+    assert (row["kind"], row["item"], row["value"]) == ("timer", "close", {"at_us": 5, "clock": "event"})
 
 
 def test_a_row_says_in_json_what_it_can() -> None:
@@ -114,6 +135,12 @@ def test_a_row_says_in_json_what_it_can() -> None:
         ({"key": ["a"], "state": "order", "value_base64": "%"}, "`value_base64` is not base64"),
         ({"key": ["a"], "state": "raw", "item": "a", "value": 1}, "1 is not a text"),
         ({"key": ["a"], "state": "total", "value": 1, "expires_us": "soon"}, "`expires_us` is 'soon'"),
+        (timer(value={"at_us": 1}), "a timer has `at_us`, microseconds, and as `clock`"),
+        (timer(value={"at_us": 2**63, "clock": "event"}), "it has to be a number of microseconds"),
+        (timer(value_base64=""), "a stored timer has 17 bytes, or 8 more, and not 0"),
+        (timer(item="", value={"at_us": 1, "clock": "event"}), "the name of a timer has 1 to 255 bytes, and not 0"),
+        (timer(item_base64="/w==", value={"at_us": 1, "clock": "event"}), "can't decode byte 0xff"),
+        (timer(value={"at_us": 1, "clock": "event"}, expires_us=9), "a timer does not expire"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(row: Any, says: str) -> None:

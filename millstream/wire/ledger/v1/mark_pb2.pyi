@@ -530,7 +530,7 @@ Global___InputProgress: _TypeAlias = InputProgress  # noqa: Y015
 
 @_typing.final
 class Account(_message.Message):
-    """The conservation account: inputs = processed + filtered + dropped + dead_lettered + diverted + open, always."""
+    """The conservation account: inputs + timers = processed + filtered + dropped + dead_lettered + diverted + open, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -568,6 +568,7 @@ class Account(_message.Message):
     REPEATED_IDS_FIELD_NUMBER: _builtins.int
     DIVERTED_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     inputs: _builtins.int
     """Input records that this lane has finished, and the stored bytes of their frames."""
     input_bytes: _builtins.int
@@ -592,6 +593,8 @@ class Account(_message.Message):
     """Reduce only: inputs sent unchanged to a late edge."""
     open: _builtins.int
     """Reduce only: inputs kept for windows that are not committed yet."""
+    timers: _builtins.int
+    """Timers that have fired. What became of each is counted as if it were an input."""
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Dropped inputs by reason."""
@@ -613,10 +616,11 @@ class Account(_message.Message):
         repeated_ids: _builtins.int = ...,
         diverted: _builtins.int = ...,
         open: _builtins.int = ...,
+        timers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "diverted", b"diverted", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "open", b"open", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "unrouted", b"unrouted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "diverted", b"diverted", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "open", b"open", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "timers", b"timers", "unrouted", b"unrouted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

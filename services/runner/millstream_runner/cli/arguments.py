@@ -84,7 +84,9 @@ BENCH_OF_CHAIN = (
     flag("--from-source", help="the source is part of the chain"),
     flag("--unbuffered", help="source, maps and sink are one chain"),
     argument("--compression", choices=("none", "lz4", "zstd", "gzip"), default="none", help="(default: none)"),
+    number("--keys", default=0, help="different keys (default: 0, none)"),
     flag("--builtin", help="use the built-in `cat` for the maps, not Python"),
+    flag("--state", help="the maps remember the last record of each key, and return the one before it"),
     flag("--tls", help="measure again with encrypted connections to the broker, for comparison"),
 )
 BENCH = (
@@ -552,7 +554,6 @@ COMMANDS = (
                 "records per second, as fast as possible",
                 arguments=(
                     number("--records", default=10_000_000, help="(default: 10000000)"),
-                    number("--keys", default=0, help="different keys (default: 0, none)"),
                     number("--partitions", default=1, help="of the map (default: 1)"),
                     *BENCH_OF_CHAIN,
                     *BENCH,
@@ -612,14 +613,14 @@ COMMANDS = (
         "chaos",
         "disturb a running pipeline, and verify its results",
         "Run a pipeline as `run` does, disturb it, and let an independent verifier judge the results: accounts, "
-        "sinks, and, for the built-in pipelines (mesh, push, windows), every single result. File sinks write into "
-        "the directory of the experiment; other sinks write where the pipeline says. The same seed gives the same "
-        "plan.",
+        "sinks, and, for the built-in pipelines (mesh, push, state, windows), every single result. File sinks write "
+        "into the directory of the experiment; other sinks write where the pipeline says. The same seed gives the "
+        "same plan.",
         (
             argument(
                 "pipeline",
                 metavar="EXPERIMENT",
-                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, or `windows` (with Spark)",
+                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, `state`, or `windows` (with Spark)",
             ),
             number("--seed", default=1, help="seed of the plan (default: 1)"),
             number("--kills", help="number of faults of all kinds to inject, then wait for the end"),
@@ -641,6 +642,8 @@ COMMANDS = (
                 help="keep everything here (default: a temporary directory, kept if there are violations)",
             ),
             number("--records", help="records of a built-in pipeline (default: 20000; `windows`: 8000)"),
+            number("--keys", help="of the built-in pipeline `state` (default: 1000)"),
+            number("--partitions", help="of its vertex that remembers (default: 4)"),
             number(
                 "--rate", help="records per second of a built-in pipeline (default: such that they last for all faults)"
             ),

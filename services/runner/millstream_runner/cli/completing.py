@@ -186,7 +186,7 @@ def _faults(_: argparse.Namespace, current: str) -> Values:
 
 
 def _experiments(arguments: argparse.Namespace, current: str) -> Values:
-    return _words(("mesh", "push", "windows")) | _pipeline_files(arguments, current)
+    return _words(("mesh", "push", "state", "windows")) | _pipeline_files(arguments, current)
 
 
 VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {

@@ -28,6 +28,7 @@ from millstream.json_parser import parse_json
 from millstream.plan import resolved
 from millstream.plurals import counted
 from millstream.printable import in_line
+from millstream.udf.states import StateKind
 from millstream_runner.cli.answer import answer
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
@@ -55,8 +56,10 @@ from millstream_runner.local.stored import open_run
 from millstream_runner.local.stored_states import LaneState, StoredEntry, check_remembers, stored_states
 from millstream_runner.local.view import PipelineView
 from millstream_runner.local.watching_states import ChangedEntry, changed_entries
+from millstream_udf.timer_entries import CLOCK_NAMES
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.timers import timer_of
 
 _VALUE_CHARS_MAX = 200
 _GONE = "is gone"
@@ -174,6 +177,10 @@ def _text(form: StateForm, key: bytes, item: bytes, stored: Versioned | None) ->
     place = f"[{_shown(shown_of(item, form.of_item))}]" if form.kind.has_items else ""
     if stored is None:
         return f"{named}  {form.name}{place} {_GONE}"
+    if form.kind is StateKind.TIMER:
+        timer = timer_of(key, item, stored.value)
+        of = f"({CLOCK_NAMES[timer.clock]} time)"
+        return f"{named}  timer {in_line(timer.name.decode())} at {time_text(timer.at_us)} {of}"
     expires = f"  (expires {time_text(stored.expires_us)})" if stored.expires_us else ""
     return f"{named}  {form.name}{place} = {_shown(shown_of(stored.value, form.of_value))}{expires}"
 

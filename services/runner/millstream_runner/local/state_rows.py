@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 from millstream.json_parser import parse_json
 from millstream.udf.states import DeclaredState, StateKind
+from millstream_udf.timer_entries import CLOCK_NAMES, CLOCKS, TIMER_NAME_BYTES_MAX, TimerTime, pack_timer
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.timers import timer_of
 
-_COUNTER, _INDEX = "counter", "index"
-"""What is in the place of a codec for numbers of counters, and for the items of lists."""
+_COUNTER, _INDEX, _TIMER = "counter", "index", "timer"
+"""What is in the place of a codec for numbers of counters, for the items of lists, and for the times of timers."""
 _NUMBER_BYTES = 8
 OF_ENTRY = (
     "key",
@@ -52,11 +54,12 @@ class StateForm(NamedTuple):
 
     @property
     def of_value(self) -> str:
-        return _COUNTER if self.kind is StateKind.COUNTER else self.codec
+        return {StateKind.COUNTER: _COUNTER, StateKind.TIMER: _TIMER}.get(self.kind, self.codec)
 
     @property
     def of_item(self) -> str:
-        return _INDEX if self.kind is StateKind.LIST else self.item_codec
+        # The items of timers are their names.
+        return {StateKind.LIST: _INDEX, StateKind.TIMER: "bytes"}.get(self.kind, self.item_codec)
 
 
 class RowEntry(NamedTuple):
@@ -117,6 +120,10 @@ def entry_of(row: Any, declared: Mapping[str, DeclaredState]) -> RowEntry:
     if not state.oldest_version <= version <= state.version:
         raise ValueError(f"`version` is {version}, and the function reads {state.oldest_version} to {state.version}")
     value, expires_us = _bytes(row, "value", form.of_value), _number(row, "expires_us", 0, 0)
+    if state.kind is StateKind.TIMER:
+        _check_timer(item, value)
+        if expires_us:
+            raise ValueError("a timer does not expire: it fires at the `at_us` of its `value`")
     partition = _number(row, "partition", -1, 0) if "partition" in row else None
     return RowEntry(_key(row), state, item, value, expires_us, version, partition)
 
@@ -168,6 +175,9 @@ def _decoded(data: bytes, codec: str) -> Any:
             return int.from_bytes(data, "little", signed=True)
         case "index":
             return int.from_bytes(data, "big")
+        case "timer":
+            timer = timer_of(b"", b"", data)
+            return {"at_us": timer.at_us, "clock": CLOCK_NAMES[timer.clock]}
         case "json":
             return parse_json(data)
         case "bytes":
@@ -187,6 +197,8 @@ def _encoded(value: Any, codec: str, *, is_item: bool = False) -> bytes:
                 return value.to_bytes(_NUMBER_BYTES, "little" if codec == _COUNTER else "big", signed=codec == _COUNTER)
             except OverflowError:
                 raise ValueError(f"{value} is too large") from None
+        case "timer":
+            return _encoded_timer(value)
         case "json":
             # Items have one form only, which is that of the SDK.
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=is_item)
@@ -200,6 +212,23 @@ def _encoded(value: Any, codec: str, *, is_item: bool = False) -> bytes:
             return found
         case _:
             raise ValueError("give its bytes, with `_base64` behind the name")
+
+
+def _check_timer(name: bytes, value: bytes) -> None:
+    """Raise `ValueError` for what would stop the lane when its time has come."""
+    timer_of(b"", name, value)
+    if not 0 < len(name) <= TIMER_NAME_BYTES_MAX:
+        raise ValueError(f"the name of a timer has 1 to {TIMER_NAME_BYTES_MAX} bytes, and not {len(name)}")
+    name.decode()
+
+
+def _encoded_timer(value: Any) -> bytes:
+    if not isinstance(value, dict) or value.keys() != {"at_us", "clock"} or value["clock"] not in CLOCKS:
+        raise ValueError('a timer has `at_us`, microseconds, and as `clock` "event" or "processing"')
+    at_us = value["at_us"]
+    if type(at_us) is not int or not -(2**63) <= at_us < 2**63:
+        raise ValueError(f"`at_us` is {at_us!r}; it has to be a number of microseconds")
+    return pack_timer(TimerTime(CLOCKS[value["clock"]], at_us))
 
 
 def _msgpack() -> Any:

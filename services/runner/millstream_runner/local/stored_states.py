@@ -19,13 +19,10 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local.state_rows import StateForm
 from millstream_runner.local.view import PipelineView
-from millstream_vertex.keyed.changelog import read_changelog
+from millstream_vertex.keyed.changelog import READS_MAX, read_changelog
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import parts_of
 from millstream_vertex.keyed.state import KeyedState
-
-_ATTEMPTS = 5
-"""Attempts at a changelog that is trimmed while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +122,9 @@ async def stored_states(view: PipelineView, plan: Plan, vertex: str) -> AsyncIte
 
 
 async def state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
-    """The state of a lane; None if it has committed none. Raises as `stored_states` does."""
-    for attempt in range(_ATTEMPTS):
+    """The state of a lane; None if it has committed none. Raises `DamageError`, and `RetryLaterError` while its
+    changelog changes too fast to be read."""
+    for attempt in range(READS_MAX):
         stored = await ledger.mark(lane)
         if stored is None or lane.vertex not in stored.mark.states:
             return None
@@ -135,10 +133,10 @@ async def state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
         try:
             await read_changelog(ledger, lane, stored.mark, keyed)
         except DamageError:
+            # Usually it was trimmed while it was read, because the lane went on, or soon after its last commit.
             again = await ledger.mark(lane)
-            if again is None or again.sequence == stored.sequence or attempt + 1 == _ATTEMPTS:
+            if attempt + 1 == READS_MAX and (again is None or again.sequence == stored.sequence):
                 raise
-            # It was trimmed while it was read, because the lane went on.
             continue
         return LaneState(lane, stored.mark, stored.sequence, keyed)
     raise RetryLaterError(codes.BROKER_AWAY, f"the state of lane {lane} changes faster than it can be read")

@@ -28,6 +28,9 @@ from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
+READS_MAX = 5
+"""After so many attempts, a changelog that cannot be read is damaged, and not trimmed while it is read."""
+
 
 def changelog_buffer(lane: LaneId) -> BufferId:
     """The buffer with the changelog of a lane."""
@@ -111,19 +114,32 @@ class Changelog:
     async def load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         """Read it into `state`, which knows the states of the mark. For the owner of the lane, after its takeover.
         Raises `DamageError`."""
-        for sequence, slots in await read_changelog(ledger, lane, mark, state):
+        for sequence, slots in await self._read(ledger, lane, mark, state):
             self._add(slots, sequence)
+
+    async def _read(
+        self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState
+    ) -> Sequence[tuple[int, int]]:
+        for _ in range(READS_MAX - 1):
+            try:
+                return await read_changelog(ledger, lane, mark, state)
+            except DamageError:
+                # An earlier owner that is still there may have trimmed it meanwhile. Nothing guards a trim, because
+                # what it removes is needed by nobody, except a reader that is in the midst of it.
+                state.forget()
+        return await read_changelog(ledger, lane, mark, state)
 
 
 async def read_changelog(
     ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState
 ) -> Sequence[tuple[int, int]]:
     """Read the changelog of a lane up to its mark into `state`, which knows the states of the mark. Returns the
-    sequence of each frame, and how many slots begin in it. Raises `DamageError` if it is not complete; for a caller
-    that does not own the lane, the reason may be that it was trimmed meanwhile."""
+    sequence of each frame, and how many slots begin in it. Raises `DamageError` if it is not complete; the reason may
+    be that it was trimmed meanwhile."""
     buffer, frames = changelog_buffer(lane), list[tuple[int, int]]()
     numbers = {(total.edge, total.partition): total.frames for total in mark.written}
     written, first, number = numbers.get(buffer, 0), 0, 0
+    unwritten = 0
     last = await ledger.last_sequence(buffer) if written else 0
     if last:
         given_up = given_up_of(mark, buffer.edge)
@@ -131,7 +147,9 @@ async def read_changelog(
             async for frame in stored:
                 number = frame.witness.number if frame.witness is not None else 0
                 first = first or number
-                frames.append((frame.sequence, _load(ledger, buffer, frame, lane, state)))
+                slots, size = _load(ledger, buffer, frame, lane, state)
+                frames.append((frame.sequence, slots))
+                unwritten = size if slots else unwritten + size
                 if number >= written or frame.sequence >= last:
                     break
     if number != written or (first > 1 and sum(slots for _, slots in frames) < SLOTS):
@@ -140,13 +158,13 @@ async def read_changelog(
             f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
             "Restore the ledger, or start the pipeline over",
         )
-    state.loaded()
+    state.loaded(unwritten)
     return frames
 
 
-def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:
-    """Do what a frame says. Returns how many slots begin in it."""
-    slots = 0
+def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> tuple[int, int]:
+    """Do what a frame says. Returns how many slots begin in it, and the bytes of the changes behind them."""
+    slots = size = 0
     for value in decoded(ledger.vertex, buffer, stored).values():
         try:
             step = decode_step(value)
@@ -158,4 +176,5 @@ def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, s
             ) from error
         state.load(step)
         slots += step.slots
-    return slots
+        size = 0 if step.slots else size + len(value)
+    return slots, size

@@ -58,6 +58,11 @@ class StateImage:
         self._tables.append([{} for _ in range(SLOTS)])
         self._has_items.append(has_items)
 
+    @property
+    def states(self) -> int:
+        """How many states there are."""
+        return len(self._tables)
+
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
         """State, item and value of each entry of a key, ordered by state and item."""
         slot = crc32(key) & _LAST_SLOT
@@ -135,6 +140,13 @@ class StateImage:
             else:
                 for key, stored in table[slot].items():
                     yield key, state, b"", stored
+
+    def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
+        """Key, item and value of each entry of a state with items."""
+        for entries in self._tables[state]:
+            for key, items in entries.items():
+                for item, stored in items.items():
+                    yield key, item, stored
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         """Everything that is in a range of slots."""

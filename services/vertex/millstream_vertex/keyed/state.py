@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
@@ -23,6 +23,7 @@ from millstream.udf.states import DeclaredState, StateChanges, StateClock, State
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.image import SLOTS, StateImage, Stored, Versioned, parts_of, stored_of
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
+from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
 
 COMPACTED_FROM_BYTES = 64 * KIB
 """So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
@@ -68,6 +69,11 @@ class KeyedState:
         self._next_slot = 0
         self._written_before = (0, 0)
         """These two before that result."""
+        self._timer_state: int | None = None
+        """Number of the state with the timers."""
+        self._timers = Timers(self._stored_timer, self._stored_timers)
+        self._fired_before = (0, 0, 0)
+        """What `_states` has of timers before the result that may be taken back."""
         self._expiring: dict[StateClock, list[tuple[int, int, bytes, bytes]]] = {clock: [] for clock in StateClock}
         """For each clock, when which entries expire; also when they would have, before they were written again."""
         self.watermark_us = START_OF_TIME_US
@@ -99,10 +105,21 @@ class KeyedState:
             raise self._damaged(f"its list of states does not decode: {error}") from error
         if self._states.slots != SLOTS:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as before the first step of the changelog."""
+        self._image = StateImage()
+        self._next_slot = 0
         for state in self._states.states:
-            self._image.add_state(has_items=StateKind(state.kind).has_items)
+            self._add_state(StateKind(state.kind))
         if self._states.HasField("expired_until_us"):
             self.watermark_us = max(self.watermark_us, self._states.expired_until_us)
+
+    def _add_state(self, kind: StateKind) -> None:
+        if kind is StateKind.TIMER:
+            self._timer_state = self._image.states
+        self._image.add_state(has_items=kind.has_items)
 
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
@@ -114,9 +131,12 @@ class KeyedState:
         if step.slots:
             self._next_slot = (step.first_slot + step.slots) % SLOTS
 
-    def loaded(self) -> None:
-        """The changelog is loaded."""
+    def loaded(self, unwritten: int = 0) -> None:
+        """The changelog is loaded. `unwritten`: bytes of changes behind the slots that were written last. Without
+        them, the changelog of owners that live for a few commits each would never become shorter."""
+        self._unwritten = unwritten
         self._image.loaded()
+        self._timers.load()
         for slot in range(SLOTS):
             for key, state, item, stored in self._image.of_slot(slot):
                 self._expires(state, key, item, stored)
@@ -124,7 +144,15 @@ class KeyedState:
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
         stored = {state.name: number for number, state in enumerate(self._states.states)}
-        if gone := sorted(stored.keys() - {state.name for state in declared}):
+        gone = sorted(stored.keys() - {state.name for state in declared})
+        if self._timer_state is not None and (timers := self._states.states[self._timer_state].name) in gone:
+            if self._timers:
+                raise self._misfit(
+                    f"the function has no `on_timer`, and {len(self._timers):,} timers are set",
+                    "Give it one again, even if it does nothing",
+                )
+            gone.remove(timers)
+        if gone:
             raise self._misfit(
                 f"the function does not declare {_quoted(gone)}, of which there are stored values",
                 "Declare it again, even if the function no longer uses it",
@@ -139,7 +167,7 @@ class KeyedState:
                 self._states.states.add(
                     name=state.name, kind=state.kind, codec=state.codec, item_codec=state.item_codec
                 )
-                self._image.add_state(has_items=state.kind.has_items)
+                self._add_state(state.kind)
             self._states.states[number].clock = state.clock
             self._numbers.append(number)
             self._declared[number] = len(self._numbers) - 1
@@ -181,7 +209,7 @@ class KeyedState:
             return number
         added = self._states.states.add()
         added.CopyFrom(state)
-        self._image.add_state(has_items=StateKind(state.kind).has_items)
+        self._add_state(StateKind(state.kind))
         return len(self._states.states) - 1
 
     @property
@@ -191,14 +219,20 @@ class KeyedState:
 
     # Calls.
 
-    def entries(self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int) -> StateEntries:
-        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock."""
+    def entries(
+        self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int, timers: Sequence[Timer] = ()
+    ) -> StateEntries:
+        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock.
+        `timers`: of a call of timers, that of each key."""
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
         for number, key in enumerate(keys):
+            timer = timers[number] if timers else None
             for state, item, stored in self._image.of_key(key):
+                if state == self._timer_state:
+                    continue
                 value, expires_us, version = parts_of(stored)
-                if expires_us and self._is_over(state, expires_us, now_us):
+                if expires_us and self._is_over(state, expires_us, now_us, timer):
                     continue
                 numbers.append(number)
                 states.append(self._declared[state])
@@ -216,12 +250,15 @@ class KeyedState:
             declared = self._declarations[changes.states[index]]
             state = self._numbers[changes.states[index]]
             item = changes.items[index] if changes.items else b""
+            gone = bool(changes.deleted and changes.deleted[index])
+            if state == self._timer_state:
+                self._set_timer(state, keys[number], item, None if gone else changes.values[index])
+                continue
             expires_us = changes.expires_us[index] if changes.expires_us else 0
             if expires_us and declared.clock is StateClock.EVENT_TIME:
                 # A late record does not make an entry older.
                 known = self._image.get(state, keys[number], item)
                 expires_us = max(expires_us, known.expires_us if isinstance(known, Versioned) else expires_us)
-            gone = bool(changes.deleted and changes.deleted[index])
             stored = None if gone else stored_of(changes.values[index], expires_us, declared.version)
             self._put(state, keys[number], item, stored)
         refused = self._refusal({keys[number] for number in changes.keys}, before[2])
@@ -267,6 +304,8 @@ class KeyedState:
     def _put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> None:
         before = self._image.put(state, key, item, stored)
         self._undo.append((state, key, item, before))
+        if state == self._timer_state:
+            self._timers.changed(key, item, cast("bytes | None", before), cast("bytes | None", stored))
         if stored is None:
             self._changes.add(key, state, item, None, 0, 1)
         else:
@@ -291,17 +330,23 @@ class KeyedState:
         """Everything up to now stays, whatever happens to the next result."""
         self._undo.clear()
         self._written_before = (self._unwritten, self._next_slot)
+        states = self._states
+        self._fired_before = (states.fired_event_us, states.fired_processing_us, states.set_again)
 
     def undo(self) -> None:
         """Take back everything since `begin`."""
         self._take_back(0)
         self._changes = Entries()
         self._unwritten, self._next_slot = self._written_before
+        states = self._states
+        states.fired_event_us, states.fired_processing_us, states.set_again = self._fired_before
 
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):
-            self._image.put(state, key, item, before)
-            if before is not None:
+            after = self._image.put(state, key, item, before)
+            if state == self._timer_state:
+                self._timers.changed(key, item, cast("bytes | None", after), cast("bytes | None", before))
+            elif before is not None:
                 # A sweep may have removed it.
                 self._expires(state, key, item, before)
         del self._undo[undone:]
@@ -333,7 +378,10 @@ class KeyedState:
         if type(stored) is Versioned and stored.expires_us:
             heapq.heappush(self._expiring[self._clock_of(state)], (stored.expires_us, state, key, item))
 
-    def _is_over(self, state: int, expires_us: int, now_us: int) -> bool:
+    def _is_over(self, state: int, expires_us: int, now_us: int, timer: Timer | None) -> bool:
+        if timer is not None and self._clock_of(state) is timer.clock:
+            # What expires with it, or later, however late it fires.
+            return expires_us < timer.at_us
         if self._clock_of(state) is StateClock.PROCESSING_TIME:
             return expires_us <= now_us
         # At the end of its input, nothing that a function would see expires.
@@ -341,6 +389,58 @@ class KeyedState:
 
     def _clock_of(self, state: int) -> StateClock:
         return StateClock(self._states.states[state].clock)
+
+    # Timers.
+
+    def _set_timer(self, state: int, key: bytes, name: bytes, value: bytes | None) -> None:
+        """Set a timer, or cancel it (None)."""
+        known = self._stored_timer(key, name)
+        if value is None:
+            if known is not None:
+                self._put(state, key, name, None)
+            return
+        at_end = self.watermark_us >= END_OF_TIME_US
+        if known is not None and is_set_to(known, value) and timer_of(key, name, known).set_at_end <= at_end:
+            return
+        states, timer = self._states, timer_of(key, name, value)
+        by_event_time = timer.clock is StateClock.EVENT_TIME
+        number = 0
+        if timer.at_us <= (states.fired_event_us if by_event_time else states.fired_processing_us):
+            states.set_again += 1
+            number = states.set_again
+        self._put(state, key, name, stored_timer(value, number=number, set_at_end=at_end))
+
+    def take_due(self, clock: StateClock, until_us: int, most: int) -> list[Timer]:
+        """Take the next timers whose time has come by this clock out of the state, in order: at most so many, and one
+        of a key, because it may move or cancel the others."""
+        found: list[Timer] = []
+        keys: set[bytes] = set()
+        while len(found) < most and (timer := self._timers.first_due(clock, until_us)) is not None:
+            if timer.key in keys:
+                break
+            assert self._timer_state is not None, "it has timers"
+            self._put(self._timer_state, timer.key, timer.name, None)
+            keys.add(timer.key)
+            found.append(timer)
+        if found and clock is StateClock.EVENT_TIME:
+            self._states.fired_event_us = max(self._states.fired_event_us, found[-1].at_us)
+        elif found:
+            self._states.fired_processing_us = max(self._states.fired_processing_us, found[-1].at_us)
+        return found
+
+    def next_timer_us(self, clock: StateClock) -> int | None:
+        """The time of the next timer by a clock."""
+        timer = self._timers.first(clock)
+        return None if timer is None else timer.at_us
+
+    def _stored_timer(self, key: bytes, name: bytes) -> bytes | None:
+        assert self._timer_state is not None, "it has timers"
+        # It never expires, and is always of version 1.
+        return cast("bytes | None", self._image.get(self._timer_state, key, name))
+
+    def _stored_timers(self) -> Iterator[tuple[bytes, bytes, bytes]]:
+        if self._timer_state is not None:
+            yield from cast("Iterator[tuple[bytes, bytes, bytes]]", self._image.of_state(self._timer_state))
 
     # Changelog.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from millstream import codes
 from millstream.record import ALL_INPUTS
-from millstream.spec.kinds import VertexKind
+from millstream.spec.kinds import VertexKind, VertexUse
 from millstream.spec.problems import Path
 from millstream.spec.programs import Udf
 from millstream.spec.protocols import FunctionKind
+from millstream.spec.values import ShapeProblem
 from millstream.statistics import LaneReport
 from millstream_worker.kinds.function import UdfKind
 
@@ -29,6 +31,10 @@ class Map(UdfKind):
     def concurrency(self, settings: Udf) -> int | None:
         return settings.concurrency
 
+    def may_give_keys(self, settings: Udf) -> bool | None:
+        # Built-ins leave keys as they are.
+        return None if settings.builtin is not None else True
+
     def notes(self, settings: Udf, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.builtin is not None and settings.concurrency:
             yield (*path, "concurrency"), "`concurrency` has no effect on a built-in"
@@ -46,6 +52,17 @@ class KeyedMap(Map):
     stored_as = "map"
     lane_input = ALL_INPUTS
     may_follow_in_chain = False
+
+    def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
+        if use.partitions > 1 and self.remembers(settings) == "key":
+            for source in use.keyless:
+                what = (
+                    f"records of `{source}` come without keys, so each of {use.partitions} partitions gets some of them"
+                )
+                expected = (
+                    f"`keys: [<member>]` in the `source` of `{source}`; or `partitions: 1`; or `state: {{scope: lane}}`"
+                )
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("udf", "state"), what, expected)
 
     def remembers(self, settings: Udf) -> str:
         return "" if settings.state is None else settings.state.scope
