@@ -16,7 +16,7 @@ type Record struct {
 	// ids must give one to every record of a batch.
 	ID string
 	// The name of the edge by which the record came: `<from>-<to>`, unless the pipeline file gives it another. Empty in
-	// source transforms and reduce functions.
+	// source transforms and reduce functions. Of a record that a source returns, it is not read.
 	Edge string
 }
 
