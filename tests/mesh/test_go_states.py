@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from tests.mesh.running import Running, command, start
+from tests.mesh.test_states import give as give_rows
+from tests.mesh.test_timers import fired, ordered, reminders, set_timers
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -148,6 +150,31 @@ async def test_a_state_belongs_to_no_language(files: PipelineFiles, program: Pat
             await run.until(lambda: run.records("out") == len(rows))
             await drained(run)
         await assert_folded(files, rows)
+
+
+def has_reminded(run: Running, files: PipelineFiles, records: int) -> bool:
+    """Whether it has so many records, and all timers have fired but those of the last 20 seconds: of 100 records."""
+    return run.records("remind") == records and len(fired(files)) >= records - 100
+
+
+@pytest.mark.guarantee("I7")
+async def test_timers_belong_to_no_language(files: PipelineFiles, program: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for udf in (in_go(program, "reminding"), "", in_go(program, "reminding")):
+        reminders(files, udf=udf)
+        rows += ordered(len(rows), 100)
+        give_rows(files, rows[-100:])
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            await run.until(partial(has_reminded, run, files, len(rows)))
+            await drained(run)
+    counts, still_set = fired(files), await set_timers(tmp_path)
+    assert set(counts.values()) == {1}
+    waiting = {(one["timer"], one["at_us"] // 1_000_000) for one in still_set if one["timer"].startswith("order")}
+    wanted = [(f"order {row['number']}", row["at"] + 20) for row in rows]
+    assert counts.keys() == set(wanted[:-100])
+    assert waiting == set(wanted[-100:])
+    idle = {one["key"][0]: one["at_us"] // 1_000_000 - 86_400 for one in still_set if one["timer"] == "idle"}
+    assert idle == {row["user"]: row["at"] for row in rows}
 
 
 @pytest.mark.guarantee("I7", "I12")

@@ -62,17 +62,21 @@ def reminders(
     files: PipelineFiles,
     *,
     function: str = "Reminding",
+    udf: str = "",
     partitions: int = 1,
     follow: bool = True,
     is_chained: bool = False,
     state: str = ", state: {}",
 ) -> None:
-    """A pipeline whose function sets timers for the records of `in.jsonl`, by user."""
+    """A pipeline whose function sets timers for the records of `in.jsonl`, by user. `udf`: in place of the function in
+    Python."""
     (files.directory / "timers.py").write_text(FUNCTION, encoding="utf-8")
+    in_python = f"python: 'timers.py:{function}'{state}"
     files.write(
         f"- name: in\n  source: {{file: {{paths: [in.jsonl], format: jsonl, follow: {str(follow).lower()}}}, "
         "keys: [user], eventTime: {field: at, format: epoch}}\n"
-        f"- name: remind\n  partitions: {partitions}\n  udf: {{python: 'timers.py:{function}'{state}}}\n"
+        f"- name: remind\n  partitions: {partitions}\n"
+        f"  udf: {{{udf or in_python}}}\n"
         + files.file_sink("out", more=f"  partitions: {partitions if is_chained else 1}\n")
         + files.file_sink("dead"),
         [

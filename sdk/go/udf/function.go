@@ -11,6 +11,9 @@ import (
 // MapFunc returns the outputs of a record; none means that the record is filtered.
 type MapFunc func(ctx context.Context, record Record) ([]Message, error)
 
+// TimerFunc returns the outputs of a timer whose time has come.
+type TimerFunc func(ctx context.Context, timer Timer) ([]Message, error)
+
 // ReduceFunc returns the results of a group. The records can be read once, and arrive while they are read: a group may
 // be larger than memory.
 type ReduceFunc func(ctx context.Context, group Group, records iter.Seq[Record]) ([]Message, error)
@@ -59,6 +62,8 @@ type Function struct {
 	concurrency int
 	// states is what a map remembers.
 	states []*keyed.Spec
+	// onTimer gets its timers.
+	onTimer TimerFunc
 	// fault is why the function cannot be served.
 	fault error
 }
@@ -108,6 +113,7 @@ func with(function *Function, options []Option) *Function {
 	for _, option := range options {
 		option(function)
 	}
+	function.checkTimers()
 	return function
 }
 

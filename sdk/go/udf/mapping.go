@@ -71,7 +71,11 @@ func (s *service) beginMap(
 ) {
 	work := mapWorks.Get().(*mapWork)
 	var err error
-	work.records, err = recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), work.records)
+	edge := call.GetEdge()
+	if edge == "" {
+		edge = hello.GetEdge()
+	}
+	work.records, err = recordsOf(call.GetFrame(), edge, call.GetIdPrefix(), call.GetFirstIndex(), work.records)
 	if err != nil {
 		send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
 		return
@@ -85,6 +89,13 @@ func (s *service) beginMap(
 	if s.function.states != nil {
 		times := call.GetFrame().GetEventTimesUs()
 		if states, err = keyed.NewCall(s.function.states, call.GetStates(), times, nowUs); err != nil {
+			send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
+			return
+		}
+	}
+	var timers []Timer
+	if call.GetTimers() {
+		if timers, err = s.function.timersOf(work.records); err != nil {
 			send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
 			return
 		}
@@ -113,7 +124,12 @@ func (s *service) beginMap(
 			return nil
 		}
 		return keyedRecord(ctx, states, i, func(ctx context.Context) (err error) {
-			if work.results[i], err = s.function.mapping(ctx, work.records[i]); err != nil {
+			if timers != nil {
+				work.results[i], err = s.function.onTimer(ctx, timers[i])
+			} else {
+				work.results[i], err = s.function.mapping(ctx, work.records[i])
+			}
+			if err != nil {
 				return err
 			}
 			return fault(work.results[i], timesAllowed)

@@ -12,7 +12,7 @@ import (
 )
 
 // State is something that a map remembers for each key of its records: a [ValueState], [MapState], [ListState] or
-// [CounterState]. It is declared once, usually in a variable of the package, and named to the map with [States]:
+// [CounterState], or the [Timers] that are set for the key. It is declared once, usually in a variable of the package, and named to the map with [States]:
 //
 //	var total = udf.NewValueState[int64]("total")
 //

@@ -24,9 +24,10 @@ import (
 //	states.Map(udf.Record{Value: []byte("50"), Keys: []string{"ada"}})
 //	after, err := total.Get(ada)
 type States struct {
-	// Watermark of the next call: entries of which the time has come are not there any more.
+	// Watermark of the next call: entries of which the time has come are not there any more, and timers are due.
 	Watermark time.Time
-	// Now is the present time, for entries that expire by processing time; if it is zero, none does.
+	// Now is the present time, for entries that expire by processing time and for timers that go by it; if it is zero,
+	// none does.
 	Now time.Time
 
 	t        testing.TB
@@ -81,14 +82,14 @@ func NewStates(t testing.TB, function *udf.Function) *States {
 // Map runs the function on records, as one call, and keeps what it has changed.
 func (s *States) Map(records ...udf.Record) Results {
 	s.t.Helper()
-	return mapWith(s.t, s, s.function, records)
+	return mapWith(s.t, s, s.function, records, nil)
 }
 
 // Key returns a context with the states of a key, which has these parts. What is changed with it is remembered at once,
 // and does not expire.
 func (s *States) Key(parts ...string) context.Context {
 	keys := [][]string{parts}
-	load := func() *udfv1.StateEntries { return s.entries(keys) }
+	load := func() *udfv1.StateEntries { return s.entries(keys, nil) }
 	return keyed.Alone(s.specs, load, func(changes *udfv1.StateChanges) {
 		// Without a record there is no time from which its life would count.
 		if changes != nil {
@@ -149,13 +150,18 @@ func (s *States) declare(states []*udfv1.State) {
 	}
 }
 
-// entries is what a pipeline sends for records with these keys, without what has expired, which is forgotten.
-func (s *States) entries(keys [][]string) *udfv1.StateEntries {
+// entries is what a pipeline sends for records with these keys, without what has expired, which is forgotten. timers: the
+// records are these, which see what expires with them.
+func (s *States) entries(keys [][]string, timers []udf.Timer) *udfv1.StateEntries {
 	entries := &udfv1.StateEntries{}
 	numbers := map[string]uint32{}
 	var items, values [][]byte
 	var states []byte
-	for _, parts := range keys {
+	for i, parts := range keys {
+		var timer *udf.Timer
+		if timers != nil {
+			timer = &timers[i]
+		}
 		key := nameOf(parts)
 		if number, known := numbers[key]; known {
 			entries.RecordKeys = append(entries.RecordKeys, number)
@@ -169,13 +175,16 @@ func (s *States) entries(keys [][]string) *udfv1.StateEntries {
 			continue
 		}
 		for state, spec := range s.specs {
+			if spec.IsTimers() {
+				continue
+			}
 			places := slices.SortedFunc(maps.Keys(stored.entries), func(a, b place) int { return cmp.Compare(a.item, b.item) })
 			for _, place := range places {
 				entry := stored.entries[place]
 				if place.state != spec.Name {
 					continue
 				}
-				if s.isOver(spec, entry.expiresUs) {
+				if s.isOver(spec, entry.expiresUs, timer) {
 					delete(stored.entries, place)
 					continue
 				}
@@ -189,10 +198,13 @@ func (s *States) entries(keys [][]string) *udfv1.StateEntries {
 	return entries
 }
 
-func (s *States) isOver(spec *keyed.Spec, expiresUs int64) bool {
-	now := s.Watermark
-	if spec.Clock == udfv1.State_CLOCK_PROCESSING_TIME {
+func (s *States) isOver(spec *keyed.Spec, expiresUs int64, timer *udf.Timer) bool {
+	now, byProcessingTime := s.Watermark, spec.Clock == udfv1.State_CLOCK_PROCESSING_TIME
+	if byProcessingTime {
 		now = s.Now
+	}
+	if timer != nil && timer.ByProcessingTime == byProcessingTime {
+		now = timer.At.Add(-time.Microsecond)
 	}
 	return expiresUs != 0 && !now.IsZero() && expiresUs <= now.UnixMicro()
 }

@@ -428,6 +428,17 @@ func TestDeclarationsThatCannotBe(t *testing.T) {
 			t.Errorf("got %v, want %q", err, expected)
 		}
 	}
+	timers := udf.States(udf.NewTimers())
+	for expected, options := range map[string][]udf.Option{
+		"the function has timers, and nothing that gets them": {timers},
+		"udf.OnTimer gets timers, and the function has none":  {udf.OnTimer(ignore)},
+		"the function has two states with the name timers":    {timers, timers, udf.OnTimer(ignore)},
+	} {
+		err := udf.ServeListener(context.Background(), listener(t), udf.NewMap(nothing, options...))
+		if err == nil || !strings.Contains(err.Error(), expected) || udf.ExitCode(err) != 2 {
+			t.Errorf("got %v, want %q", err, expected)
+		}
+	}
 	write := func(context.Context, udf.Record) error { return nil }
 	counter := udf.States(udf.NewCounterState("n"))
 	for _, function := range []*udf.Function{udf.NewSinkFunc(write, counter), udf.NewSourceTransform(nothing, counter)} {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -28,6 +29,9 @@ type vector[T any] struct {
 	Count       int64
 	Seconds     int64
 	Nanos       int32
+	// Of timers, with the event time of the record that sets it.
+	Clock          string
+	AtUs, RecordUs int64
 }
 
 func (v vector[T]) bytes(t *testing.T) []byte {
@@ -98,6 +102,7 @@ func TestStoredBytesAreThoseOfTheSDKForPython(t *testing.T) {
 		Booleans           []vector[bool]
 		Objects            []vector[line]
 		Protobuf, Counters []vector[bool]
+		Timers             []vector[string]
 	}
 	succeeds(t, json.Unmarshal(data, &vectors))
 	checkItems(t, vectors.TextItems)
@@ -128,4 +133,25 @@ func TestStoredBytesAreThoseOfTheSDKForPython(t *testing.T) {
 		succeeds(t, err)
 		expect(t, count, one.Count)
 	}
+	for _, one := range vectors.Timers {
+		checkTimer(t, one)
+	}
 }
+
+func checkTimer(t *testing.T, one vector[string]) {
+	t.Helper()
+	timers, at := udf.NewTimers(), time.UnixMicro(one.AtUs)
+	set := func(ctx context.Context, _ udf.Record) ([]udf.Message, error) {
+		if one.Clock == "event" {
+			return nil, timers.Set(ctx, one.Item, at)
+		}
+		return nil, timers.SetByProcessingTime(ctx, one.Item, at)
+	}
+	states := udftest.NewStates(t, udf.NewMap(set, udf.States(timers), udf.OnTimer(ignore)))
+	expect(t, len(states.Map(udf.Record{EventTime: time.UnixMicro(one.RecordUs)}).Outcomes), 0)
+	all, stored := states.All(), states.Timers()
+	expect(t, []string{string(all[0].Item), string(all[0].Value)}, []string{one.Item, string(one.bytes(t))})
+	expect(t, []any{stored[0].Name, stored[0].At.UnixMicro()}, []any{one.Item, one.AtUs})
+}
+
+func ignore(context.Context, udf.Timer) ([]udf.Message, error) { return nil, nil }

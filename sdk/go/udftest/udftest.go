@@ -59,6 +59,8 @@ type Results struct {
 	// Outcomes of the inputs that were not processed normally. An input with neither output nor outcome was filtered, or
 	// written.
 	Outcomes []Outcome
+	// The timers that have fired, in order: the inputs of FireTimers.
+	Timers []udf.Timer
 }
 
 // Values returns the values of the outputs, as text.
@@ -82,11 +84,13 @@ func Values(texts ...string) []udf.Record {
 // Map runs a map or source transform on records, as one call. A map with states remembers nothing before; see States.
 func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	t.Helper()
-	return mapWith(t, &States{}, function, records)
+	return mapWith(t, &States{}, function, records, nil)
 }
 
-// mapWith runs a map with what its states have, and keeps what it has changed.
-func mapWith(t testing.TB, states *States, function *udf.Function, records []udf.Record) Results {
+// mapWith runs a map with what its states have, and keeps what it has changed. timers: the records are these.
+func mapWith(
+	t testing.TB, states *States, function *udf.Function, records []udf.Record, timers []udf.Timer,
+) Results {
 	t.Helper()
 	if len(records) == 0 {
 		return Results{}
@@ -96,7 +100,9 @@ func mapWith(t testing.TB, states *States, function *udf.Function, records []udf
 	must(t, err)
 	must(t, stream.Send(&udfv1.MapRequest{Message: &udfv1.MapRequest_Hello{Hello: hello(kind)}}))
 	frame := frameOf(records)
-	call := &udfv1.MapCall{CallId: 1, Frame: frame, IdPrefix: idPrefix}
+	call := &udfv1.MapCall{
+		CallId: 1, Frame: frame, IdPrefix: idPrefix, Edge: edgeOf(t, records), Timers: len(timers) > 0,
+	}
 	if kind == udfv1.Kind_KIND_SOURCE_TRANSFORM {
 		call.IdPrefix = ""
 	}
@@ -106,7 +112,7 @@ func mapWith(t testing.TB, states *States, function *udf.Function, records []udf
 	keys := keysOf(records)
 	if len(declared) > 0 {
 		states.declare(declared)
-		call.States = states.entries(keys)
+		call.States = states.entries(keys, timers)
 		if !states.Watermark.IsZero() {
 			call.WatermarkUs = states.Watermark.UnixMicro()
 		}
@@ -152,7 +158,7 @@ func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results 
 	stream, err := client.Sink(ctx)
 	must(t, err)
 	greeting := hello(kind)
-	greeting.KeepsPositions = described.GetKeepsPositions()
+	greeting.KeepsPositions, greeting.Edge = described.GetKeepsPositions(), edgeOf(t, records)
 	must(t, stream.Send(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Hello{Hello: greeting}}))
 	if greeting.KeepsPositions {
 		return writeWithPosition(t, stream, records)
@@ -358,6 +364,17 @@ func serve(t testing.TB, function *udf.Function) (context.Context, udfv1.UdfClie
 
 func hello(kind udfv1.Kind) *udfv1.Hello {
 	return &udfv1.Hello{ProtocolVersion: 1, Kind: kind, Pipeline: "test", Vertex: "test", Lane: "in-test.0"}
+}
+
+// edgeOf is the edge by which the records of a call come.
+func edgeOf(t testing.TB, records []udf.Record) string {
+	t.Helper()
+	for _, record := range records {
+		if record.Edge != records[0].Edge {
+			t.Fatalf("the records of a call come by one edge, and these by %q and %q", records[0].Edge, record.Edge)
+		}
+	}
+	return records[0].Edge
 }
 
 var resultNames = map[udfv1.Outcome_Result]string{

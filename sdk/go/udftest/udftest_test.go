@@ -254,6 +254,21 @@ func TestTheCallSaysWhereRecordsComeFrom(t *testing.T) {
 	expect(t, call.Pipeline+" "+call.Vertex+" "+call.Lane, "test test in-test.0")
 }
 
+func TestRecordsHaveTheEdgeByWhichTheyCome(t *testing.T) {
+	given := udf.Record{Value: []byte("a"), Edge: "in-test"}
+	tell := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
+		return []udf.Message{{Value: []byte(record.Edge)}}, nil
+	}
+	expect(t, udftest.Map(t, udf.NewMap(tell), given).Values(), []string{"in-test"})
+	expect(t, udftest.Map(t, udf.NewMap(tell), udftest.Values("a")...).Values(), []string{""})
+	var edge string
+	udftest.Write(t, udf.NewSinkFunc(func(_ context.Context, record udf.Record) error {
+		edge = record.Edge
+		return nil
+	}), given)
+	expect(t, edge, "in-test")
+}
+
 func TestReduce(t *testing.T) {
 	total := func(_ context.Context, group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
 		sum := 0

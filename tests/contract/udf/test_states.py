@@ -224,15 +224,23 @@ def set_timers(changes: udf_pb2.StateChanges) -> dict[tuple[int, bytes], bytes |
     return {(key, item): None if gone else value for key, state, item, value, gone in rows if state == 1}
 
 
-@pytest.mark.parametrize("function", ["Timers", "TimersAsync", "TimersThreaded"])
+@pytest.mark.parametrize("function", ["Timers", "TimersAsync"])
 @pytest.mark.parametrize("over_socket", [False, True])
 async def test_timers_are_set_by_changes_and_come_as_records(
-    open_function: Open, function: str, *, over_socket: bool
+    open_function: Open, command: Command, function: str, *, over_socket: bool
 ) -> None:
-    async with greeted(open_function, python(function), over_socket=over_socket) as (call, welcome):
-        assert [(one.name, one.kind) for one in welcome.states] == [
-            ("count", State.KIND_COUNTER),
-            ("timers", State.KIND_TIMER),
+    await assert_sets_timers(open_function, command(function), over_socket=over_socket)
+
+
+async def test_timers_of_a_function_in_threads(open_function: Open) -> None:
+    await assert_sets_timers(open_function, python("TimersThreaded"), over_socket=True)
+
+
+async def assert_sets_timers(open_function: Open, command: list[str], *, over_socket: bool) -> None:
+    async with greeted(open_function, command, over_socket=over_socket) as (call, welcome):
+        assert list(welcome.states) == [
+            declared("count", State.KIND_COUNTER),
+            declared("timers", State.KIND_TIMER),
         ]
         entries = udf_pb2.StateEntries(record_keys=[0, 1, 0])
         answer = udf_pb2.MapResponse.FromString(
@@ -258,8 +266,16 @@ async def test_timers_are_set_by_changes_and_come_as_records(
     assert set_timers(answer.changes) == {(0, b"again"): struct.pack("<Bqq", 1, 1001, 0)}
 
 
-async def test_a_record_that_is_no_timer_fails_its_call(open_function: Open) -> None:
-    async with greeted(open_function, python("Timers"), over_socket=False) as (call, _):
+@pytest.mark.parametrize("record", [b"a", b"{}"])
+async def test_a_record_that_is_no_timer_fails_its_call(open_function: Open, command: Command, record: bytes) -> None:
+    async with greeted(open_function, command("Timers"), over_socket=False) as (call, _):
         entries = udf_pb2.StateEntries(record_keys=[0])
-        answer = udf_pb2.MapResponse.FromString(await call(request([b"a"], [b"k"], entries, timers=True))).answer
+        answer = udf_pb2.MapResponse.FromString(await call(request([record], [b"k"], entries, timers=True))).answer
     assert "a record of a call of timers is none" in answer.error
+
+
+async def test_a_function_without_timers_refuses_them(open_function: Open, command: Command) -> None:
+    async with greeted(open_function, command("Remember"), over_socket=False) as (call, _):
+        entries, due = udf_pb2.StateEntries(record_keys=[0]), b'{"timer":"a","at_us":7,"clock":"event"}'
+        answer = udf_pb2.MapResponse.FromString(await call(request([due], [b"k"], entries, timers=True))).answer
+    assert "the call has timers" in answer.error

@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from millstream_udf.state_codecs import Codec, codec_of, item_codec_of
 from millstream_udf.state_views import bytes_of, number_of
+from millstream_udf.timer_entries import CLOCKS, TimerTime, pack_timer, unpack_timer
 
 VECTORS = json.loads((Path(__file__).parents[3] / "sdk/go/udftest/testdata/states.json").read_text(encoding="utf-8"))
 
@@ -66,3 +67,11 @@ def test_counters() -> None:
     for vector in VECTORS["counters"]:
         assert bytes_of(vector["count"]).hex() == vector["hex"]
         assert number_of(bytes.fromhex(vector["hex"])) == vector["count"]
+
+
+def test_timers() -> None:
+    for vector in VECTORS["timers"]:
+        event_us = vector["recordUs"] if vector["clock"] == "processing" else 0
+        time = TimerTime(CLOCKS[vector["clock"]], vector["atUs"], event_us)
+        assert pack_timer(time).hex() == vector["hex"]
+        assert unpack_timer(bytes.fromhex(vector["hex"])) == time

@@ -180,8 +180,8 @@ func (c *Call) Chains() [][]int {
 	return chains
 }
 
-// Changes returns the entries that have other bytes, another expiry or another version than in the call; nil if there
-// are none. No turn may be open.
+// Changes returns the entries that have other bytes, another expiry or another version than in the call, and the timers
+// that were set or cancelled; nil if there are none. No turn may be open.
 func (c *Call) Changes() *udfv1.StateChanges {
 	count := 0
 	for number := range c.keys {
@@ -197,12 +197,14 @@ func (c *Call) Changes() *udfv1.StateChanges {
 	for number := range c.keys {
 		for _, one := range c.keys[number].changed {
 			cell := one.cell
-			if cell.expiresUs == 0 && cell.version == cell.versionBefore && same(cell.stored, cell.before) {
+			// A timer may be another one than before, or one less, although nothing is known of that.
+			isKnown := !c.specs[one.state].IsTimers()
+			if isKnown && cell.expiresUs == 0 && cell.version == cell.versionBefore && same(cell.stored, cell.before) {
 				continue
 			}
 			expiresUs, isDeleted := cell.expiresUs, byte(0)
 			if cell.stored == nil {
-				if cell.before == nil {
+				if isKnown && cell.before == nil {
 					continue
 				}
 				expiresUs, isDeleted = 0, 1

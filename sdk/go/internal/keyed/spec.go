@@ -14,6 +14,9 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
+// TimersName is the name of the state that timers are.
+const TimersName = "timers"
+
 // StatesMax is the maximum number of states of a function: their indexes are bytes.
 const StatesMax = 255
 
@@ -62,8 +65,11 @@ func (s *Spec) CheckVersion(version uint32) error {
 func (s *Spec) byProcessingTime() bool { return s.Clock == udfv1.State_CLOCK_PROCESSING_TIME }
 
 func (s *Spec) hasItems() bool {
-	return s.Kind == udfv1.State_KIND_MAP || s.Kind == udfv1.State_KIND_LIST
+	return s.Kind == udfv1.State_KIND_MAP || s.Kind == udfv1.State_KIND_LIST || s.IsTimers()
 }
+
+// IsTimers: whether its entries are timers, which do not come with calls. So it is not known which ones there are.
+func (s *Spec) IsTimers() bool { return s.Kind == udfv1.State_KIND_TIMER }
 
 // Same: whether both are stored in the same way, under the same name.
 func (s *Spec) Same(other *Spec) bool {

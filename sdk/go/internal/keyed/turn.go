@@ -104,7 +104,7 @@ func (t *Turn) apply(key *key, write changed) {
 	cell, spec := write.cell, t.call.specs[write.state]
 	isWritten := cell.written != nil
 	isOld := cell.stored != nil && cell.version != spec.Version
-	if same(cell.written, cell.stored) && !isOld && !(isWritten && spec.TTL > 0) {
+	if same(cell.written, cell.stored) && !isOld && !spec.IsTimers() && !(isWritten && spec.TTL > 0) {
 		return
 	}
 	if !cell.isChanged {
@@ -185,6 +185,9 @@ func (e Entries) Leave() {
 	}
 }
 
+// EventTimeUs is the event time of the record.
+func (e Entries) EventTimeUs() int64 { return e.turn.call.timesUs[e.turn.record] }
+
 // Get returns the value of an item and its version; nil if there is none. It must not be changed, and stays as it is.
 func (e Entries) Get(item []byte) (value []byte, version uint32) {
 	cell := e.group.find(item)
@@ -201,7 +204,7 @@ func (e Entries) Get(item []byte) (value []byte, version uint32) {
 func (e Entries) Put(item, value []byte) error {
 	cell := e.group.find(item)
 	if cell == nil {
-		if value == nil {
+		if value == nil && !e.spec.IsTimers() {
 			return nil
 		}
 		cell = e.add(item)
