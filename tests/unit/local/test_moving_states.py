@@ -24,7 +24,7 @@ from millstream_vertex.keyed.redistribution import home_of
 from millstream_vertex.keyed.state import EntryChange
 from millstream_vertex.settings import ledger_limits
 from tests.support.ledgers import SettableClock
-from tests.unit.spec.test_graph import IN, OUT, arrow, pipeline
+from tests.unit.spec.test_graph import OUT, arrow, pipeline
 
 if TYPE_CHECKING:
     from millstream.ledger.protocol import Broker, Ledger
@@ -33,10 +33,13 @@ KEYS = [b"k%d" % number for number in range(20)]
 TOTAL = state_pb2.StoredState(name="total", kind=StateKind.VALUE, codec="json", clock=1)
 
 
+KEYED = {"source": {"generator": {"keyCount": 2}}}
+
+
 def plan(partitions: int) -> Plan:
     own: dict[str, Any] = {"udf": {"python": "f.py:F", "state": {}}, "partitions": partitions}
     edges = [arrow("x>a", chain=False), arrow("a>out", chain=False)]
-    return plan_of(Graph.of(pipeline({"x": IN, "a": own, "out": OUT}, edges)))
+    return plan_of(Graph.of(pipeline({"x": KEYED, "a": own, "out": OUT}, edges)))
 
 
 async def filled(broker: Broker, watermarks_us: dict[int, int], ended: tuple[int, ...] = ()) -> Ledger:
