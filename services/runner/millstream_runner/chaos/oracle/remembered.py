@@ -213,8 +213,8 @@ class Remembered:
 
 
 def remembered(entries: Iterable[Mapping[str, Any]]) -> dict[str, Remembered]:
-    """By key, from the lines of `millstream state list -o json`. Raises `ValueError` for a state that the function does not
-    have."""
+    """By key, from the lines of `millstream state list -o json`. Raises `ValueError` for a state that the function does
+    not have."""
     found: dict[str, Remembered] = {}
     for entry in entries:
         (key,) = entry["key"]
