@@ -5,10 +5,10 @@ It is part of the lane's mark, so it is committed together with the output that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, field
 
-from millstream.record import BufferId, LaneId, Position
+from millstream.record import ALL_INPUTS, BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 
 LATE_REASON = "late"
@@ -38,6 +38,7 @@ class Account:
     repeated_ids: int = 0
     diverted: int = 0
     open: int = 0
+    timers: int = 0
 
     @property
     def left_out_late(self) -> int:
@@ -60,6 +61,7 @@ class Account:
         self.repeated_ids += other.repeated_ids
         self.diverted += other.diverted
         self.open += other.open
+        self.timers += other.timers
         for reason, count in other.dropped.items():
             self.drop(reason, count)
 
@@ -72,9 +74,9 @@ class Account:
 
     @property
     def difference(self) -> int:
-        """Inputs that are not accounted for; 0 when the account balances."""
+        """Inputs and timers that are not accounted for; 0 when the account balances."""
         ends = self.processed + self.filtered + self.dead_lettered + sum(self.dropped.values()) + self.diverted
-        return self.inputs - ends - self.open
+        return self.inputs + self.timers - ends - self.open
 
     def to_message(self) -> mark_pb2.Account:
         return mark_pb2.Account(
@@ -92,6 +94,7 @@ class Account:
             repeated_ids=self.repeated_ids,
             diverted=self.diverted,
             open=self.open,
+            timers=self.timers,
         )
 
     @classmethod
@@ -112,6 +115,7 @@ class Account:
             message.repeated_ids,
             message.diverted,
             message.open,
+            message.timers,
         )
 
 
@@ -129,28 +133,40 @@ class Consumption:
 
 def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumption]:
     """What the mark says about each input that the lane has read from, including edges inside a chain."""
-    if mark.HasField("reduce"):
+    if has_inputs(lane, mark):
         accepted = {item.edge: item for item in mark.accepted}
-        return [
+        own = [
             Consumption(
                 BufferId(done.edge, lane.partition),
-                Position(done.sequence),
+                Position(done.sequence, done.record_index),
                 done.records + (accepted[done.edge].records if done.edge in accepted else 0),
                 done.bytes + (accepted[done.edge].bytes if done.edge in accepted else 0),
             )
-            for done in mark.reduce.inputs
+            for done in inputs_in(mark)
         ]
-    position = Position(mark.sequence, mark.record_index)
-    records = mark.account.inputs + sum(item.records for item in mark.accepted)
-    size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
+    else:
+        position = Position(mark.sequence, mark.record_index)
+        records = mark.account.inputs + sum(item.records for item in mark.accepted)
+        size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
+        own = [Consumption(BufferId(lane.input, lane.partition), position, records, size)]
     return [
-        Consumption(BufferId(lane.input, lane.partition), position, records, size),
+        *own,
         # What the vertices after the first of a chain have consumed has no sequences, because it was never stored.
         *(
             Consumption(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
             for one in mark.members
         ),
     ]
+
+
+def has_inputs(lane: LaneId, mark: mark_pb2.Mark) -> bool:
+    """Whether the mark of this lane says for each of several buffers how far it is read: see `inputs_in`."""
+    return lane.input == ALL_INPUTS or mark.HasField("reduce")
+
+
+def inputs_in(mark: mark_pb2.Mark) -> MutableSequence[mark_pb2.InputProgress]:
+    """What the mark of a lane that reads several buffers says about each of them. It can be changed there."""
+    return mark.reduce.inputs if mark.HasField("reduce") else mark.inputs
 
 
 def progress(mark: mark_pb2.Mark) -> tuple[int, int]:

@@ -128,6 +128,10 @@ MESSAGE_BYTES_UNCOUNTED = 1 * MIB
 is decoded."""
 COLUMN_BYTES_UNCOUNTED = 8 * MIB
 """The same for a column of headers, whose entries grow to eight times their size."""
+FUNCTION_CONFIG_BYTES_MAX = 64 * KIB
+"""Size of the `config` of a function as JSON. It is an environment variable, for which Linux allows 128 KiB."""
+FUNCTION_SECRETS_BYTES_MAX = 64 * KIB
+"""The same for its `secrets`."""
 SOURCE_POSITION_BYTES_MAX = 64 * KIB
 """Size of the position that a source function returns: it is stored with every commit."""
 TRACEPARENT_BYTES_MAX = 128

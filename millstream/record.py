@@ -45,11 +45,11 @@ class Position(NamedTuple):
 
 class LaneId(NamedTuple):
     """One input partition of a vertex: an (edge, partition), for a source vertex ("source", split), for a reduce
-    vertex ("window", partition)."""
+    vertex ("window", partition), for a map that remembers ("_all", partition)."""
 
     vertex: str
     input: str
-    """Name of the edge, `SOURCE_INPUT` or `WINDOW_INPUT`."""
+    """Name of the edge, `SOURCE_INPUT`, `WINDOW_INPUT` or `ALL_INPUTS`."""
     partition: int
 
     @property
@@ -90,6 +90,10 @@ SOURCE_INPUT = "source"
 
 WINDOW_INPUT = "window"
 """`LaneId.input` of a reduce's lanes, which read all of its edges. No edge can have this name either."""
+
+ALL_INPUTS = "_all"
+"""`LaneId.input` of the lanes of a map that remembers, which read all of its edges. The name of an edge cannot begin
+with `_`."""
 
 
 def changelog_of(vertex: str) -> str:

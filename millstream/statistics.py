@@ -142,6 +142,21 @@ class SidecarStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionSeries:
+    """One series of what a user-defined function counts: a name with labels."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    labels: Mapping[str, str]
+    value: float
+    """Total of a counter, or of what a histogram has recorded; the last value of a gauge."""
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    """Values in each bucket of a histogram."""
+
+
+@dataclass(frozen=True, slots=True)
 class VertexStatistics:
     """One vertex process."""
 
@@ -154,6 +169,8 @@ class VertexStatistics:
     buffers: Sequence[BufferStatistics]
     sidecars: Mapping[str, SidecarStatistics] = field(default_factory=dict)
     """Sidecars by role: udf, transformer, sink, fallback, source."""
+    functions: Mapping[str, Sequence[FunctionSeries]] = field(default_factory=dict)
+    """What functions count, by role."""
     commits: int = 0
     commit_bytes: int = 0
     commit_seconds: float = 0.0

@@ -56,7 +56,7 @@ def main(payments: int | None) -> int:
         ended = subprocess.run([*MILLSTREAM, "run", "pipeline.yaml"], cwd=directory, check=False)
         if ended.returncode != 0:
             return ended.returncode
-        command = [*MILLSTREAM, "state", "account", "--count", "0", "-o", "json"]
+        command = [*MILLSTREAM, "state", "list", "account", "--count", "0", "-o", "json"]
         shown = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
         wanted = expected(lines(directory / "payments.jsonl"))
         written = [row for path in sorted((directory / "out").glob("*.jsonl")) for row in lines(path)]

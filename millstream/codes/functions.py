@@ -138,6 +138,20 @@ STATE_MISFIT = Code(
     ),
 )
 
+CONFIG_MISFIT = Code(
+    3110,
+    "The config of a function does not fit its type",
+    happened=(
+        "The function reads `config` of the pipeline file with a type (`udf.config(Settings)`), and the config lacks a "
+        "member of it, has one with another type, or has one that the type does not have. The message names the member."
+    ),
+    data=_INPUT_WAITS,
+    do=(
+        "Correct `config` in the pipeline file, or the type in the function; a member with a default need not be "
+        "given. `millstream validate --import` tells the line."
+    ),
+)
+
 FUNCTION_KIND = Code(
     3103,
     "A function is of another kind than its vertex needs",

@@ -409,10 +409,13 @@ BROKER_AWAY = Code(
 
 BUFFERS_TAKE_NOTHING = Code(
     4118,
-    "The buffers of a replay accept no more records",
-    happened="The buffers that records are replayed to are full, or the broker does not answer.",
-    data="The message says how many records were replayed. They are known, and a second replay skips them.",
-    do="Run the pipeline, which makes room, end it, and replay again.",
+    "The buffers of a replay, or the ledger of a state, accept nothing more",
+    happened=(
+        "The buffers that records are replayed to are full, or the ledger of a state that is being changed; or the "
+        "broker does not answer."
+    ),
+    data="The message says how much was done. It is known, and skipped when the command is repeated.",
+    do="Run the pipeline, which makes room, end it, and repeat the command.",
 )
 
 SPARK_NOT_INSTALLED = Code(

@@ -359,6 +359,18 @@ NOT_REPLAYED = Code(
     ),
 )
 
+STATE_NOT_CHANGED = Code(
+    2309,
+    "The state cannot be changed like this",
+    happened=(
+        "What a function remembers was to be changed from outside, by an import, an edit, or a change of partitions. "
+        "An entry does not fit the states that the function declares, is not in the form of an export, or exceeds "
+        "`state.maxBytes` or `state.maxBytesPerKey`; or a lane has something to finish first."
+    ),
+    data="The message says whether anything was changed. What was changed before it is committed, and stays.",
+    do="Correct what the message names, and repeat the command: what it has changed already is not changed again.",
+)
+
 BROKER_ACCESS_FILE = Code(
     2401,
     "The broker's access file cannot be used",

@@ -56,6 +56,9 @@ def not_passed(given_up: Iterable[mark_pb2.GivenUp], mark: mark_pb2.Mark) -> lis
     all of them."""
     if mark.HasField("reduce"):
         return list(given_up)
+    if mark.inputs:
+        of_edges = {(done.edge, item.lane): item.sequence for done in mark.inputs for item in done.read}
+        return [item for item in given_up if of_edges.get((item.edge, item.lane), 0) <= item.sequence]
     read = {item.lane: item.sequence for item in mark.read}
     return [item for item in given_up if read.get(item.lane, 0) <= item.sequence]
 

@@ -57,6 +57,11 @@ class Diff:
     """The vertex that read each edge which is removed, if that vertex stays."""
     added: Sequence[str] = ()
     """Vertices and edges that start with nothing, one sentence each."""
+    gathered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Vertices whose lanes of each edge become one lane of each partition, because they remember something now: the
+    edges with buffers that they have read."""
+    moved: Mapping[str, int] = field(default_factory=dict)
+    """Vertices whose state has to move to other lanes, each with the number of partitions that it had."""
 
     @property
     def grown(self) -> Sequence[str]:
@@ -126,6 +131,7 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
     closed: dict[str, str] = {}
     gone: list[str] = []
     separated: list[str] = []
+    moved = {name: old["partitions"] for name, old in before["vertices"].items() if _moves(name, before, now)}
     if before["pipeline"] != now["pipeline"]:
         refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
     held, wanted = before.get("ledger", DEFAULT), now.get("ledger", DEFAULT)
@@ -135,12 +141,12 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
         new = now["vertices"].get(name)
         what = f"vertex {name} was removed" if new is None else _difference(name, old, new)
         if not what:
-            what = _other_edges(name, old, before, now)
-        if not what:
             continue
+        if name in moved:
+            what += "; what it remembers moves with its keys"
         reads = any(ends["to"] == name for ends in before["edges"].values())
         fault = _fault(name, old, new, forget, reads=reads)
-        if fault:
+        if fault and not _moves_along(name, before, now, moved):
             refused.append(f"{what}: {fault}")
             continue
         if new is None:
@@ -154,6 +160,12 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
             emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) was removed")
         elif "chained" in old and "chained" not in new and not _delivers(before, old["from"]):
             separated.append(f"edge {name} was chained and has a buffer now")
+            head = head_of(before, old["from"])
+            if head in moved and now["vertices"][head]["partitions"] < moved[head]:
+                refused.append(
+                    f"edge {name} was chained and has a buffer now, and vertex {head} has fewer partitions: make one "
+                    "of these changes, run the pipeline, then make the other"
+                )
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
@@ -179,7 +191,27 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
     }
     added = [f"vertex {name} is new" for name in now["vertices"] if name not in before["vertices"]]
     added += [f"edge {name} is new" for name in now["edges"] if name not in before["edges"]]
-    return Diff(refused, emptied, closed, gone, separated, removed, added)
+    gathered = {
+        name: [edge for edge, ends in before["edges"].items() if ends["to"] == name and "chained" not in ends]
+        for name, old in before["vertices"].items()
+        if "state" not in old and "state" in now["vertices"].get(name, {})
+    }
+    return Diff(refused, emptied, closed, gone, separated, removed, added, gathered, moved)
+
+
+def _moves(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether all that has changed of a vertex that remembers something for each key is its number of partitions."""
+    old, new = before["vertices"][name], now["vertices"].get(name)
+    if new is None or old["partitions"] == new["partitions"]:
+        return False
+    return bool(old.get("state") == new.get("state") == "key" and old["kind"] == new["kind"])
+
+
+def _moves_along(name: str, before: Mapping[str, Any], now: Mapping[str, Any], moved: Collection[str]) -> bool:
+    """Whether a vertex is, or follows in the lanes of, one whose state moves: what lanes have done is counted in
+    others when there are fewer."""
+    head = head_of(before, name)
+    return head in moved and head_of(now, name) == head
 
 
 def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -194,17 +226,6 @@ def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
         states = [f"a state for each {one['state']}" if "state" in one else "no state" for one in (old, new)]
         return f"vertex {name} had {states[0]} and now has {states[1]}"
     return ""
-
-
-def _other_edges(name: str, old: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """That a vertex with a state reads another edge: what it remembers belongs to the lanes of an edge."""
-    if "state" not in old:
-        return ""
-    read = [{edge for edge, ends in shape["edges"].items() if ends["to"] == name} for shape in (before, now)]
-    if read[0] == read[1]:
-        return ""
-    edges = [", ".join(sorted(edges)) or "none" for edges in read]
-    return f"vertex {name} read edge {edges[0]} and now reads {edges[1]}"
 
 
 def _fault(
@@ -226,8 +247,8 @@ def _fault(
         return ""
     if "state" in old:
         return (
-            "what it remembers is kept by partition, for the edge that it reads, and would be lost. Undo the change; "
-            "or rename the vertex, which then starts without"
+            "what it remembers belongs to its partitions, and would be lost. Undo the change; or rename the vertex, "
+            "which then starts without"
         )
     other_kind = old["kind"] != new["kind"] or old.get("windows") != new.get("windows")
     return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""

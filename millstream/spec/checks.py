@@ -28,6 +28,7 @@ def local_problems(loaded: LoadedPipeline | Partial) -> list[Problem]:
     """Everything that this machine lacks for a run of the pipeline, as far as the file can be understood."""
     findings: list[Finding] = []
     taken: dict[Hashable, Path] = {}
+    served: dict[str, Program] = {}
     if isinstance(loaded, LoadedPipeline):
         findings += _needs_findings(loaded.pipeline.spec.needs(), ("spec",))
     if isinstance(loaded, LoadedPipeline) and loaded.pipeline.spec.spark is not None:
@@ -38,6 +39,7 @@ def local_problems(loaded: LoadedPipeline | Partial) -> list[Problem]:
         for item in vertex.programs:
             where = (*path, vertex.key, *item.path)
             findings += _program_findings(_Program(item.program, where, loaded.base_dir))
+            findings += _shared_findings(item.program, where, served)
         findings += vertex.definition.local_findings(vertex.settings, (*path, vertex.key))
         for placed in vertex.ends:
             end = placed.end
@@ -51,6 +53,17 @@ def local_problems(loaded: LoadedPipeline | Partial) -> list[Problem]:
 def _needs_findings(needed: Iterable[Needed], path: Path) -> Iterator[Finding]:
     for one in not_installed(needed):
         yield Finding(codes.EXTRA_NEEDED, (*path, *one.loc), f"`{one.loc[-1]}` {one.what}", one.remedy)
+
+
+def _shared_findings(program: Program, path: Path, served: dict[str, Program]) -> Iterator[Finding]:
+    """A problem if an earlier program is the same process, which has one config. `served`: those so far, by address."""
+    if program.address is None:
+        return
+    first = served.setdefault(program.address, program)
+    for name in ("config", "secrets"):
+        if (getattr(first, name) or {}) != (getattr(program, name) or {}):
+            what = f"another vertex has other `{name}` for the program at {program.address}"
+            yield Finding(codes.FIELDS_CONFLICT, (*path, "address"), what, f"a program for each, or the same `{name}`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,10 @@ class SourceKind(Connector[S]):
         """Whether it ends by itself; None if that is known only at run time."""
         return None
 
+    def may_give_keys(self, settings: S) -> bool:
+        """Whether its records may have keys that do not come from their values."""
+        return True
+
     def id_bounds(self, settings: S) -> IdBounds | None:
         """How many ids are remembered, for a source that may repeat records with the same ids; None if records have no
         ids. By default as in settings that are `RemembersIds`."""

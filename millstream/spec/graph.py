@@ -126,7 +126,7 @@ class Network:
         return tuple(lane for lane in self.lanes_of(vertex) if lane.partition % replicas == replica)
 
     def inputs_of(self, lane: LaneId) -> tuple[BufferId, ...]:
-        """The buffers that a lane reads: none for a source's, one per edge for a reduce's, else one."""
+        """The buffers that a lane reads: none for a source's, one per edge for one of all edges, else one."""
         inputs = [edge.name for edge in self.edges_in[lane.vertex]]
         read = [lane.input] if lane.input in inputs else inputs
         return tuple(BufferId(name, lane.partition) for name in read)

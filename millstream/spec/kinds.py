@@ -9,7 +9,7 @@ that object, so the module imports only this one and the modules it names. The m
 when one is opened.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -58,8 +58,10 @@ class VertexUse:
     """Whether an edge with dead letters leads to it."""
     chained: bool = False
     """Whether the edge to it has no buffer."""
-    inputs: int = 1
-    """How many edges lead to it."""
+    partitions: int = 1
+    """The number of its partitions."""
+    keyless: Sequence[str] = ()
+    """The sources whose records reach it without keys, as far as is known."""
 
 
 class VertexKind(Generic[S]):
@@ -80,8 +82,8 @@ class VertexKind(Generic[S]):
     has_windows: ClassVar[bool] = False
     """Whether it keeps records until watermarks pass: it needs an engine, and storage for the records."""
     lane_input: ClassVar[str | None] = None
-    """The input of the one lane of a partition: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
-    edge into the vertex has its own lanes."""
+    """The input of the one lane of a partition: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` or `ALL_INPUTS` for all of
+    them. None: each edge into the vertex has its own lanes."""
     may_lead_chain: ClassVar[bool] = False
     """Whether the vertex after it may run in its lanes, without a buffer between them."""
     may_follow_in_chain: ClassVar[bool] = False
@@ -116,6 +118,10 @@ class VertexKind(Generic[S]):
 
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends when its inputs have ended; None if that is known only at run time."""
+        return True
+
+    def may_give_keys(self, settings: S) -> bool | None:
+        """Whether its records may have keys; None: they have those of its inputs."""
         return True
 
     def remembers(self, settings: S) -> str:

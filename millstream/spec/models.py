@@ -231,8 +231,8 @@ class Vertex(Choice):
     name: Name
     """Name of the vertex, part of the name of its stream."""
     partitions: Partitions = 1
-    """Number of lanes per input; for a source or a reduce, the number of its lanes. Records with the same keys go to
-    the same partition."""
+    """Number of lanes per input; for a source, a reduce or a map with `state`, the number of its lanes. Records with
+    the same keys go to the same partition."""
     replicas: PositiveCount = 1
     """Number of shares of the vertex's work, at most `partitions`. Each replica owns the lanes whose partition modulo
     `replicas` is its number, and may run in its own process."""
@@ -417,6 +417,22 @@ class PipelineSpec(SpecModel):
         if self.compression is Compression.ZSTD:
             yield Needed("zstandard", "millstream[zstd]", ("interStepBuffer", "compression", "type"))
 
+    def _keyless(self, reader: str) -> list[str]:
+        """The sources whose records reach a vertex without keys, as far as is known."""
+        vertices = {vertex.name: vertex for vertex in self.vertices}
+        seen, open_ = {reader}, [reader]
+        while open_:
+            name = open_.pop()
+            if name == reader or vertices[name].definition.may_give_keys(vertices[name].settings) is None:
+                into = {edge.from_ for edge in self.edges if edge.to == name and edge.from_ in vertices}
+                open_ += into - seen
+                seen |= into
+        return [
+            name
+            for name in vertices
+            if name in seen - {reader} and vertices[name].definition.may_give_keys(vertices[name].settings) is False
+        ]
+
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Combinations that cannot work, such as windows without watermarks or a file larger than its buffer."""
         if self.watermark.disabled and any(vertex.definition.has_windows for vertex in self.vertices):
@@ -430,8 +446,13 @@ class PipelineSpec(SpecModel):
             into = next(
                 (number for number, edge in enumerate(self.edges) if edge.chain and edge.to == vertex.name), None
             )
-            inputs = sum(edge.to == vertex.name for edge in self.edges)
-            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None, inputs=inputs)
+            use = VertexUse(
+                limits.usable_length,
+                dead_letters,
+                chained=into is not None,
+                partitions=vertex.partitions,
+                keyless=self._keyless(vertex.name) if vertex.definition.remembers(vertex.settings) else (),
+            )
             if into is not None and (why := vertex.definition.chain_problem(vertex.settings)) is not None:
                 loc = ("edges", into, "chain")
                 yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, so that the edge has a buffer")

@@ -101,6 +101,8 @@ def type_of(node: Mapping[str, Any], named: Callable[[str], str], choice: str = 
     match node.get("type"):
         case "array":
             return f"list of {type_of(node['items'], named, choice)}"
+        case "object" if node["additionalProperties"] is True:
+            return "mapping"
         case "object":
             return f"mapping of {type_of(node['additionalProperties'], named, choice)}"
         case ["string", "number"]:

@@ -4,6 +4,7 @@ Owns how a program is specified (command, Python function, built-in, container, 
 record, or to a window of a reduce, on which it fails.
 """
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.json_parser import parse_json
-from millstream.limits import ANSWER_RECORDS_MAX_MAX, MIB, STATE_BYTES_MAX, STATE_KEY_BYTES_MAX
+from millstream.limits import (
+    ANSWER_RECORDS_MAX_MAX,
+    FUNCTION_CONFIG_BYTES_MAX,
+    KIB,
+    MIB,
+    STATE_BYTES_MAX,
+    STATE_KEY_BYTES_MAX,
+)
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
 from millstream.spec.model import Needed
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
-from millstream.spec.references import TextOrReference
-from millstream.spec.tls import ProgramTls
+from millstream.spec.references import Secret, TextOrReference
+from millstream.spec.tls import ProgramTls, stays_on_this_machine
 from millstream.spec.values import (
     After,
     Chosen,
@@ -26,6 +34,7 @@ from millstream.spec.values import (
     PositiveCount,
     PositiveDuration,
     Quantity,
+    Schema,
     ShapeProblem,
     Share,
     SpecModel,
@@ -70,6 +79,38 @@ def _checked_scalar(written: Any) -> Any:
     return written
 
 
+def _checked_config(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    size = len(config_text(written).encode())
+    if size > FUNCTION_CONFIG_BYTES_MAX:
+        what = f"it has {size:,} bytes as JSON; at most {FUNCTION_CONFIG_BYTES_MAX // KIB}Ki reach a function"
+        raise problem(codes.OUT_OF_RANGE, what, "less, and a file for the rest, which the function reads")
+    return written
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """The JSON text of a configuration, as a function gets it. Raises `ValueError` for a number that JSON does not
+    have."""
+    try:
+        return json.dumps(config, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        what = "it has a number that JSON does not have"
+        raise problem(codes.VALUE_MALFORMED, what, "neither .inf nor .nan") from error
+
+
+_SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+FunctionConfig = Annotated[
+    Mapping[str, Any],
+    After(_checked_config),
+    Schema({"type": "object", "additionalProperties": True, "examples": [{"threshold": 3.5, "regions": ["eu"]}]}),
+]
+SecretName = Annotated[
+    str,
+    text_check(
+        _SETTING_NAME.fullmatch,
+        "is not a name for a secret",
+        "at most 63 letters, digits and '_', such as `api_key`",
+    ),
+]
 OutputsMax = Annotated[int, Strict(ge=1, le=ANSWER_RECORDS_MAX_MAX)]
 TimeFormat = Annotated[
     str,
@@ -288,6 +329,12 @@ class Program(SpecModel):
     (docs/udf-protocol.md), or the name of a protocol of an installed package (docs/extending.md)."""
     env: tuple[EnvVar, ...] = ()
     """Additional environment variables for `command` and `python`."""
+    config: FunctionConfig | None = None
+    """Settings of the function, which it reads with `udf.config`: any YAML, at most 64Ki as JSON."""
+    secrets: dict[SecretName, Secret] = field(default_factory=dict)
+    """Values that the function reads with `udf.secret("NAME")`, by name, each a reference: `{env: NAME}`,
+    `{file: PATH}` or `{secret: {name: NAME, key: KEY}}`. In all at most 64Ki. Not for functions that Spark's tasks
+    call."""
     working_dir: Text | None = None
     """Working directory of `command` and `python`, relative to the pipeline file. Default: the
     directory of the pipeline file."""
@@ -318,6 +365,8 @@ class Program(SpecModel):
         yield from exactly_one(data, cls.kinds, cls.noun)
         yield from _idle_process_settings(data)
         yield from _idle_tls(data)
+        yield from _idle_settings(data)
+        yield from _open_secrets(data)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Each environment variable has one value."""
@@ -350,6 +399,35 @@ class Program(SpecModel):
 
 _HELD = ("limits", "sandbox", "network", "readable")
 """Settings of a process with limits or a sandbox."""
+
+
+def _idle_settings(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    """`config` and `secrets` where no function gets them."""
+    where = next((f"on `{name}`" for name in ("builtin", "sql") if data.get(name) is not None), None)
+    if where is None and data.get("address") is not None and data.get("protocol", NATIVE) != NATIVE:
+        where = "at an `address` with this `protocol`, which does not hand it over"
+    if where is not None:
+        given = {name: data[name] for name in ("config", "secrets") if data.get(name)}
+        yield from without_effect(given, where, "no `{name}`, or a function that reads it")
+
+
+def _open_secrets(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    """Secrets that anyone between two machines could read."""
+    address = data.get("address")
+    if not data.get("secrets") or data.get("tls") is not None or not isinstance(address, str):
+        return
+    if not address.startswith("unix:") and not stays_on_this_machine(address.rpartition(":")[0].strip("[]")):
+        what = "the secrets would be sent to another machine unencrypted"
+        expected = "`tls` beside `address`, or the secrets where the function is started"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("secrets",), what, expected)
+
+
+def _secrets_in_spark(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    if data.get("secrets") and data.get("command") is None and data.get("sql") is None:
+        why = "runs inside Spark's Python workers" if data.get("python") is not None else "is called by Spark's tasks"
+        what = f"`secrets` is not possible here: the function {why}, and secrets are not sent to Spark"
+        expected = "`command`, which starts the function beside the vertex"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("secrets",), what, expected)
 
 
 def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -546,9 +624,12 @@ class Udf(Program):
                 yield from without_effect(unused, "on a built-in", "no `state`, or a function")
         if is_reduce:
             yield from _idle_in_reduce(data)
+            yield from _secrets_in_spark(data)
         yield from _idle_process_settings(data)
+        yield from _idle_settings(data)
         if not is_reduce:
             yield from _idle_tls(data)
+            yield from _open_secrets(data)
 
 
 _IDLE_IN_REDUCE = {

@@ -12,6 +12,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nearest import one_of
+from millstream.record import ALL_INPUTS
 from millstream.spec import topology
 from millstream.spec.kinds import KINDS, VertexKind
 from millstream.spec.models import EdgeKind, Vertex, default_edge_name
@@ -159,7 +160,7 @@ def shape_findings(outline: Outline) -> Iterator[Finding]:
     yield from _missing_kinds(outline)
     yield from _unconnected(outline)
     yield from _dead_letters(outline)
-    yield from _reduces(outline)
+    yield from _around_cycles(outline)
     yield from _late_records(outline)
     yield from _chains(outline)
 
@@ -285,16 +286,22 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
             yield Finding(codes.SIDE_EDGE, path, what, f"an edge with `kind: deadLetter` from `{vertex.name}`")
 
 
-def _reduces(outline: Outline) -> Iterator[Finding]:
-    """Reduces in a cycle: the watermark of such a reduce would wait for itself. Dead letters that come back are
-    reported elsewhere."""
+def _around_cycles(outline: Outline) -> Iterator[Finding]:
+    """Reduces in a cycle: the watermark of such a reduce would wait for itself. Lanes that read several edges, one of
+    which closes a cycle: whether records still come in by the others is not in their marks. Dead letters that come back
+    are reported elsewhere."""
     arcs = [(edge.origin, edge.target) for edge in outline.edges if edge.kind != "deadLetter"]
     for vertex in outline.vertices:
         following = [target for origin, target in arcs if origin == vertex.name]
-        kind = vertex.kind
-        if kind is not None and kind.has_windows and vertex.name in topology.reachable(following, arcs):
+        kind, around = vertex.kind, topology.reachable(following, arcs)
+        if kind is not None and kind.has_windows and vertex.name in around:
             what = f"`{vertex.name}` is a {kind.name} in a cycle, where no window can close"
             yield Finding(codes.CYCLE, vertex.path, what, "a reduce outside every cycle")
+        into = sum(edge.target == vertex.name for edge in outline.edges)
+        if kind is not None and kind.lane_input == ALL_INPUTS and into > 1 and vertex.name in around:
+            what = f"`{vertex.name}` has `state` and is in a cycle, and {into} edges lead to it"
+            expected = "one edge, for example from a map with the built-in `cat` that these edges lead to"
+            yield Finding(codes.CYCLE, vertex.path, what, expected)
 
 
 def _late_records(outline: Outline) -> Iterator[Finding]:

@@ -266,6 +266,7 @@ __all__ = [
     "PositiveCount",
     "PositiveDuration",
     "Quantity",
+    "Schema",
     "ShapeProblem",
     "Share",
     "SpecModel",

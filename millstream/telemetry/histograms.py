@@ -64,6 +64,11 @@ class Histogram:
         if value > self._max:
             self._max = value
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add values that were observed elsewhere, with the same bounds. Their minimum and maximum are not known."""
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
     def point(self, now_ns: int, *, begin_again: bool) -> HistogramDataPoint | None:
         """What was observed; None if nothing was. `begin_again`: and forget it."""
         count = sum(self._counts)
@@ -77,8 +82,9 @@ class Histogram:
             sum=self._sum,
             bucket_counts=tuple(self._counts),
             explicit_bounds=self._bounds,
-            min=self._min,
-            max=self._max,
+            # None is not sent.
+            min=self._min if self._min <= self._max else None,  # type: ignore[arg-type]
+            max=self._max if self._min <= self._max else None,  # type: ignore[arg-type]
         )
         if begin_again:
             self._start_ns = now_ns

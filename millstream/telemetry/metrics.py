@@ -24,6 +24,7 @@ from millstream.statistics import (
     SidecarStatistics,
     VertexStatistics,
 )
+from millstream.telemetry.function_metrics import FunctionInstruments
 from millstream.telemetry.histograms import Histogram, HistogramDescription, Histograms
 
 _SECONDS = (
@@ -580,6 +581,7 @@ class Metrics:
         self._clock = clock
         self._histograms = histograms
         self._replicas: list[VertexMetrics] = []
+        self._functions = FunctionInstruments(meter, histograms)
 
     def register(self) -> None:
         """Creates the instruments."""
@@ -623,6 +625,8 @@ class Metrics:
         """Gets the statistics that the next collection reports: once for all instruments, on the event loop."""
         for replica in self._replicas:
             replica.refresh()
+        newest = [(replica.labels, replica.newest) for replica in self._replicas]
+        self._functions.update((labels, one.functions) for labels, one in newest if one is not None)
 
     def _of_each(self, read: Callable[[VertexMetrics], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
         return lambda _: [Observation(read(replica), replica.labels) for replica in self._replicas]

@@ -23,9 +23,10 @@ from millstream.limits import (
     TRACEPARENT_BYTES_MAX,
 )
 from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.states import DeclaredState
+from millstream.udf.states import DeclaredState, StateChanges, StateKind
 from millstream_udf import columns
 from millstream_udf.fields import FIXED_BYTES, read_varint
+from millstream_udf.timer_entries import TIMER_NAME_BYTES_MAX, unpack_timer
 
 MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
 STATE_RESULTS = MAP_RESULTS | {Result.HELD_UP}
@@ -97,9 +98,26 @@ def check_changes(answer: MapAnswer, keys: int, states: Sequence[DeclaredState])
             with_items = (item for item, state in zip(changes.items, changes.states, strict=True) if state == number)
             if any(with_items):
                 raise ValueError(f"a change of the state {states[number].name} has an item")
+        if states[number].kind is StateKind.TIMER:
+            _check_timers(changes, number)
     items = changes.items or [b""] * count
     if len(set(zip(changes.keys, changes.states, items, strict=True))) < count:
         raise ValueError("two changes are of one entry")
+
+
+def _check_timers(changes: StateChanges, number: int) -> None:
+    """Checks the changes of timers, which are state `number`."""
+    deleted = changes.deleted or bytes(len(changes.keys))
+    items = changes.items or [b""] * len(changes.keys)
+    for state, name, value, gone in zip(changes.states, items, changes.values, deleted, strict=True):
+        if state != number:
+            continue
+        if not 0 < len(name) <= TIMER_NAME_BYTES_MAX:
+            raise ValueError(f"the name of a timer has {len(name)} bytes; 1 to {TIMER_NAME_BYTES_MAX} are allowed")
+        # A `UnicodeDecodeError` is a `ValueError`.
+        name.decode()
+        if not gone and not all(YEAR_1_US <= time_us < YEAR_10000_US for time_us in unpack_timer(value)[1:]):
+            raise ValueError("the time of a timer is not in the years 1 to 9999")
 
 
 def check_sink_answer(answer: SinkAnswer, records: int) -> None:

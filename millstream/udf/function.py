@@ -20,6 +20,7 @@ from millstream.spec.protocols import NATIVE
 from millstream.statistics import SidecarStatistics
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import ClientTls, Connection, NoAnswerError, UdfClient, UdfProtocol, protocol_of
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
 from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.socket_directory import open_socket_directory
@@ -67,7 +68,10 @@ async def open_local_function(
         lives = Lives()
         async with protocol.connect(_address(socket), lives) as connection:
             function = LocalFunction(connection, spec, socket, protocol.environment(socket), log, lives)
-            async with open_sidecar(function.sidecar):
+            async with (
+                connection.following_metrics(function.metrics, to_its_end=True),
+                open_sidecar(function.sidecar),
+            ):
                 yield function
 
 
@@ -79,15 +83,17 @@ async def open_remote_function(
     tls: ClientTls | None = None,
     timeout_s: float = 60.0,
     on_slow: Callable[[bool], None] = lambda is_slow: None,
+    settings: FunctionSettings = NO_SETTINGS,
 ) -> AsyncIterator[UdfClient]:
     """A function that another process runs (a container of the same pod), at `unix:/path` or `host:port`.
 
     `protocol`: None for the native one. Waits up to `timeout_s` for the function; raises `UdfError` if it does not
-    answer. `on_slow`: as in `SidecarSpec`.
+    answer. `on_slow`: as in `SidecarSpec`. `settings`: handed over at the beginning of each stream.
     """
     protocol = protocol or protocol_of(NATIVE)
     lives = Lives()
     async with protocol.connect(address, lives, tls) as connection:
+        connection.hand_over(settings)
         function = UdfClient(connection, address)
         try:
             await function.ask(timeout_s)
@@ -100,5 +106,8 @@ async def open_remote_function(
                 f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}",
             ) from error
         report = partial(_log.warning, "the function at %s %s", address)
-        async with beside(watch_calls(lives, OldestCall(), report=report, on_slow=on_slow), "calls"):
+        async with (
+            connection.following_metrics(function.metrics, to_its_end=False),
+            beside(watch_calls(lives, OldestCall(), report=report, on_slow=on_slow), "calls"),
+        ):
             yield function

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from millstream.errors import MillstreamError, UdfError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.lives import Lives
+from millstream.udf.metrics import FunctionMetrics
+from millstream.udf.settings import FunctionSettings
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 
 _WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
@@ -36,6 +38,8 @@ class StreamName:
     vertex: str
     lane: str
     replica: int
+    edge: str = ""
+    """The edge by which all records of the stream come; empty for none, or if each call says it."""
 
     @property
     def where(self) -> str:
@@ -86,6 +90,15 @@ class Connection:
         `timeout_s`, and `UdfError` for an answer that does not fit.
         """
 
+    def hand_over(self, settings: FunctionSettings) -> None:
+        """Called before the first stream to a function that was not started here, with what its streams have to tell
+        it. The default is for a protocol that has no message for that."""
+
+    def following_metrics(self, metrics: FunctionMetrics, *, to_its_end: bool) -> AbstractAsyncContextManager[None]:
+        """In the block, what the function counts is added to `metrics`. `to_its_end`: its process ends in the block,
+        and what it counts last is waited for. The default is for a protocol without metrics."""
+        return nullcontext()
+
     def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
     ) -> AbstractAsyncContextManager[MapStream]:
@@ -117,6 +130,8 @@ class UdfClient:
         """The address of the function, for callers in other processes of this machine."""
         self.description = Description()
         """The function's last description of itself."""
+        self.metrics = FunctionMetrics()
+        """What the function has counted."""
 
     async def ask(self, timeout_s: float) -> None:
         """Requests the function's description, waiting up to `timeout_s`. Raises like `Connection.describe`."""

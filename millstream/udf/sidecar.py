@@ -64,6 +64,7 @@ from millstream.udf.program_lines import readable
 from millstream.udf.protocol import NoAnswerError
 from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.sources import LIST_VARIABLE, OnChange, SourceFiles
+from millstream_udf.version import SDK_VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class SidecarSpec:
     pipeline: str
     vertex: str
     replica: int = 0
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables in addition to the inherited ones (`environment.py`)."""
     cwd: Path | None = None
     held: Confinement = field(default_factory=Confinement)
@@ -482,6 +483,7 @@ class Sidecar:
             "MILLSTREAM_PIPELINE": spec.pipeline,
             "MILLSTREAM_VERTEX": spec.vertex,
             "MILLSTREAM_REPLICA": str(spec.replica),
+            "MILLSTREAM_VERSION": SDK_VERSION,
         }
 
     def _for_development(self) -> dict[str, str]:

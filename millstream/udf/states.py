@@ -22,14 +22,16 @@ class StateKind(IntEnum):
     """Values in the order of their items."""
     COUNTER = 4
     """A number."""
+    TIMER = 5
+    """Timers by name. They do not come with calls."""
 
     @property
     def has_items(self) -> bool:
-        return self in (StateKind.MAP, StateKind.LIST)
+        return self in (StateKind.MAP, StateKind.LIST, StateKind.TIMER)
 
 
 class StateClock(IntEnum):
-    """The clock by which entries expire. The numbers are those of the protocol and of what is stored."""
+    """The clock by which entries expire and timers fire. The numbers are those of the protocol and of storage."""
 
     EVENT_TIME = 1
     """The watermark of the lane."""

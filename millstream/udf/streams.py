@@ -60,7 +60,8 @@ class KeyedMapStream(MapStream, Protocol):
 
     async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
         """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
-        key in common. `options`: those of `MapStream.call`."""
+        key in common. `options`: those of `MapStream.call`; `edge`, by which the records came, if the name of the
+        stream does not say it; and `timers`: the records are timers."""
 
 
 class SinkStream(Protocol):

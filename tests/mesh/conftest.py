@@ -75,6 +75,19 @@ def spread(record):
 
 
 @udf.map
+class Totals:
+    total = udf.value(int, default=0)
+    # So much that all slots of the changelog are written anew several times.
+    note = udf.value(str, default="")
+
+    def process(self, record):
+        number = json.loads(record.value)["number"]
+        self.total += number
+        self.note = str(number) * 4000
+        return {"number": number, "key": record.keys[0], "total": self.total}
+
+
+@udf.map
 def whimsical(record):
     row = json.loads(record.value)
     whim, copies = str(uuid.uuid4()), random.choice((1, 2, 3)) if row["number"] % 7 else 0

@@ -26,6 +26,18 @@ async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_what_remembering_costs_is_measured(tmp_path: Path) -> None:
+    options = ("--records", "1000000", "--state", "-o", "json")
+    ended = await command(tmp_path, "bench", "map", *options)
+    assert ended.exit_code == 2
+    assert "--state: a function remembers something for each key; add --keys" in ended.err
+    ended = await command(tmp_path, "bench", "map", *options, "--keys", "50")
+    assert ended.exit_code == 0, ended.err
+    result = json.loads(ended.out.splitlines()[-1])
+    assert (result["keys"], result["function"]) == (50, "remembering")
+    assert result["records_per_s"] > 0
+
+
 async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Path) -> None:
     ended = await command(tmp_path, "bench", "map", "--records", "1")
     assert ended.exit_code == 2

@@ -99,7 +99,7 @@ async def test_state(tmp_path: Path) -> None:
         ("grace", 2): 459.5
     }  # fmt: skip
     assert sorted(str(row["item"]) for row in rows(project, "first")) == ["chair", "desk", "lamp"]
-    shown = await command(project, "state", "account", "--key", "ada")
+    shown = await command(project, "state", "get", "account", "--key", "ada")
     assert shown.out.splitlines()[:2] == ["ada  total = 163.6", "ada  orders = 3"]
 
 

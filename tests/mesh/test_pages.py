@@ -88,7 +88,7 @@ def later_pythons() -> Iterator[Path]:
 def test_every_step_is_followed() -> None:
     listed = [name for name in (TUTORIAL / "index.md").read_text().split("](") if name.partition(")")[0][0].isdigit()]
     assert [name.partition(")")[0] for name in listed] == [page.name for page in STEPS]
-    assert len(STEPS) == 6
+    assert len(STEPS) == 7
     for page in STEPS:
         assert any(block.commands for block in blocks_of(page)), page
 

@@ -110,7 +110,7 @@ async def test_functions_that_can_be_run_are_told_with_their_types(tmp_path: Pat
     notes = {note["path"]: note["what"] for note in told["notes"] if "not imported" in note["what"]}
     assert (
         notes["spec.vertices[5].udf"]
-        == "the function is not imported: `/bin/cat` is not a Python program that uses our SDK"
+        == "the function is not imported: `/bin/cat` is not a program that uses our SDK for Python or Go"
     )
     assert notes["spec.vertices[7].udf"] == "the function is not imported, because it is not started on this machine"
     assert len(notes) == 2

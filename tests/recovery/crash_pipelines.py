@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,29 @@ UNBUFFERED = CrashPipeline(
     ],
     _check_unbuffered,
     between=_take_files,
+)
+
+
+# What a function remembers: its changelog is in its commits, and trimmed behind them.
+
+_STATE_KEYS = 8
+
+
+def _check_state(outputs: Outputs) -> None:
+    totals: dict[str, list[int]] = {}
+    for row in outputs.rows("out"):
+        totals.setdefault(row["key"], []).append(row["total"])
+    assert totals == {f"key-{key}": list(accumulate(range(key, _NUMBERS, _STATE_KEYS))) for key in range(_STATE_KEYS)}
+
+
+STATE = CrashPipeline(
+    # Slowly, so that there are several commits.
+    PipelineFiles.generator(_NUMBERS, keyCount=_STATE_KEYS, rpu=60)
+    + PipelineFiles.function("Totals", vertex="remember", more=", state: {}")
+    + "  partitions: 2\n"
+    + file_sink("out", 25),
+    ["in -> remember", "remember -> out"],
+    _check_state,
 )
 
 
@@ -502,6 +525,7 @@ PIPELINES = {
     "map": MAP,
     "chains": CHAINS,
     "unbuffered": UNBUFFERED,
+    "state": STATE,
     "packs": PACKS,
     "references": REFERENCES,
     "outside": OUTSIDE,

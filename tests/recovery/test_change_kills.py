@@ -179,6 +179,56 @@ async def test_killed_anywhere_while_a_chain_is_separated_or_a_vertex_in_the_mid
     assert old_went_on == len(OLD & set(into_two))
 
 
+class Beginning(Story):
+    """A pipeline whose map remembers nothing in version 0, and something in version 1."""
+
+    def path(self, version: int) -> Path:
+        (self.files.directory / "count.py").write_text(COUNTING if version else PASSING)
+        state = ", state: {}" if version else ""
+        text = f"- name: count\n  udf: {{python: 'count.py:f'{state}}}\n  partitions: 2\n"
+        return self.files.write(SOURCE + text + self.files.file_sink("out"), ["in -> count", "count -> out"])
+
+
+PASSING = """\
+import millstream_udf as udf
+
+
+@udf.map
+def f(value: bytes) -> bytes:
+    return value
+"""
+COUNTING = """\
+import millstream_udf as udf
+
+
+@udf.map
+def f(value: bytes, state: udf.State) -> bytes:
+    state.incr_counter("seen")
+    return value
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I2", "I6")
+async def test_killed_anywhere_while_a_map_begins_to_remember(tmp_path: Path) -> None:
+    async with open_changer() as changer:
+
+        async def killed_at(point: str | None, directory: Path) -> list[str]:
+            """Returns the points of the change."""
+            directory.mkdir()
+            async with open_changing(directory) as changing:
+                story = Beginning(PipelineFiles(directory), changing)
+                await story.run(0)
+                changed = await changer.change(changing, story.path(1), *([point] if point else []))
+                assert changed["ended"] == (-signal.SIGKILL if point else 0)
+                await story.run(1)
+            return points_of(changed["reached"].items())
+
+        points = await killed_at(None, tmp_path / "whole")
+        for number, point in enumerate(some(points, "lane.gather:before#1", "lane.gather:after#1")):
+            await killed_at(point, tmp_path / f"killed{number}")
+
+
 @pytest.mark.guarantee("I8")
 async def test_a_pipeline_killed_before_its_first_run_may_be_another_one(tmp_path: Path) -> None:
     async with open_changing(tmp_path) as changing, open_changer() as changer:

@@ -223,6 +223,47 @@ async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path:
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
 
+REMEMBERED = (
+    "ledger.commit:before#2@remember",
+    "ledger.commit:after#2@remember",
+    "ledger.commit:after#4@remember",
+    "ledger.stage:before#3",
+    "ledger.trim:before@remember",
+    "ledger.trim:after@remember",
+    "ledger.take_over:before@remember",
+    "ledger.take_over:after@remember",
+    "watermark.publish:before#2@remember",
+)
+"""Around the commits of what a function remembers, their trims, and the takeover before its changelog is read."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I4", "I7", "I12")
+async def test_killed_around_what_is_remembered_the_outputs_are_the_same(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=None) as runs:
+        whole = await runs.case("state")
+        assert not whole.failed, whole
+        assert {("ledger.trim:after", "remember"), ("ledger.take_over:after", "remember")} <= whole.reached.keys()
+        points = rng.sample(REMEMBERED, sized(2, len(REMEMBERED)))
+        outcomes = await together(*(runs.case("state", point) for point in points))
+        assert not report(outcomes), report(outcomes)
+        assert not [point for outcome in outcomes for point in outcome.missed]
+        pairs = [(first, later) for first in REMEMBERED for later in REMEMBERED]
+        again = await together(*(runs.case("state", *pair) for pair in rng.sample(pairs, sized(1, 30))))
+        assert not report(again), report(again)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I7", "I12")
+async def test_of_owners_that_commit_what_is_remembered_one_has_an_effect(tmp_path: Path) -> None:
+    points = ("ledger.commit:before#3@remember", "ledger.commit:after#3@remember", "ledger.trim:before@remember")
+    async with open_crash_runs(tmp_path, spark=None) as runs:
+        found = await together(*(runs.zombies("state", point) for point in points))
+    assert not report([last for _, last in found]), report([last for _, last in found])
+
+
 PACKED = (
     "ledger.commit:before@many",
     "ledger.commit:after@many",

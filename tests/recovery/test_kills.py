@@ -1,8 +1,8 @@
 """Any process of a running pipeline is killed at random; nothing is lost, repeated or told differently to two sinks.
 
 Kills over 20,000 records between a generator, a function with random answers and two file sinks, over windows in Spark,
-and with encryption and a function in a sandbox. What came out is judged by the oracle, which is then shown what it
-would have to find.
+over a function that remembers, and with encryption and a function in a sandbox. What came out is judged by the oracle,
+which is then shown what it would have to find.
 """
 
 from __future__ import annotations
@@ -74,6 +74,51 @@ def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
     # that Spark, which starts in ten seconds of a processor, starts twice and not three times for them.
     told = chaos("windows", sized(4, 8), sized(1_200, 4_000), tmp_path / "one", seed=3018)
     assert {"kill spark", "kill jvm", "kill runner", "kill python"} <= told["faults"].keys()
+
+
+def rows_in(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_bytes().splitlines()]
+
+
+def assert_queried(told: dict[str, Any]) -> None:
+    """Queries had answers meanwhile, and nothing was wrong with them."""
+    (queries,) = [check for check in told["checks"] if "queries" in check["what"]]
+    assert queries["result"] == "held"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.guarantee("I1", "I4", "I7", "I9", "I12")
+def test_what_is_remembered_is_the_fold_of_the_records(tmp_path: Path) -> None:
+    told = chaos("state", sized(4, 23), sized(3_000, 20_000), tmp_path / "one", "--keys", "300")
+    assert_queried(told)
+
+    # The oracle would have seen it: two outputs of a key in another order, or one that is not there.
+    assert judged(tmp_path / "one", "state") == (0, [])
+    # Rows by file; one of the files has several of a key.
+    written = {file: rows_in(file) for file in (tmp_path / "one/sinks/totals").glob("*.jsonl")}
+    file, rows = max(written.items(), key=lambda item: len(item[1]))
+    number, other = next(
+        (number, other)
+        for number, row in enumerate(rows)
+        for other in range(number + 1, len(rows))
+        if rows[other]["key"] == row["key"]
+    )
+    kept = file.read_bytes()
+    rows[number], rows[other] = rows[other], rows[number]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert judged(tmp_path / "one", "state") == (1, ["each record once, as the next of its key"])
+    file.write_bytes(kept[kept.index(b"\n") + 1 :])
+    code, violations = judged(tmp_path / "one", "state")
+    assert code == 1
+    # The state disagrees as well if it was the last row of its key.
+    assert violations[:2] == ["as many records as in the account", "each record once, as the next of its key"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I4", "I7", "I9", "I12")
+@pytest.mark.sweep
+def test_what_is_remembered_in_redis_is_the_fold_of_the_records(tmp_path: Path) -> None:
+    assert_queried(chaos("state", 8, 8_000, tmp_path / "one", "--keys", "300", "--ledger", "redis"))
 
 
 @pytest.mark.timeout(600)

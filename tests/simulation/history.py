@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from millstream.account import Account
+from millstream.account import Account, has_inputs, inputs_in
 from millstream.clock import START_OF_TIME_US
 from millstream.ledger.protocol import Commit, Receipt
 from millstream.ledger.sharing import Sharing
@@ -126,9 +126,7 @@ class History:
 
     def _note_consumed(self, link: object, lane: LaneId, mark: mark_pb2.Mark) -> None:
         for buffer in [buffer for buffer, reader in self.readers.items() if reader == (lane.vertex, lane.key)]:
-            done, index = mark.sequence, mark.record_index
-            if mark.HasField("reduce"):
-                done = next((item.sequence for item in mark.reduce.inputs if item.edge == buffer.edge), 0)
+            done, index = _read_of(lane, mark, buffer)
             read = self._delivered.get((link, buffer), ())
             passed = [one for one in read if one.sequence <= done]
             begun = [one for one in read if one.sequence > done][:1] if index else []
@@ -176,8 +174,9 @@ class History:
                 raise Violation(wrong)
 
     def _check_forward(self, lane: LaneId, before: mark_pb2.Mark, mark: mark_pb2.Mark) -> None:
-        if (mark.sequence, mark.record_index) < (before.sequence, before.record_index):
-            raise Violation(f"I6: {lane}: its mark goes back from {before.sequence} to {mark.sequence}")
+        for buffer in [buffer for buffer, reader in self.readers.items() if reader == (lane.vertex, lane.key)]:
+            if _read_of(lane, mark, buffer) < (was := _read_of(lane, before, buffer)):
+                raise Violation(f"I6: {lane}: its mark goes back from {was} in {buffer}")
         if mark.watermark_us < before.watermark_us and before.epoch:
             raise Violation(f"I5: {lane}: the watermark of its mark goes back")
         if mark.reduce.hand_over < before.reduce.hand_over:
@@ -221,12 +220,18 @@ class History:
         if buffer.edge == WINDOW_INPUT or self.removed:
             # A lane's own, which it reads only where its log is lost; or a mark may have gone back meanwhile.
             return
-        mark = self.lanes[self.readers[buffer]].mark
-        done = mark.sequence
-        if mark.HasField("reduce"):
-            done = next((item.sequence for item in mark.reduce.inputs if item.edge == buffer.edge), 0)
+        vertex, key = self.readers[buffer]
+        mark = self.lanes[vertex, key].mark
+        done, _ = _read_of(LaneId(vertex, key.rpartition(".")[0], buffer.partition), mark, buffer)
         if through > done:
             raise Violation(f"I1: {buffer} is trimmed through {through}, its reader's mark is at {done}")
+
+
+def _read_of(lane: LaneId, mark: mark_pb2.Mark, buffer: BufferId) -> tuple[int, int]:
+    """How far the mark of a lane says that it has read a buffer: up to a sequence, and records of the next frame."""
+    if not has_inputs(lane, mark):
+        return mark.sequence, mark.record_index
+    return next(((one.sequence, one.record_index) for one in inputs_in(mark) if one.edge == buffer.edge), (0, 0))
 
 
 def _told(commit: Commit) -> str:

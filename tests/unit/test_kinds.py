@@ -73,13 +73,13 @@ def test_no_kind_of_vertex_is_compared() -> None:
 
 
 def every_kind() -> dict[str, VertexKind[SpecModel]]:
-    given: tuple[list[str], ...] = ([], ["groupBy"])
+    given: tuple[list[str], ...] = ([], ["groupBy"], ["state"])
     return {kind.name: kind for key in KINDS.names for members in given for kind in [KINDS.load(key).of(members)]}
 
 
 def test_the_kinds_that_ship_can_be_run() -> None:
     kinds = every_kind()
-    assert set(kinds) == NAMES
+    assert set(kinds) == NAMES | {"keyed map"}
     assert all(isinstance(kind, RunnableKind) for kind in kinds.values())
 
 
@@ -89,7 +89,7 @@ def test_a_kind_says_where_records_come_in_and_go_out() -> None:
     assert {name for name, kind in kinds.items() if not kind.has_output} == {"sink"}
     assert {name for name, kind in kinds.items() if kind.has_windows} == {"reduce"}
     # Who reads several edges in one lane, or none, has a name for what it reads.
-    assert {name for name, kind in kinds.items() if kind.lane_input is not None} == {"source", "reduce"}
+    assert {name for name, kind in kinds.items() if kind.lane_input is not None} == {"source", "reduce", "keyed map"}
 
 
 def test_a_source_that_says_it_with_the_word_of_earlier_versions_is_untrusted() -> None:

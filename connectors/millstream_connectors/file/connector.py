@@ -34,6 +34,9 @@ class _Source(SourceConnector[FileSource]):
     def bounded(self, settings: FileSource) -> bool | None:
         return not settings.follow
 
+    def may_give_keys(self, settings: FileSource) -> bool:
+        return False
+
     def guarantee(self, settings: FileSource) -> Guarantee:
         sentence = self.promise.sentence
         if settings.objects:

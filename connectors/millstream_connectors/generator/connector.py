@@ -17,6 +17,9 @@ class _Source(SourceConnector[GeneratorSource]):
     def bounded(self, settings: GeneratorSource) -> bool | None:
         return settings.records is not None
 
+    def may_give_keys(self, settings: GeneratorSource) -> bool:
+        return settings.key_count > 0
+
     def open(self, settings: GeneratorSource, owner: SourceOwner) -> SourceOpening:
         from millstream_connectors.generator.source import open_generator
 

@@ -84,15 +84,22 @@ func obey(ctx context.Context, record udf.Record) ([]udf.Message, error) {
 
 func main() {
 	functions := map[string]*udf.Function{
-		"":        udf.NewMap(obey),
-		"reduce":  udf.NewReduce(reduceObey),
-		"write":   udf.NewSinkFunc(write),
-		"table":   udf.NewSink(func() udf.Sink { return &table{} }),
-		"stamp":   udf.NewSourceTransform(stamp),
-		"named":   udf.NewMap(named),
-		"wait":    udf.NewMap(wait, udf.Concurrency(1000)),
-		"leave":   udf.NewMap(leave, udf.Concurrency(4)),
-		"Numbers": udf.NewSource(func() udf.Source { return &numbers{} }),
+		"":              udf.NewMap(obey),
+		"reduce":        udf.NewReduce(reduceObey),
+		"write":         udf.NewSinkFunc(write),
+		"table":         udf.NewSink(func() udf.Sink { return &table{} }),
+		"stamp":         udf.NewSourceTransform(stamp),
+		"named":         udf.NewMap(named),
+		"wait":          udf.NewMap(wait, udf.Concurrency(1000)),
+		"leave":         udf.NewMap(leave, udf.Concurrency(4)),
+		"Remember":      remember(),
+		"RememberAsync": rememberConcurrently(),
+		"Timers":        timers(1),
+		"TimersAsync":   timers(4),
+		"reminding":     reminding(),
+		"totals":        totals(false),
+		"picky":         totals(true),
+		"Numbers":       udf.NewSource(func() udf.Source { return &numbers{} }),
 	}
 	name := strings.Join(os.Args[1:], " ")
 	if functions[name] == nil {

@@ -23,6 +23,7 @@ from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_changes
 from millstream.udf.lives import Lives
+from millstream.udf.metrics import FunctionMetrics
 from millstream.udf.native.messages import (
     ANSWER,
     MAP_COLUMNS,
@@ -36,11 +37,13 @@ from millstream.udf.native.messages import (
     sink_answer_of,
     states_of,
 )
+from millstream.udf.native.metrics_stream import following_metrics
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.states import DeclaredState, StateEntries
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import without_large
@@ -59,6 +62,14 @@ class NativeConnection(Connection):
         self._channel = channel
         self._target = target
         self._lives = lives
+        self._settings = NO_SETTINGS
+        """What each stream hands over."""
+
+    def hand_over(self, settings: FunctionSettings) -> None:
+        self._settings = settings
+
+    def following_metrics(self, metrics: FunctionMetrics, *, to_its_end: bool) -> AbstractAsyncContextManager[None]:
+        return following_metrics(self._channel, self._target, metrics, to_its_end=to_its_end)
 
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         method: Any = self._channel.unary_unary(f"{SERVICE}/Describe")
@@ -73,7 +84,13 @@ class NativeConnection(Connection):
         return self._open_calls(
             "Map",
             name,
-            hello_of(kind, name, calls_socket=bool(calls_socket_of(self._target)), may_return_arrow=may_return_arrow),
+            hello_of(
+                kind,
+                name,
+                calls_socket=bool(calls_socket_of(self._target)),
+                may_return_arrow=may_return_arrow,
+                settings=self._settings,
+            ),
             request=udf_pb2.SealedMapRequest,
             response=udf_pb2.SealedMapResponse,
             call=udf_pb2.SealedMapCall,
@@ -91,7 +108,9 @@ class NativeConnection(Connection):
         return self._open_calls(
             "Sink",
             name,
-            hello_of(FunctionKind.SINK, name, calls_socket=bool(calls_socket_of(self._target))),
+            hello_of(
+                FunctionKind.SINK, name, calls_socket=bool(calls_socket_of(self._target)), settings=self._settings
+            ),
             request=udf_pb2.SealedSinkRequest,
             response=udf_pb2.SinkResponse,
             call=udf_pb2.SealedSinkCall,
@@ -129,13 +148,13 @@ class NativeConnection(Connection):
             yield make(stream, call, stated)
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        return open_position_sink_stream(self._channel, name, self._lives)
+        return open_position_sink_stream(self._channel, name, self._lives, self._settings)
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
     ) -> AbstractAsyncContextManager[SourceStream]:
         opening = udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions)
-        return open_source_stream(self._channel, name, opening, self._lives)
+        return open_source_stream(self._channel, name, opening, self._lives, self._settings)
 
 
 @dataclass(slots=True)

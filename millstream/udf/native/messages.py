@@ -21,10 +21,12 @@ from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAn
 from millstream.udf.checks import check_map_answer, check_parts, check_read_batch, check_sink_answer
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.values import Values
-from millstream_udf import columns
+from millstream_udf import columns, state_entries
 from millstream_udf.fields import Large, field
+from millstream_udf.version import SDK_VERSION
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -90,6 +92,7 @@ def hello_of(
     calls_socket: bool = False,
     keeps_positions: bool = False,
     may_return_arrow: bool = False,
+    settings: FunctionSettings = NO_SETTINGS,
 ) -> udf_pb2.Hello:
     """The first message of a stream."""
     return udf_pb2.Hello(
@@ -99,9 +102,13 @@ def hello_of(
         vertex=name.vertex,
         lane=name.lane,
         replica=name.replica,
+        edge=name.edge,
         calls_socket=calls_socket,
         keeps_positions=keeps_positions,
         may_return_arrow=may_return_arrow,
+        config=settings.config,
+        secrets=settings.secrets,
+        version=SDK_VERSION,
     )
 
 
@@ -212,35 +219,31 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
             f"{where}: the function breaks its protocol: it has {len(declared)} states with {len(names)} names; at "
             f"most {STATES_MAX} with different names are allowed",
         )
+    if sum(state.kind is StateKind.TIMER for state in declared) > 1:
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL, f"{where}: the function breaks its protocol: several of its states are of timers"
+        )
     return tuple(declared)
 
 
 def entries_message(entries: StateEntries) -> bytes:
     """The field `states` of a call."""
-    return udf_pb2.SealedStateEntries(
-        record_keys=columns.pack_offsets(entries.record_keys),
-        keys=columns.pack_offsets(entries.keys),
-        states=entries.states,
-        items=columns.pack_bytes(entries.items) if any(entries.items) else b"",
-        values=columns.pack_bytes(entries.values),
-        versions=columns.pack_offsets(entries.versions) if any(one != 1 for one in entries.versions) else b"",
-    ).SerializeToString()
+    has_items, has_versions = any(entries.items), any(version != 1 for version in entries.versions)
+    return state_entries.pack_entries(
+        state_entries.StateEntries(
+            entries.record_keys,
+            entries.keys,
+            entries.states,
+            entries.items if has_items else None,
+            entries.values,
+            entries.versions if has_versions else None,
+        )
+    )
 
 
 def changes_of(data: bytes) -> StateChanges:
     """The changes in an answer. Raises `ValueError` for bytes that are not changes."""
-    try:
-        message = udf_pb2.SealedStateChanges.FromString(data)
-    except DecodeError as error:
-        raise ValueError(f"its changes do not decode: {error}") from error
-    return StateChanges(
-        columns.unpack_offsets(message.keys),
-        message.states,
-        columns.unpack_bytes(message.items),
-        columns.unpack_bytes(message.values),
-        message.deleted,
-        columns.unpack_times(message.expires_us),
-    )
+    return StateChanges(*state_entries.unpack_columns(data))
 
 
 def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:

@@ -32,6 +32,7 @@ from millstream.udf.native.messages import (
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.streams import SinkFencedError, SinkFunctionError, StreamLostError
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -52,9 +53,9 @@ class NativePositionSinkStream:
         self._calls = 0
         self.checks = False
 
-    async def begin(self, name: StreamName) -> None:
+    async def begin(self, name: StreamName, settings: FunctionSettings = NO_SETTINGS) -> None:
         """Sends the hello, and reads the welcome."""
-        hello = hello_of(FunctionKind.SINK, name, keeps_positions=True)
+        hello = hello_of(FunctionKind.SINK, name, keeps_positions=True, settings=settings)
         response = await self._ask(udf_pb2.SinkRequest(hello=hello).SerializeToString(), "welcome")
         calls_allowed(response.welcome, self._where)
         if not response.welcome.keeps_positions:
@@ -167,10 +168,10 @@ def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
 
 @asynccontextmanager
 async def open_position_sink_stream(
-    channel: grpc.aio.Channel, name: StreamName, lives: Lives
+    channel: grpc.aio.Channel, name: StreamName, lives: Lives, settings: FunctionSettings = NO_SETTINGS
 ) -> AsyncIterator[NativePositionSinkStream]:
     """Opens a stream. Waits until the function has welcomed it."""
     async with open_wire(channel, f"{SERVICE}/Sink", name.where) as wire:
         stream = NativePositionSinkStream(wire, name.where, lives)
-        await stream.begin(name)
+        await stream.begin(name, settings)
         yield stream

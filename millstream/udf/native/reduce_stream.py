@@ -23,6 +23,7 @@ from millstream import codes
 from millstream.errors import RetryLaterError, UdfError
 from millstream.udf.native.service import CHANNEL_OPTIONS, PROTOCOL_VERSION, SERVICE, fatal_error
 from millstream.wire.reduce.v1 import engine_pb2
+from millstream_udf.version import SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 CONNECT_TIMEOUT_S = 60.0
@@ -173,6 +174,8 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
             vertex=program.vertex,
             lane=program.lane,
             replica=program.replica,
+            config=program.config,
+            version=SDK_VERSION,
         )
     ).SerializeToString()
     deadline = time.monotonic() + CONNECT_TIMEOUT_S

@@ -29,6 +29,7 @@ from millstream.udf.native.messages import batch_of, calls_allowed, decoded, hel
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
+from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -41,7 +42,14 @@ _READ = (0,)
 class NativeSourceStream:
     """See `SourceStream`. Made by `open_source_stream`."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen, lives: Lives) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        name: StreamName,
+        opening: udf_pb2.SourceOpen,
+        lives: Lives,
+        settings: FunctionSettings = NO_SETTINGS,
+    ) -> None:
         self._channel = channel
         self._lives = lives
         self._life = 0
@@ -52,6 +60,7 @@ class NativeSourceStream:
         self._failure = ""
         """What the function failed with before the first read, which reports it."""
         self._name = name
+        self._settings = settings
         self._opening = opening
         self._wire: Wire | None = None
         self.is_away = False
@@ -172,7 +181,8 @@ class NativeSourceStream:
             return wire
 
     async def _begin(self, wire: Wire) -> None:
-        await self._send(wire, udf_pb2.SourceRequest(hello=hello_of(FunctionKind.SOURCE, self._name)))
+        hello = hello_of(FunctionKind.SOURCE, self._name, settings=self._settings)
+        await self._send(wire, udf_pb2.SourceRequest(hello=hello))
         response = await self._receive(wire)
         if response.WhichOneof("message") != "welcome":
             raise self._broken("its first message is not Welcome")
@@ -218,10 +228,14 @@ class NativeSourceStream:
 
 @asynccontextmanager
 async def open_source_stream(
-    channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen, lives: Lives
+    channel: grpc.aio.Channel,
+    name: StreamName,
+    opening: udf_pb2.SourceOpen,
+    lives: Lives,
+    settings: FunctionSettings = NO_SETTINGS,
 ) -> AsyncIterator[NativeSourceStream]:
     """A source stream. It is open, or opens at the first read if the function is being restarted."""
-    stream = NativeSourceStream(channel, name, opening, lives)
+    stream = NativeSourceStream(channel, name, opening, lives, settings)
     try:
         await stream.begin()
         yield stream

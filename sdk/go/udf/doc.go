@@ -14,6 +14,9 @@
 // [DeadLetter], [Drop] and [Fallback] are errors that decide what happens to the record; after any other error, the
 // vertex's retry strategy decides.
 //
+// A map may remember something for each key of its records, which is committed with its outputs: see [State]. It may
+// act when a time has come: see [Timers].
+//
 // The lanes of a vertex share the process, so several goroutines call a function concurrently. Sinks and sources have
 // an instance for each lane, whose methods are called sequentially.
 package udf

@@ -142,8 +142,22 @@ type outcomes struct {
 	items   []*udfv1.Outcome
 }
 
+// errHeldUp is the failure of a record that was not processed, because an earlier one of its key has failed.
+var errHeldUp = errors.New("held up")
+
+// isDecided: after an outcome with this error, the record is not processed again.
+func isDecided(err error) bool {
+	return !errors.As(err, &Retry{}) &&
+		(errors.As(err, &DeadLetter{}) || errors.As(err, &Drop{}) || errors.As(err, &Misfit{}))
+}
+
 func (o *outcomes) add(index int, err error) {
 	outcome := &udfv1.Outcome{Index: uint32(index)}
+	if err == errHeldUp {
+		outcome.Result = udfv1.Outcome_RESULT_HELD_UP
+		o.items = append(o.items, outcome)
+		return
+	}
 	var retry Retry
 	var deadLetter DeadLetter
 	var drop Drop
@@ -160,8 +174,11 @@ func (o *outcomes) add(index int, err error) {
 	case errors.As(err, &fallback):
 		outcome.Result = udfv1.Outcome_RESULT_ERROR
 		err = errors.New("Fallback is only for sinks; in a map return DeadLetter{Reason: ...}")
+	case errors.As(err, &Misfit{}):
+		// It would not fit at another attempt either.
+		outcome.Result, outcome.Code = udfv1.Outcome_RESULT_DEAD_LETTER, misfitCode
 	default:
-		outcome.Result, outcome.Code = udfv1.Outcome_RESULT_ERROR, codeOf(err)
+		outcome.Result = udfv1.Outcome_RESULT_ERROR
 	}
 	if outcome.Result != udfv1.Outcome_RESULT_ERROR && err.Error() == "" {
 		// The function may omit the reason.

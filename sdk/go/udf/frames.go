@@ -11,9 +11,11 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 )
 
-// recordsOf reads a frame. Ids are prefix and the index from first on, unless the frame has its own. The records are
+// recordsOf reads a frame that has come by an edge. Ids are prefix and the index from first on, unless the frame has its own. The records are
 // stored in `into` if they fit; they refer to the frame's memory, or to new memory.
-func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record) (records []Record, err error) {
+func recordsOf(
+	frame *framev1.Frame, edge, prefix string, first uint32, into []Record,
+) (records []Record, err error) {
 	defer func() {
 		if value := recover(); value != nil {
 			records, err = nil, fmt.Errorf("the frame cannot be read: %v", value)
@@ -24,7 +26,7 @@ func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record)
 	for i := range records {
 		// Appending to a value must not overwrite the next.
 		value := data[offsets[i]:offsets[i+1]:offsets[i+1]]
-		records[i] = Record{Value: value, EventTime: time.UnixMicro(times[i]).UTC()}
+		records[i] = Record{Value: value, EventTime: time.UnixMicro(times[i]).UTC(), Edge: edge}
 	}
 	if frame.GetKeys() != nil {
 		for i, keys := range columns.Lists(frame.GetKeys()) {

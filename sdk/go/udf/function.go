@@ -4,11 +4,15 @@ import (
 	"context"
 	"iter"
 
+	"github.com/millstream/millstream/sdk/go/internal/keyed"
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
 // MapFunc returns the outputs of a record; none means that the record is filtered.
 type MapFunc func(ctx context.Context, record Record) ([]Message, error)
+
+// TimerFunc returns the outputs of a timer whose time has come.
+type TimerFunc func(ctx context.Context, timer Timer) ([]Message, error)
 
 // ReduceFunc returns the results of a group. The records can be read once, and arrive while they are read: a group may
 // be larger than memory.
@@ -56,13 +60,20 @@ type Function struct {
 	positions   func() PositionSink
 	source      func() Source
 	concurrency int
+	// states is what a map remembers.
+	states []*keyed.Spec
+	// onTimer gets its timers.
+	onTimer TimerFunc
+	// fault is why the function cannot be served.
+	fault error
 }
 
 // Option sets how a function runs.
 type Option func(*Function)
 
 // Concurrency is the number of records of a lane that are processed concurrently, in one call or across several; 1 by
-// default. Outputs stay in the order of inputs. The pipeline's `concurrency` overrides it.
+// default. Outputs stay in the order of inputs, and the records of a key of a map with [States] are processed one after
+// another. The pipeline's `concurrency` overrides it.
 func Concurrency(records int) Option {
 	return func(function *Function) { function.concurrency = max(1, records) }
 }
@@ -102,6 +113,7 @@ func with(function *Function, options []Option) *Function {
 	for _, option := range options {
 		option(function)
 	}
+	function.checkTimers()
 	return function
 }
 

@@ -3,6 +3,8 @@ package udf
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/millstream/millstream/sdk/go/internal/keyed"
 )
 
 // lane processes the records of one stream, with the configured concurrency across all calls.
@@ -46,6 +48,20 @@ func (l *lane) each(failures []error, call func(index int) error, done func()) {
 		return
 	}
 	l.begin(len(failures), func(i int) { failures[i] = guard(func() error { return call(i) }) }, done)
+}
+
+// eachChain is each for a function with states: records of one key are processed one after another.
+func (l *lane) eachChain(failures []error, states *keyed.Call, call func(index int) error, done func()) {
+	if l.most == 1 {
+		l.each(failures, call, done)
+		return
+	}
+	chains := states.Chains()
+	l.begin(len(chains), func(chain int) {
+		for _, i := range chains[chain] {
+			failures[i] = guard(func() error { return call(i) })
+		}
+	}, done)
 }
 
 // work processes records one by one, those of the oldest call first, until there are none.

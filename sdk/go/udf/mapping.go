@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millstream/millstream/sdk/go/internal/keyed"
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
@@ -24,7 +25,11 @@ func (s *service) Map(stream mapStream) error {
 	if err := s.check(hello, udfv1.Kind_KIND_MAP, udfv1.Kind_KIND_SOURCE_TRANSFORM); err != nil {
 		return err
 	}
-	if err := stream.Send(&udfv1.MapResponse{Message: &udfv1.MapResponse_Welcome{Welcome: s.welcome()}}); err != nil {
+	welcome := s.welcome()
+	for _, state := range s.function.states {
+		welcome.States = append(welcome.States, state.Message())
+	}
+	if err := stream.Send(&udfv1.MapResponse{Message: &udfv1.MapResponse_Welcome{Welcome: welcome}}); err != nil {
 		return err
 	}
 	lane := &lane{most: s.function.concurrency}
@@ -66,7 +71,11 @@ func (s *service) beginMap(
 ) {
 	work := mapWorks.Get().(*mapWork)
 	var err error
-	work.records, err = recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), work.records)
+	edge := call.GetEdge()
+	if edge == "" {
+		edge = hello.GetEdge()
+	}
+	work.records, err = recordsOf(call.GetFrame(), edge, call.GetIdPrefix(), call.GetFirstIndex(), work.records)
 	if err != nil {
 		send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
 		return
@@ -76,6 +85,21 @@ func (s *service) beginMap(
 		Watermark:   time.UnixMicro(call.GetWatermarkUs()).UTC(),
 		Traceparent: call.GetTraceparent(),
 	})
+	var states *keyed.Call
+	if s.function.states != nil {
+		times := call.GetFrame().GetEventTimesUs()
+		if states, err = keyed.NewCall(s.function.states, call.GetStates(), times, nowUs); err != nil {
+			send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
+			return
+		}
+	}
+	var timers []Timer
+	if call.GetTimers() {
+		if timers, err = s.function.timersOf(work.records); err != nil {
+			send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
+			return
+		}
+	}
 	done, timesAllowed := ctx.Done(), hello.GetKind() == udfv1.Kind_KIND_SOURCE_TRANSFORM
 	work.results, work.failures = sized(work.results, len(work.records)), sized(work.failures, len(work.records))
 	run := func(i int) (err error) {
@@ -87,13 +111,58 @@ func (s *service) beginMap(
 		}
 		return fault(work.results[i], timesAllowed)
 	}
-	lane.each(work.failures, run, func() {
-		send(work.answer(call.GetCallId()))
+	answer := func() {
+		send(work.answer(call.GetCallId(), states))
 		work.free()
-	})
+	}
+	if states == nil {
+		lane.each(work.failures, run, answer)
+		return
+	}
+	runKeyed := func(i int) error {
+		if gone(done) {
+			return nil
+		}
+		return keyedRecord(ctx, states, i, func(ctx context.Context) (err error) {
+			if timers != nil {
+				work.results[i], err = s.function.onTimer(ctx, timers[i])
+			} else {
+				work.results[i], err = s.function.mapping(ctx, work.records[i])
+			}
+			if err != nil {
+				return err
+			}
+			return fault(work.results[i], timesAllowed)
+		})
+	}
+	lane.eachChain(work.failures, states, runKeyed, answer)
 }
 
-func (w *mapWork) answer(id uint64) *udfv1.MapAnswer {
+// keyedRecord runs a function for a record, with the states of its key. What it has changed counts if it succeeds.
+func keyedRecord(ctx context.Context, states *keyed.Call, record int, run func(context.Context) error) error {
+	turn := states.Begin(ctx, record)
+	if turn == nil {
+		return errHeldUp
+	}
+	outcome := keyed.Failed
+	// Also when it panics, or ends its goroutine.
+	defer func() { turn.End(outcome) }()
+	err := sound(run(turn))
+	switch {
+	case err == nil:
+		if err = turn.Fault(); err == nil {
+			outcome = keyed.Succeeded
+		}
+	case isDecided(err):
+		outcome = keyed.Done
+	}
+	return err
+}
+
+func nowUs() int64 { return time.Now().UnixMicro() }
+
+// answer: states is nil for a function without states.
+func (w *mapWork) answer(id uint64, states *keyed.Call) *udfv1.MapAnswer {
 	var outcomes outcomes
 	each := true
 	w.out = w.out[:0]
@@ -122,6 +191,9 @@ func (w *mapWork) answer(id uint64) *udfv1.MapAnswer {
 	answer := &udfv1.MapAnswer{
 		CallId: id, Records: uint32(len(w.out)), Values: packed.values, Keys: packed.keys, Tags: packed.tags,
 		Headers: packed.headers, EventTimesUs: packed.eventTimesUs, Parents: parents, Outcomes: outcomes.items,
+	}
+	if states != nil {
+		answer.Changes = states.Changes()
 	}
 	// With space for the envelope.
 	if size := proto.Size(answer) + 64; size > messageBytesMax {

@@ -102,3 +102,20 @@ func TestCallsThatUseTheSameRoomDoNotSeeEachOther(t *testing.T) {
 		}
 	}
 }
+
+func TestTheEdgeIsThatOfTheCallOrOfTheStream(t *testing.T) {
+	service := &service{function: NewMap(func(_ context.Context, record Record) ([]Message, error) {
+		return []Message{{Value: []byte(record.Edge)}}, nil
+	})}
+	for _, one := range []struct{ stream, call, expected string }{{"a-b", "", "a-b"}, {"", "c-b", "c-b"}, {"", "", ""}} {
+		call := &udfv1.MapCall{Frame: frameOf(make([]Record, 1)), Edge: one.call}
+		answers := make(chan *udfv1.MapAnswer, 1)
+		hello := &udfv1.Hello{Kind: udfv1.Kind_KIND_MAP, Edge: one.stream}
+		service.beginMap(context.Background(), &lane{most: 1}, hello, call, func(answer *udfv1.MapAnswer) {
+			answers <- answer
+		})
+		if got := columns.Texts((<-answers).Values); !slices.Equal(got, []string{one.expected}) {
+			t.Errorf("got %q, want %q", got, one.expected)
+		}
+	}
+}

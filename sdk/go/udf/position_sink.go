@@ -206,7 +206,7 @@ func (l *positionLane) records(call *udfv1.SinkCall) ([]Record, error) {
 	if l.sink == nil {
 		return nil, errNotOpen
 	}
-	return recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), nil)
+	return recordsOf(call.GetFrame(), l.hello.GetEdge(), call.GetIdPrefix(), call.GetFirstIndex(), nil)
 }
 
 func (l *positionLane) withCall(ctx context.Context, call *udfv1.SinkCall) context.Context {

@@ -116,7 +116,7 @@ func (g *groups) pull() bool {
 	if g.inGroup {
 		expected++
 	}
-	records, err := recordsOf(part.GetFrame(), "", 0, nil)
+	records, err := recordsOf(part.GetFrame(), "", "", 0, nil)
 	if err != nil {
 		g.err = status.Error(codes.InvalidArgument, err.Error())
 		return false

@@ -65,8 +65,14 @@ func ExitCode(err error) int {
 }
 
 // Serve serves function at the socket that the environment names, until ctx ends or SIGTERM or SIGINT arrives; then it
-// finishes the calls that it has.
+// finishes the calls that it has. For `millstream validate --import`, it describes the function, and returns.
 func Serve(ctx context.Context, function *Function) error {
+	if path := os.Getenv(checkVariable); path != "" {
+		return function.writeReport(path)
+	}
+	if function.fault != nil {
+		return hopeless{function.fault}
+	}
 	path := os.Getenv(socketVariable)
 	if path == "" {
 		return hopeless{fmt.Errorf("%s is not set. Millstream starts this program and sets it; to try a function without "+
@@ -85,6 +91,7 @@ func Serve(ctx context.Context, function *Function) error {
 	if err != nil {
 		return err
 	}
+	secrets()
 	raiseHeapFloor()
 	logInLines()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
@@ -94,6 +101,10 @@ func Serve(ctx context.Context, function *Function) error {
 
 // ServeListener serves function at a listener, which it closes, until ctx ends; then it finishes the calls that it has.
 func ServeListener(ctx context.Context, listener net.Listener, function *Function) error {
+	if function.fault != nil {
+		listener.Close()
+		return hopeless{function.fault}
+	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax),
 		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
 		grpc.ReadBufferSize(256<<10), grpc.WriteBufferSize(256<<10))

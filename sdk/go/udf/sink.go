@@ -46,7 +46,7 @@ func (s *service) Sink(stream sinkStream) error {
 			answer.CallId = call.GetCallId()
 			send(&udfv1.SinkResponse{Message: &udfv1.SinkResponse_Answer{Answer: answer}})
 		}
-		records, err := recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), nil)
+		records, err := recordsOf(call.GetFrame(), hello.GetEdge(), call.GetIdPrefix(), call.GetFirstIndex(), nil)
 		if err != nil {
 			answer(&udfv1.SinkAnswer{Error: wholeCall(err)})
 			return

@@ -15,6 +15,25 @@ type Record struct {
 	// was read from. Empty in reduce functions, and in a source transform if the source gives no ids. A source that gives
 	// ids must give one to every record of a batch.
 	ID string
+	// The name of the edge by which the record came: `<from>-<to>`, unless the pipeline file gives it another. Empty in
+	// source transforms and reduce functions. Of a record that a source returns, it is not read.
+	Edge string
+}
+
+// Timer is a timer whose time has come: see [Timers].
+type Timer struct {
+	Name string
+	// The time for which it was set.
+	At time.Time
+	// Whether that is processing time.
+	ByProcessingTime bool
+	// Parts of the key for which it was set.
+	Keys []string
+	// The event time of what it puts out. By event time, the time for which it was set, or later if that was too late; by
+	// processing time, that of the record that set it, or later.
+	EventTime time.Time
+	// The same at every attempt, and of no other timer or record.
+	ID string
 }
 
 // Message is one output. Members that are nil or zero are inherited from the input record (in a reduce function, from

@@ -39,7 +39,8 @@ const (
 type Outcome struct {
 	// Index of the input.
 	Index int
-	// "error", "retry", "dead letter", "drop" or "fallback".
+	// "error", "retry", "dead letter", "drop", "fallback", or "held up": an earlier record of its key has failed or is to
+	// be retried, so a function with states did not get it.
 	Result string
 	// The reason on one line, and further details, such as the stack of a panic.
 	Reason, Detail string
@@ -58,6 +59,8 @@ type Results struct {
 	// Outcomes of the inputs that were not processed normally. An input with neither output nor outcome was filtered, or
 	// written.
 	Outcomes []Outcome
+	// The timers that have fired, in order: the inputs of FireTimers.
+	Timers []udf.Timer
 }
 
 // Values returns the values of the outputs, as text.
@@ -78,8 +81,16 @@ func Values(texts ...string) []udf.Record {
 	return records
 }
 
-// Map runs a map or source transform on records, as one call.
+// Map runs a map or source transform on records, as one call. A map with states remembers nothing before; see States.
 func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
+	t.Helper()
+	return mapWith(t, &States{}, function, records, nil)
+}
+
+// mapWith runs a map with what its states have, and keeps what it has changed. timers: the records are these.
+func mapWith(
+	t testing.TB, states *States, function *udf.Function, records []udf.Record, timers []udf.Timer,
+) Results {
 	t.Helper()
 	if len(records) == 0 {
 		return Results{}
@@ -89,21 +100,33 @@ func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	must(t, err)
 	must(t, stream.Send(&udfv1.MapRequest{Message: &udfv1.MapRequest_Hello{Hello: hello(kind)}}))
 	frame := frameOf(records)
-	call := &udfv1.MapCall{CallId: 1, Frame: frame, IdPrefix: idPrefix}
+	call := &udfv1.MapCall{
+		CallId: 1, Frame: frame, IdPrefix: idPrefix, Edge: edgeOf(t, records), Timers: len(timers) > 0,
+	}
 	if kind == udfv1.Kind_KIND_SOURCE_TRANSFORM {
 		call.IdPrefix = ""
 	}
+	response, err := stream.Recv()
+	must(t, err)
+	declared := response.GetWelcome().GetStates()
+	keys := keysOf(records)
+	if len(declared) > 0 {
+		states.declare(declared)
+		call.States = states.entries(keys, timers)
+		if !states.Watermark.IsZero() {
+			call.WatermarkUs = states.Watermark.UnixMicro()
+		}
+	}
 	must(t, stream.Send(&udfv1.MapRequest{Message: &udfv1.MapRequest_Call{Call: call}}))
 	must(t, stream.CloseSend())
-	_, err = stream.Recv()
-	must(t, err)
-	response, err := stream.Recv()
+	response, err = stream.Recv()
 	must(t, err)
 	ended(t, func() error { _, err := stream.Recv(); return err })
 	answer := response.GetAnswer()
 	if answer.GetError() != "" {
 		t.Fatalf("the call as a whole failed: %s", answer.GetError())
 	}
+	states.commit(keys, answer.GetChanges())
 	results := Results{Outcomes: outcomesOf(answer.GetOutcomes())}
 	out := unpacked{answer.GetValues(), answer.GetKeys(), answer.GetTags(), answer.GetHeaders()}
 	for i := range int(answer.GetRecords()) {
@@ -135,7 +158,7 @@ func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results 
 	stream, err := client.Sink(ctx)
 	must(t, err)
 	greeting := hello(kind)
-	greeting.KeepsPositions = described.GetKeepsPositions()
+	greeting.KeepsPositions, greeting.Edge = described.GetKeepsPositions(), edgeOf(t, records)
 	must(t, stream.Send(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Hello{Hello: greeting}}))
 	if greeting.KeepsPositions {
 		return writeWithPosition(t, stream, records)
@@ -327,6 +350,14 @@ func serve(t testing.TB, function *udf.Function) (context.Context, udfv1.UdfClie
 	})
 	client := udfv1.NewUdfClient(connection)
 	described, err := client.Describe(ctx, &udfv1.DescribeRequest{})
+	if err != nil {
+		select {
+		case failed := <-ended:
+			ended <- nil
+			t.Fatal(failed)
+		default:
+		}
+	}
 	must(t, err)
 	return ctx, client, described.GetKinds()[0]
 }
@@ -335,12 +366,24 @@ func hello(kind udfv1.Kind) *udfv1.Hello {
 	return &udfv1.Hello{ProtocolVersion: 1, Kind: kind, Pipeline: "test", Vertex: "test", Lane: "in-test.0"}
 }
 
+// edgeOf is the edge by which the records of a call come.
+func edgeOf(t testing.TB, records []udf.Record) string {
+	t.Helper()
+	for _, record := range records {
+		if record.Edge != records[0].Edge {
+			t.Fatalf("the records of a call come by one edge, and these by %q and %q", records[0].Edge, record.Edge)
+		}
+	}
+	return records[0].Edge
+}
+
 var resultNames = map[udfv1.Outcome_Result]string{
 	udfv1.Outcome_RESULT_ERROR:       "error",
 	udfv1.Outcome_RESULT_RETRY:       "retry",
 	udfv1.Outcome_RESULT_DEAD_LETTER: "dead letter",
 	udfv1.Outcome_RESULT_DROP:        "drop",
 	udfv1.Outcome_RESULT_FALLBACK:    "fallback",
+	udfv1.Outcome_RESULT_HELD_UP:     "held up",
 }
 
 func outcomesOf(all []*udfv1.Outcome) []Outcome {

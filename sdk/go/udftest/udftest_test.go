@@ -182,11 +182,11 @@ func TestAValueThatDoesNotFitHasACode(t *testing.T) {
 		`{"Lines": [{"Price": 1.5}]}`, `{"Lines": [{"Price": "much"}]}`, `{"Lines"`, `[]`)...)
 	expect(t, results.Values(), []string{"1"})
 	expect(t, results.Outcomes, []udftest.Outcome{
-		{Index: 1, Result: "error", Code: 3005,
+		{Index: 1, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: field `Lines.Price` is string, where float64 is expected"},
-		{Index: 2, Result: "error", Code: 3005,
+		{Index: 2, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: it is not JSON, at byte 8 of 8"},
-		{Index: 3, Result: "error", Code: 3005,
+		{Index: 3, Result: "dead letter", Code: 3005,
 			Reason: "order: the value does not fit udftest_test.order: it is array, where udftest_test.order is expected"},
 	})
 
@@ -252,6 +252,21 @@ func TestTheCallSaysWhereRecordsComeFrom(t *testing.T) {
 		return nil, nil
 	}), udftest.Values("a")...)
 	expect(t, call.Pipeline+" "+call.Vertex+" "+call.Lane, "test test in-test.0")
+}
+
+func TestRecordsHaveTheEdgeByWhichTheyCome(t *testing.T) {
+	given := udf.Record{Value: []byte("a"), Edge: "in-test"}
+	tell := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
+		return []udf.Message{{Value: []byte(record.Edge)}}, nil
+	}
+	expect(t, udftest.Map(t, udf.NewMap(tell), given).Values(), []string{"in-test"})
+	expect(t, udftest.Map(t, udf.NewMap(tell), udftest.Values("a")...).Values(), []string{""})
+	var edge string
+	udftest.Write(t, udf.NewSinkFunc(func(_ context.Context, record udf.Record) error {
+		edge = record.Edge
+		return nil
+	}), given)
+	expect(t, edge, "in-test")
 }
 
 func TestReduce(t *testing.T) {

@@ -78,9 +78,11 @@ class BufferReader:
         given_up: Sequence[GivenUp] = (),
         in_parts: bool = False,
         takes_arrow: bool = False,
+        wake: asyncio.Event | None = None,
     ) -> None:
         """`in_parts`: the frames of a pack are handed out one by one, and not as the one frame that they are stored
-        as. `takes_arrow`: frames with Arrow columns are handed out as they are, and not with values."""
+        as. `takes_arrow`: frames with Arrow columns are handed out as they are, and not with values. `wake`: set
+        whenever there may be something new, for a task that waits for several readers."""
         self.buffer = buffer
         self._in_parts = in_parts
         self._takes_arrow = takes_arrow
@@ -90,28 +92,45 @@ class BufferReader:
         self._skip = start.record_index
         self._frames: deque[ReadFrame] = deque()
         """Their watermarks are set when they are handed out."""
-        self._wake = asyncio.Event()
+        self._wake = wake or asyncio.Event()
         watermark.bind(self._wake)
         self._room = asyncio.Event()
         self._stopped = False
         self.sequence = start.sequence
         """Stream sequence of the last frame handed out, or where reading began."""
         self.ended = False
-        """Whether `next` returned None because no frame will follow."""
+        """Whether it was found that no frame will follow."""
 
     async def next(self) -> ReadFrame | None:
         """The next frame; None when the input has ended or `stop` was called."""
-        while True:
-            if self._stopped:
-                return None
+        while not self._stopped:
             if self._frames:
-                return self._hand_out(self._frames.popleft())
-            end = self._watermark.end_sequence()
-            if end is not None and self.sequence >= end:
-                self.ended = True
+                return self.take()
+            if self.has_ended():
                 return None
             self._wake.clear()
             await self._wake.wait()
+        return None
+
+    @property
+    def ready(self) -> Frame | None:
+        """The frame that `take` would return; None if there is none for now."""
+        return self._frames[0].frame if self._frames else None
+
+    def take(self) -> ReadFrame:
+        """The next frame, which is `ready`."""
+        self._room.set()
+        read = self._frames.popleft()
+        watermark_us = self._watermark.watermark_at(self.sequence)
+        if read.last:
+            self.sequence = read.sequence
+        return replace(read, watermark_us=watermark_us)
+
+    def has_ended(self) -> bool:
+        """Whether no frame follows those that were handed out, as far as is known by now."""
+        end = self._watermark.end_sequence()
+        self.ended = not self._frames and end is not None and self.sequence >= end
+        return self.ended
 
     def pass_over(self, sequence: int) -> None:
         """Note that every frame up to this sequence has been handed out, unless it was no longer stored."""
@@ -122,13 +141,6 @@ class BufferReader:
         """Hand out no more frames."""
         self._stopped = True
         self._wake.set()
-
-    def _hand_out(self, read: ReadFrame) -> ReadFrame:
-        self._room.set()
-        watermark_us = self._watermark.watermark_at(self.sequence)
-        if read.last:
-            self.sequence = read.sequence
-        return replace(read, watermark_us=watermark_us)
 
     def _parts(self, writer: str, stored: StoredFrame) -> Iterator[ReadFrame]:
         """What to hand out of a stored frame. Raises `DamageError` if it cannot be used."""
@@ -175,10 +187,11 @@ async def open_buffer_reader(
     given_up: Sequence[GivenUp] = (),
     in_parts: bool = False,
     takes_arrow: bool = False,
+    wake: asyncio.Event | None = None,
 ) -> AsyncIterator[BufferReader]:
     """Read `buffer` of the upstream vertex's `ledger` after `start`. `witnesses` and `given_up`: see
-    `Ledger.read`; `in_parts` and `takes_arrow`: see `BufferReader`."""
-    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts, takes_arrow)
+    `Ledger.read`; `in_parts`, `takes_arrow` and `wake`: see `BufferReader`."""
+    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts, takes_arrow, wake)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

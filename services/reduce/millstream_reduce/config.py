@@ -13,6 +13,7 @@ from millstream.errors import MillstreamError
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy, Sql, Vertex
+from millstream.spec.programs import config_text
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.windows import WindowConfig
 
@@ -65,15 +66,24 @@ def program_of(
     keyed, pipeline = udf.group_by.keyed, resolved.pipeline.name
     if udf.sql is not None:
         return sql_program(udf.sql, keyed=keyed)
+    config = "" if udf.config is None else config_text(udf.config)
     if udf.python is not None:
         directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
-        python = engine_pb2.PythonProgram(target=udf.python, directory=directory, pipeline=pipeline, vertex=lane.vertex)
+        python = engine_pb2.PythonProgram(
+            target=udf.python, directory=directory, pipeline=pipeline, vertex=lane.vertex, config=config
+        )
         return engine_pb2.Program(keyed=keyed, python=python)
     address = udf.address or sidecar_address
     if address is None:
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex}: its program runs nowhere")
     program = engine_pb2.UdfProgram(
-        address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica
+        address=address,
+        pipeline=pipeline,
+        vertex=lane.vertex,
+        lane=lane.key,
+        replica=replica,
+        # A function that the vertex has started has it already.
+        config=config if udf.address is not None else "",
     )
     return engine_pb2.Program(keyed=keyed, udf=program)
 

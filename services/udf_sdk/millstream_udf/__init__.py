@@ -14,12 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream_udf import metrics
     from millstream_udf.context import Context
     from millstream_udf.decorators import map, reduce, sink, source, source_transform
     from millstream_udf.position_table import PositionTable
     from millstream_udf.server import serve
+    from millstream_udf.settings import ConfigError, SecretError, config, secret
     from millstream_udf.state_specs import StateError
     from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
+    from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
         DeadLetter,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "ConfigError",
     "Context",
     "Counter",
     "DeadLetter",
@@ -46,22 +50,29 @@ __all__ = [
     "PositionTable",
     "Record",
     "Retry",
+    "SecretError",
     "SinkLane",
     "State",
     "StateError",
     "StateList",
     "StateMap",
+    "Timer",
     "Window",
     "__version__",
+    "cancel_timer",
+    "config",
     "counter",
     "list_state",
     "map",
     "map_state",
+    "metrics",
     "reduce",
+    "secret",
     "serve",
     "sink",
     "source",
     "source_transform",
+    "timer",
     "value",
 ]
 
@@ -72,6 +83,8 @@ _HOMES = {
     **dict.fromkeys(("Record", "Retry", "SinkLane", "Window"), "values"),
     **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
+    **dict.fromkeys(("ConfigError", "SecretError", "config", "secret"), "settings"),
+    **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),
     "Context": "context",
     "PositionTable": "position_table",
     "StateError": "state_specs",
@@ -85,6 +98,8 @@ def __getattr__(name: str) -> Any:
     # package, and does not need the rest.
     if name == "__version__":
         return import_module("millstream_udf.version").SDK_VERSION
+    if name == "metrics":
+        return import_module("millstream_udf.metrics")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from millstream_udf import checking, debugging, imported, logs
+from millstream_udf import checking, debugging, imported, logs, settings
 from millstream_udf.failures import describe
 from millstream_udf.loading import LoadError, load
 
@@ -18,6 +18,8 @@ def main() -> None:
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     # Before the import of the function, which may log and so configure logging with defaults.
     logs.configure()
+    # Nothing that the function's module starts should have its secrets.
+    settings.take_environment()
     debugging.wait_for_debugger()
     if not checking.asked():
         # gRPC and protobuf, before the user's folder is searched, which may have a file of one of these names. A check

@@ -28,7 +28,7 @@ _CALL, _FRAME, _ANSWER = 2, 2, 2
 
 
 def context_of(
-    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = ""
+    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = "", edge: str = ""
 ) -> Context:
     """The context of a call for a function."""
     return Context(
@@ -36,9 +36,11 @@ def context_of(
         vertex=hello.vertex,
         lane=hello.lane,
         replica=hello.replica,
+        version=hello.version,
         attempt=attempt,
         watermark_us=watermark_us,
         traceparent=traceparent,
+        edge=edge or hello.edge,
     )
 
 
@@ -73,14 +75,23 @@ async def answer_map(
 async def _answer_map(
     lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data, now_us: Callable[[], int]
 ) -> udf_pb2.SealedMapAnswer:
-    context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
+    context = context_of(
+        hello,
+        attempt=call.attempt,
+        watermark_us=call.watermark_us,
+        traceparent=call.traceparent,
+        edge=call.edge,
+    )
     try:
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         specs = lane.definition.states
         states = CallStates(specs, call.states, inputs, now_us) if specs else None
-        results = await lane.results(inputs, context, states)
+        if call.timers and states is not None:
+            results = await lane.timer_results(inputs, context, states)
+        else:
+            results = await lane.results(inputs, context, states)
         times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
         # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
         with nullcontext() if lane.definition.is_async else outside_loop():

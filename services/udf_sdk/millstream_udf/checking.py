@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any, NoReturn
 
+from millstream_udf import settings
 from millstream_udf.definition import ATTRIBUTE, CONCURRENCY_VARIABLE, KIND_NAMES, Definition, Takes, with_concurrency
 from millstream_udf.failures import describe, summary
 from millstream_udf.function_types import UNKNOWN
@@ -29,7 +30,8 @@ def check(definition: Definition) -> NoReturn:
     """Report whether the function can be served as the pipeline requires. Ends the process."""
     try:
         definition = with_concurrency(definition, os.environ.get(CONCURRENCY_VARIABLE))
-    except TypeError as error:
+        misfits = settings.misfits()
+    except (TypeError, settings.ConfigError) as error:
         report_unusable(error)
     _write(
         {
@@ -40,6 +42,7 @@ def check(definition: Definition) -> NoReturn:
             "decorated": hasattr(definition.target, ATTRIBUTE),
             "keeps_positions": definition.keeps_positions,
             "states": [spec.report() for spec in definition.states],
+            "config": [{"path": list(misfit.path), "what": settings.text_of(misfit)} for misfit in misfits],
         }
     )
 

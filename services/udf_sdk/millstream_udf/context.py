@@ -36,6 +36,8 @@ class Context:
     lane: str = ""
     """The input partition from which these records come, for example "in-map.0"; empty in `setup`."""
     replica: int = 0
+    version: str = ""
+    """Version of the Millstream that runs the pipeline, such as "0.2.0"."""
     attempt: int = 0
     """0 at the first attempt at these records; then the number of times that the function has failed on one of them or
     raised `Retry`."""
@@ -43,6 +45,15 @@ class Context:
     """No record older than this will follow, except for late data. Microseconds since the epoch."""
     traceparent: str = ""
     """W3C trace context of the span that the vertex opened for this call; empty if it is not sampled."""
+    edge: str = ""
+    """The name of the edge by which these records come: `<from>-<to>`, unless the pipeline file gives it another. Empty
+    in a source, its transformer and a reduce."""
+
+    @property
+    def partition(self) -> int | None:
+        """Number of the partition from which these records come: that of the lane. None in `setup`."""
+        number = self.lane.rpartition(".")[2]
+        return int(number) if number.isdecimal() else None
 
     @property
     def watermark(self) -> datetime | None:

@@ -29,6 +29,7 @@ def map(
     encode: Callable[[Any], bytes] | None = None,
     concurrency: int | None = None,
     threads: int = 0,
+    on_timer: Callable[..., Any] | None = None,
 ) -> Callable[[_F], _F]: ...
 def map(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Marks a function that turns a record into no output, one output or several.
@@ -42,6 +43,9 @@ def map(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     `decode`: the type to which JSON values are decoded (a dataclass, a model of pydantic or msgspec, a TypedDict,
     `dict`, ...), or a function that takes bytes. Default: the annotation of the first parameter. `encode`: a function
     that turns a returned value into bytes. Default: dictionaries, dataclasses and models become JSON.
+
+    `on_timer`: the function that gets the timers which this one sets (`millstream_udf.timer`) when their time has come.
+    A class has a method of this name.
     """
     return _decorate(definition.MAP, function, options)
 

@@ -42,7 +42,9 @@ from millstream_udf.definition import (
     takes_of,
 )
 from millstream_udf.function_types import hints_of
+from millstream_udf.state_specs import TIMER, TIMERS_NAME, StateSpec
 from millstream_udf.states import Declaration, declarations_of, plain_specs
+from millstream_udf.timers import NO_HANDLER, sets_timers
 from millstream_udf.typed_values import encoder
 
 
@@ -58,6 +60,8 @@ def define(target: Any, name: str) -> Definition:
     declarations = declarations_of(target, name)
     if declarations and MAP not in options.kinds:
         raise _states_refused(definition, f"has states ({', '.join(declarations)})")
+    if inspect.isclass(target) and hasattr(target, "on_timer") and MAP not in options.kinds:
+        raise _states_refused(definition, "has timers")
     if SOURCE in options.kinds:
         _check_source(target, name)
         return definition
@@ -79,21 +83,83 @@ def define(target: Any, name: str) -> Definition:
 
 def _with_states(definition: Definition, declarations: Mapping[str, Declaration]) -> Definition:
     """The definition of a map with its states, if it has any. Raises `TypeError` with what to change."""
-    name, takes_state = definition.name, "state" in definition.arguments
-    if not declarations and not takes_state:
+    name, on_timer = definition.name, _timer_function(definition)
+    definition = replace(definition, on_timer=on_timer)
+    takes_state = "state" in definition.arguments
+    timer_takes_state = on_timer is not None and "state" in on_timer.arguments
+    if not declarations and not takes_state and on_timer is None:
         return definition
-    what = f"has states ({', '.join(declarations)})" if declarations else "takes a state"
+    what = (
+        f"has states ({', '.join(declarations)})" if declarations else "takes a state" if takes_state else "has timers"
+    )
     if MAP not in definition.kinds or definition.options.arrow:
         raise _states_refused(definition, what)
     if definition.options.batch and not takes_state:
+        first = next(iter(declarations), "timer(...)")
         raise TypeError(
             f"{name} takes batches and {what}: give it a second parameter `states`, which has the states of record i "
-            f"as states[i].{next(iter(declarations))}"
+            f"as states[i].{first}"
         )
-    if declarations and takes_state and not definition.options.batch:
+    if declarations and ((takes_state and not definition.options.batch) or timer_takes_state):
         raise TypeError(f"{name} {what}, so it needs no parameter `state`: use self.{next(iter(declarations))}")
-    specs = tuple(one.spec() for one in declarations.values()) if declarations else plain_specs()
+    reserved = {TIMERS_NAME, *(_TIMER_METHODS if definition.options.batch else ())} if on_timer is not None else set()
+    if taken := sorted(reserved.intersection(declarations)):
+        raise TypeError(f"{name} has timers, so none of its states can be called {' or '.join(taken)}")
+    specs: tuple[StateSpec, ...] = ()
+    if declarations:
+        specs = tuple(one.spec() for one in declarations.values())
+    elif takes_state or timer_takes_state:
+        specs = plain_specs()
+    if on_timer is not None:
+        specs += (StateSpec(TIMERS_NAME, TIMER),)
     return replace(definition, kinds=(MAP,), states=specs, declarations=declarations or None)
+
+
+_TIMER_METHODS = ("timer", "cancel_timer")
+"""What the states of a record have in a batch function beside the declared ones."""
+
+
+def _timer_function(definition: Definition) -> Definition | None:
+    """What gets the timers of a function; None if it has none. Raises `TypeError` with what to change."""
+    name, target, skip = definition.name, definition.target, 0
+    function: Any = definition.options.on_timer
+    if inspect.isclass(target):
+        if function is not None:
+            raise TypeError(f"{name} is a class, so what gets its timers is a method: on_timer(self, timer)")
+        function, skip = getattr(target, "on_timer", None), 1
+    if function is None:
+        if any(map(sets_timers, _functions_of(target))):
+            raise TypeError(f"{name} sets timers, and {NO_HANDLER}")
+        return None
+    if not callable(function) or isinstance(
+        inspect.getattr_static(target, "on_timer", None), (staticmethod, classmethod)
+    ):
+        raise TypeError(f"{name}: on_timer must be an ordinary {'method' if skip else 'function'}")
+    parameters = _parameters(function, f"{name}.on_timer")[skip:]
+    options = replace(definition.options, batch=False, decode=None, on_timer=None)
+    shaped = replace(
+        definition, name=f"{name}.on_timer", target=function, options=options, takes=Takes.RECORD, decode=None
+    )
+    arguments = tuple(_argument(shaped, parameter) for parameter in parameters[1:])
+    if not parameters or len(set(arguments)) != len(arguments):
+        raise TypeError(
+            f"{name}.on_timer takes {len(parameters)} arguments; it takes the timer, and may take the "
+            "context, and the state if the function has a parameter for it"
+        )
+    flavour = flavour_of(function)
+    shaped = replace(shaped, flavour=flavour, arguments=arguments, wants_context="context" in arguments)
+    if shaped.is_async != definition.is_async:
+        one, other = ("async", "not") if definition.is_async else ("not async", "is")
+        raise TypeError(
+            f"{name} is {one} and its on_timer {other}: they run in the same way, so make both async, or neither"
+        )
+    return replace(shaped, gives=gives_of(shaped, hints_of(function)))
+
+
+def _functions_of(target: Any) -> list[Any]:
+    if not inspect.isclass(target):
+        return [target]
+    return [one for base in target.__mro__ for one in vars(base).values() if inspect.isfunction(one)]
 
 
 def _states_refused(definition: Definition, what: str) -> TypeError:

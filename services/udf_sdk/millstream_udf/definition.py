@@ -87,6 +87,7 @@ class Options:
     schema: pa.Schema | None = None
     decode: Any = None
     encode: Callable[[Any], bytes] | None = None
+    on_timer: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ class Definition:
     """The states as a class declares them; None for those of a plain function."""
     arguments: tuple[str, ...] = ()
     """Which of context and state follow the first argument, in this order."""
+    on_timer: Definition | None = None
+    """The function that gets the timers of this one. Its first parameter is the timer."""
 
     @property
     def is_async(self) -> bool:

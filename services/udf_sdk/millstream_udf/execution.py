@@ -38,6 +38,7 @@ from millstream_udf.keyed_execution import KeyedCall
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.returned_values import collected, collected_async, returns_nothing, yielded
+from millstream_udf.timers import timers_of
 
 _TURN_S = 0.02
 """Time after which an async function that never waits yields to the event loop."""
@@ -53,6 +54,8 @@ class Function:
     """The threads of a function that is not async and has some."""
     workers: asyncio.TaskGroup
     """The tasks of an async function."""
+    on_timer: Callable[..., Any] | None = None
+    """What gets its timers."""
 
     def lane(self) -> FunctionLane:
         """The function's lane for one stream."""
@@ -68,7 +71,11 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
     pool = ThreadPoolExecutor(definition.options.threads, "millstream-udf") if definition.options.threads else None
     try:
         async with asyncio.TaskGroup() as workers:
-            yield Function(definition, _collecting(definition, call), pool, workers)
+            on_timer = None
+            if definition.on_timer is not None:
+                on_timer = definition.on_timer.target if instance is None else instance.on_timer
+                on_timer = _collecting(definition.on_timer, on_timer)
+            yield Function(definition, _collecting(definition, call), pool, workers, on_timer)
     finally:
         if pool is not None:
             pool.shutdown()
@@ -87,13 +94,15 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     return instance, instance.process
 
 
-def items_of(definition: Definition, inputs: FrameInputs) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
+def items_of(
+    definition: Definition, inputs: FrameInputs, context: Context
+) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
     """The values or records, as the function takes them, and the misfits: those whose values do not fit its type."""
     takes_values = definition.takes in (Takes.VALUE, Takes.VALUES)
     if definition.decode is None:
-        return (inputs.values if takes_values else inputs.records), {}
+        return (inputs.values if takes_values else inputs.records_with(inputs.values, context)), {}
     values, misfits = definition.decode.many(inputs.values)
-    return (values if takes_values else inputs.records_with(values)), misfits
+    return (values if takes_values else inputs.records_with(values, context)), misfits
 
 
 class FunctionLane:
@@ -112,7 +121,7 @@ class FunctionLane:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed.
         `states`: for a function that has some."""
         CURRENT.set(context)
-        items, misfits = items_of(self.definition, inputs)
+        items, misfits = items_of(self.definition, inputs, context)
         places: Sequence[int] = range(len(items))
         if misfits:
             places = [place for place in places if place not in misfits]
@@ -128,6 +137,16 @@ class FunctionLane:
             return found
         results = iter(found)
         return [misfits[place] if place in misfits else next(results) for place in range(len(items) + len(misfits))]
+
+    async def timer_results(self, inputs: FrameInputs, context: Context, states: CallStates) -> Sequence[Any]:
+        """As `results`, for timers."""
+        on_timer, call = self.definition.on_timer, self._function.on_timer
+        if on_timer is None or call is None:
+            raise ValueError(f"the call has timers, and {self.definition.name} has none")
+        CURRENT.set(context)
+        timers = timers_of(inputs)
+        keyed = KeyedCall(on_timer, call, states, timers, range(len(timers)), context)
+        return await self._called_by_key(keyed, states, len(timers), context)
 
     async def _called(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         """One result for each of the items."""
@@ -145,7 +164,7 @@ class FunctionLane:
 
     async def _called_by_key(self, keyed: KeyedCall, states: CallStates, count: int, context: Context) -> Sequence[Any]:
         """As `_called`, for a function with states."""
-        definition = self.definition
+        definition = keyed.definition
         results: list[Any] = [None] * count
         if definition.takes in (Takes.VALUES, Takes.RECORDS):
             turns = states.begin_all()
@@ -225,7 +244,7 @@ class FunctionLane:
 
     async def _concurrently(self, items: Sequence[Any], context: Context) -> list[Any]:
         job = _Job(items, context, wants_context=self.definition.wants_context)
-        return await self._worked(job, range(len(items)))
+        return await self._worked(job, range(len(items)), self.definition.concurrency)
 
     async def _concurrently_by_key(self, keyed: KeyedCall, count: int, context: Context) -> list[Any]:
         followers: dict[int, int] = {}
@@ -243,12 +262,12 @@ class FunctionLane:
                     self._pending.appendleft((job, followers[index]))
 
         job = _Job([partial(one, index) for index in range(count)], context, wants_context=False)
-        return await self._worked(job, firsts)
+        return await self._worked(job, firsts, keyed.definition.concurrency)
 
-    async def _worked(self, job: _Job, begin: Sequence[int]) -> list[Any]:
-        """The results of a job, whose items at these indexes can begin now."""
+    async def _worked(self, job: _Job, begin: Sequence[int], concurrency: int) -> list[Any]:
+        """The results of a job, whose items at these indexes can begin now, so many at a time."""
         self._pending.extend(zip(repeat(job), begin))
-        for _ in range(min(len(begin), self.definition.concurrency - self._running)):
+        for _ in range(min(len(begin), concurrency - self._running)):
             self._start_worker()
         try:
             await job.done.wait()

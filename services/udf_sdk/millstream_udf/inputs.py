@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from millstream_udf import columns
+from millstream_udf.context import Context
 from millstream_udf.fields import Data, content, without_large
 from millstream_udf.values import Record
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -107,6 +109,7 @@ class FrameInputs:
     def records(self) -> list[Record]:
         return self.records_with(self.values)
 
-    def records_with(self, values: Sequence[Any]) -> list[Record[Any]]:
-        """The records with other values."""
-        return list(map(Record, values, self.event_times_us, self.keys, self.headers, self.ids))
+    def records_with(self, values: Sequence[Any], context: Context | None = None) -> list[Record[Any]]:
+        """The records with other values. `context`: that of their call."""
+        columns_ = (self.event_times_us, self.keys, self.headers, self.ids)
+        return list(map(Record, values, *columns_, repeat(context)))

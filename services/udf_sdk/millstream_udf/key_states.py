@@ -23,7 +23,7 @@ from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.state_codecs import SCALARS, never_changes
 from millstream_udf.state_entries import NO_ITEM, Change, StateEntries, pack_changes, unpack_entries
-from millstream_udf.state_specs import LIST, MAP, VALUE, StateError, StateSpec
+from millstream_udf.state_specs import LIST, MAP, TIMER, VALUE, StateError, StateSpec
 from millstream_udf.values import DeadLetter, Drop
 
 GONE: Any = object()
@@ -122,7 +122,7 @@ class Turn:
     Users' code holds it through what they read; afterwards it is closed.
     """
 
-    __slots__ = ("assigned", "call", "is_open", "key", "read", "record")
+    __slots__ = ("assigned", "call", "is_open", "key", "read", "record", "timers")
 
     def __init__(self, call: CallStates, key: int, record: int) -> None:
         self.call = call
@@ -134,6 +134,19 @@ class Turn:
         """The objects that were read, by name of the state, and the views."""
         self.assigned: dict[str, Any] = {}
         """The objects that were assigned, or GONE."""
+        self.timers: dict[str, bytes | None] | None = None
+        """The timers that were set, by name; None for one that was cancelled."""
+
+    @property
+    def event_time_us(self) -> int:
+        """The event time of the record."""
+        return self.call.event_time_us(self.record)
+
+    def set_timer(self, name: str, value: bytes | None) -> None:
+        """Set a timer, or cancel it (None)."""
+        if self.timers is None:
+            self.timers = {}
+        self.timers[name] = value
 
     def value(self, name: str) -> Any:
         """The value of a state. Raises `StateError`."""
@@ -190,13 +203,23 @@ class CallStates:
         self.record_keys = entries.record_keys
         self.held: set[int] = set()
         """Keys of which a record has failed or is to be retried: later records of it are not processed."""
-        self._ordered = [Column(index, spec) for index, spec in enumerate(specs)]
+        self.has_timers = specs[-1].kind == TIMER
+        """Whether there are timers: they are the last one of the states."""
+        kept = specs[:-1] if self.has_timers else specs
+        self._ordered = [Column(index, spec) for index, spec in enumerate(kept)]
+        self._timers: dict[tuple[int, str], bytes | None] = {}
+        """The timers that were set, by index of the key and name; None for one that was cancelled."""
         self.columns: Mapping[str, Column] = _Columns({column.spec.name: column for column in self._ordered})
         self._versions: dict[tuple[Column, int, bytes], int] = {}
         """The versions of stored values that are of another one than the function's."""
         self._inputs = inputs
-        self._now_us = now_us
-        self._fill(entries)
+        self.now_us = now_us
+        if kept:
+            self._fill(entries)
+
+    def event_time_us(self, record: int) -> int:
+        """The event time of a record of the call."""
+        return self._inputs.event_times_us[record]
 
     def _fill(self, entries: StateEntries) -> None:
         first = self._ordered[0]
@@ -289,6 +312,8 @@ class CallStates:
                     del column.stored[key]
                 else:
                     column.stored[key] = data
+        if turn.timers is not None:
+            self._timers.update({(key, name): value for name, value in turn.timers.items()})
 
     def compare(
         self, column: Column, key: int, item: bytes, value: Any, before: bytes | None, writes: list[Write]
@@ -336,7 +361,9 @@ class CallStates:
             column.renewed[whole] = 0
         if data is None:
             del stored[place]
-            column.renewed.pop(whole, None)
+            if column.renewed.get(whole):
+                # Its expiry. That it was of another version stays so, also if the same bytes are written again.
+                del column.renewed[whole]
             return
         stored[place] = data
         if column.spec.lifetime.ttl_us:
@@ -344,7 +371,7 @@ class CallStates:
 
     def _expiry(self, turn: Turn, spec: StateSpec, before: int | None) -> int:
         by_event_time = spec.lifetime.clock == "event"
-        time_us = self._inputs.event_times_us[turn.record] if by_event_time else self._now_us()
+        time_us = self._inputs.event_times_us[turn.record] if by_event_time else self.now_us()
         expiry = time_us + spec.lifetime.ttl_us
         if by_event_time and before:
             # A late record does not make an entry older.
@@ -368,7 +395,10 @@ class CallStates:
                     now = stored.get(key)
                     if now != before or key in renewed:
                         found.append((key, index, NO_ITEM, now, renewed.get(key, 0)))
-        return pack_changes(found, have_items=any(column.has_items for column in self._ordered))
+        state = len(self._ordered)
+        found += [(key, state, name.encode(), value, 0) for (key, name), value in self._timers.items()]
+        have_items = bool(self._timers) or any(column.has_items for column in self._ordered)
+        return pack_changes(found, have_items=have_items)
 
 
 SETTLED = (DeadLetter, Drop, Misfit)

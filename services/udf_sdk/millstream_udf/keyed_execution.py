@@ -35,7 +35,7 @@ class KeyedCall:
         context: Context,
     ) -> None:
         """`places`: where in the call each of the items is."""
-        self._definition = definition
+        self.definition = definition
         self._call = call
         self._states = states
         self._items = items
@@ -102,7 +102,7 @@ class KeyedCall:
         handles = list(map(self._handle, turns))
         states = [handles[keys[place]] for place in self._places]
         CURRENT_TURN.set(BATCH)
-        rest = [states if argument == "state" else self._context for argument in self._definition.arguments]
+        rest = [states if argument == "state" else self._context for argument in self.definition.arguments]
         return (self._items, *rest)
 
     def settled_batch(self, turns: Sequence[Turn], results: Sequence[Any]) -> list[Any]:
@@ -131,21 +131,21 @@ class KeyedCall:
         return settled
 
     def _handle(self, turn: Turn) -> Any:
-        declarations = self._definition.declarations
+        declarations = self.definition.declarations
         return State(turn) if declarations is None else KeyStates(declarations, turn)
 
     def _arguments_of(self, turn: Turn) -> tuple[Any, ...]:
         state = State(turn)
-        if len(self._definition.arguments) == 1:
+        if len(self.definition.arguments) == 1:
             return (state,)
-        return tuple(state if argument == "state" else self._context for argument in self._definition.arguments)
+        return tuple(state if argument == "state" else self._context for argument in self.definition.arguments)
 
     def _settled(self, turn: Turn, result: Any) -> Any:
         """The result of a record, with outputs that can be sent. Raises if it has failed."""
         if type(result) is not bytes and result is not None:
             if isinstance(result, FAILURES):
                 return self._states.failed(turn, result)
-            result = encoded_outputs(result, self._definition.encode)
+            result = encoded_outputs(result, self.definition.encode)
         self._states.settle(turn)
         return result
 
@@ -154,6 +154,6 @@ class KeyedCall:
         if isinstance(result, FAILURES):
             return result
         try:
-            return encoded_outputs(result, self._definition.encode)
+            return encoded_outputs(result, self.definition.encode)
         except FAILURES as error:
             return failure(error)

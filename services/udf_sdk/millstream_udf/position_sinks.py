@@ -86,13 +86,13 @@ class PositionSink:
 
     async def _answer(self, call: udf_pb2.SealedSinkCall, work: _Work) -> udf_pb2.SinkAnswer:
         """Pass the records of a call to the instance."""
-        self._enter(call)
+        context = self._enter(call)
         answer = udf_pb2.SinkAnswer(call_id=call.call_id)
         try:
             if self._sink is None:
                 raise BadOutput(_NOT_OPEN)
             inputs = FrameInputs(call.frame, call.id_prefix, call.first_index)
-            answer.outcomes.extend(await work(*items_of(self._definition, inputs)))
+            answer.outcomes.extend(await work(*items_of(self._definition, inputs, context)))
         except FAILURES as error:
             answer.error = error_text(failure(error))
         return answer

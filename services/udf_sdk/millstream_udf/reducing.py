@@ -31,9 +31,11 @@ from millstream_udf.failures import FAILURES, describe, failure, summary
 from millstream_udf.groups import Chunk, Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
+from millstream_udf.metrics import REGISTRY
 from millstream_udf.misfits import MISFIT_CODE, BadOutput, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.outside_loop import stepped_outside
+from millstream_udf.settings import Settings, declared, hold, refusal
 from millstream_udf.typed_values import Encoder
 from millstream_udf.values import Message, RecordOutcome
 
@@ -321,19 +323,30 @@ class _Builder:
         return taken
 
 
-def load(target: str, directory: str = "", context: Context | None = None) -> Reduce:
-    """The reduce function `module:function` or `path/file.py:function`, looked for in `directory`.
+def load(target: str, directory: str = "", context: Context | None = None, config: str = "") -> Reduce:
+    """The reduce function `module:function` or `path/file.py:function`, looked for in `directory`. `config`: that of
+    the pipeline file, as JSON.
 
     The result reduces the groups of parts, which are consumed one by one as answers are requested. The function is set
     up at the first part of a process. (`close` of a class is not called here: a Spark worker ends without notice.)
     Raises `LoadError` if there is no such function, and what the user's module raises when it is imported.
     """
-    _definition(target, directory)
-    return partial(_answers, target, directory, context or Context())
+    REGISTRY.not_exported = "metrics of a function that runs inside Spark's Python workers are not exported"
+    # One process may have the functions of several vertices, one after the other.
+    settings = Settings(config or "{}")
+    hold(settings)
+    with declared() as kinds:
+        _definition(target, directory)
+    if refused := refusal(kinds):
+        raise LoadError(f"{target}: {refused}")
+    return partial(_answers, target, directory, context or Context(), settings)
 
 
-def _answers(target: str, directory: str, context: Context, parts: Iterable[Part]) -> Iterator[Answer]:
-    function, runner = _process(target, directory, context)
+def _answers(
+    target: str, directory: str, context: Context, settings: Settings, parts: Iterable[Part]
+) -> Iterator[Answer]:
+    hold(settings)
+    function, runner = _process(target, directory, context, settings.text)
     answers = function.answers(Cursor(Parts(parts)), context)
     try:
         while (answer := runner.run(_next(answers))) is not None:
@@ -365,7 +378,7 @@ def _definition(target: str, directory: str) -> Definition:
 
 
 @cache
-def _process(target: str, directory: str, context: Context) -> tuple[ReduceFunction, asyncio.Runner]:
+def _process(target: str, directory: str, context: Context, config: str) -> tuple[ReduceFunction, asyncio.Runner]:
     """The function in this process, and the loop on which it runs."""
     output_prefix.install()
     definition = _definition(target, directory)

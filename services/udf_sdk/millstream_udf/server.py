@@ -31,7 +31,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import checking, debugging, freed_memory, imported, logs, output_prefix, spans
+from millstream_udf import checking, debugging, freed_memory, imported, logs, output_prefix, settings, spans
 from millstream_udf.answering import (
     MESSAGE_BYTES_MAX,
     answer_map,
@@ -59,6 +59,8 @@ from millstream_udf.definition import (
 )
 from millstream_udf.failures import FAILURES, Gone, failure, summary
 from millstream_udf.message_socket import MessageSocket
+from millstream_udf.metrics import REGISTRY
+from millstream_udf.metrics_stream import MetricsSender
 from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
@@ -110,6 +112,7 @@ class Server:
         self._streams: set[_GrpcStream] = set()
         self._connections: set[MessageSocket] = set()
         self._draining = False
+        self._metrics = MetricsSender(REGISTRY)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers of the service, for messages as bytes."""
@@ -122,6 +125,7 @@ class Server:
                 "Sink": stream(self._sink),
                 "Source": stream(self._source),
                 "Reduce": stream(self._reduce),
+                "Metrics": grpc.unary_stream_rpc_method_handler(self._send_metrics),
             },
         )
 
@@ -132,6 +136,12 @@ class Server:
             stream.stop()
         for connection in self._connections:
             self._thread.call_soon(connection.stop)
+        self._end_metrics()
+
+    def _end_metrics(self) -> None:
+        """End the streams of metrics if no call is left that may count anything."""
+        if self._draining and not self._streams and not self._connections:
+            self._metrics.end()
 
     @property
     def calls_max(self) -> int:
@@ -147,6 +157,12 @@ class Server:
             concurrency=self._definition.concurrency,
             keeps_positions=self._definition.keeps_positions,
         ).SerializeToString()
+
+    async def _send_metrics(self, request: bytes, context: _Servicer) -> None:
+        # The client knows by it that the stream is open: there may be no message for a long time.
+        await context.send_initial_metadata(())
+        async for message in self._metrics.messages():
+            await context.write(message)
 
     async def _map(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SealedMapRequest, (MAP, SOURCE_TRANSFORM))
@@ -265,7 +281,15 @@ class Server:
                 f"{self._definition.name} serves {served}, but vertex {hello.vertex} of {hello.pipeline} needs "
                 f"{wanted}. Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
             )
+        await self._take_settings(context, hello)
         return hello
+
+    async def _take_settings(self, context: _Servicer, hello: udf_pb2.Hello) -> None:
+        """Take the settings that come with a stream: those of the newest one hold. Millstream has put them into the
+        environment of a process that it has started."""
+        settings.take(hello.config, dict(hello.secrets))
+        if refusal := settings.refusal():
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
 
     async def _welcome(self, context: _Servicer, response: Callable[..., Message], token: bytes = b"") -> None:
         keeps = self._definition.keeps_positions
@@ -332,6 +356,7 @@ class Server:
             await self._thread.run(serve())
         finally:
             self._connections.discard(messages)
+            self._end_metrics()
         return messages.failed
 
     @contextmanager
@@ -342,6 +367,7 @@ class Server:
             yield stream
         finally:
             self._streams.discard(stream)
+            self._end_metrics()
 
 
 async def _converse(stream: MessageSocket | _GrpcStream, answer: _Answer, run: _Run, calls_max: int) -> None:
@@ -522,6 +548,10 @@ def run(definition: Definition) -> None:
     except TypeError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
+    settings.take_environment()
+    if refusal := settings.refusal():
+        print(f"millstream_udf: {refusal}", file=sys.stderr)
+        sys.exit(2)
     # A crash, and a call that takes too long, show where the function is.
     faulthandler.enable()
     # A function's output is read line by line, and must not be lost when the process is killed.
@@ -553,6 +583,7 @@ def _context() -> Context:
         pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
         vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
         replica=int(os.environ.get("MILLSTREAM_REPLICA", "0")),
+        version=os.environ.get("MILLSTREAM_VERSION", ""),
     )
 
 

@@ -22,16 +22,16 @@ NO_ITEM = b""
 class StateEntries(NamedTuple):
     """What is remembered for the keys of a call."""
 
-    record_keys: array[int]
+    record_keys: Sequence[int]
     """For each record, the index of its key."""
-    keys: array[int]
+    keys: Sequence[int]
     """For each entry, the index of its key."""
     states: bytes
     """And that of its state."""
     items: Sequence[bytes] | None
     """None: no state has items."""
     values: Sequence[bytes]
-    versions: array[int] | None
+    versions: Sequence[int] | None
     """None: all are of version 1."""
 
 
@@ -98,13 +98,42 @@ def pack_changes(changes: Sequence[Change], *, have_items: bool) -> bytes:
     )
 
 
+class ChangeColumns(NamedTuple):
+    """Changed entries by columns. Those that are absent are empty."""
+
+    keys: array[int]
+    """For each entry, the index of its key."""
+    states: bytes
+    """And that of its state."""
+    items: Sequence[bytes]
+    """Absent: no state has items."""
+    values: Sequence[bytes]
+    deleted: bytes
+    """1 for each entry that is gone. Absent: none is."""
+    expires_us: array[int]
+    """When each expires; 0: never. Absent: none does."""
+
+
+def unpack_columns(data: bytes) -> ChangeColumns:
+    """Encoded `StateChanges` by columns, which may have different lengths. Raises `ValueError`."""
+    try:
+        sealed = udf_pb2.SealedStateChanges.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"its changes do not decode: {error}") from error
+    return ChangeColumns(
+        columns.unpack_offsets(sealed.keys),
+        sealed.states,
+        columns.unpack_bytes(sealed.items),
+        columns.unpack_bytes(sealed.values),
+        sealed.deleted,
+        columns.unpack_times(sealed.expires_us),
+    )
+
+
 def unpack_changes(data: bytes) -> list[Change]:
     """The inverse of `pack_changes`."""
-    sealed = udf_pb2.SealedStateChanges.FromString(data)
-    keys = columns.unpack_offsets(sealed.keys)
-    count = len(keys)
-    items = columns.unpack_bytes(sealed.items) if sealed.items else [NO_ITEM] * count
-    deleted = sealed.deleted or bytes(count)
-    expires = columns.unpack_times(sealed.expires_us) if sealed.expires_us else [0] * count
-    rows = zip(keys, sealed.states, items, columns.unpack_bytes(sealed.values), deleted, expires, strict=True)
+    found = unpack_columns(data)
+    count = len(found.keys)
+    items, deleted = found.items or [NO_ITEM] * count, found.deleted or bytes(count)
+    rows = zip(found.keys, found.states, items, found.values, deleted, found.expires_us or [0] * count, strict=True)
     return [(key, state, item, None if gone else value, expiry) for key, state, item, value, gone, expiry in rows]

@@ -20,7 +20,10 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 VALUE, MAP = udf_pb2.State.KIND_VALUE, udf_pb2.State.KIND_MAP
 LIST, COUNTER = udf_pb2.State.KIND_LIST, udf_pb2.State.KIND_COUNTER
-KIND_NAMES = {VALUE: "value", MAP: "map", LIST: "list", COUNTER: "counter"}
+TIMER = udf_pb2.State.KIND_TIMER
+KIND_NAMES = {VALUE: "value", MAP: "map", LIST: "list", COUNTER: "counter", TIMER: "timer"}
+TIMERS_NAME = "timers"
+"""The state with the timers of a function, which is the last one."""
 STATES_MAX = 255
 """Most states of a function: their indexes are bytes."""
 

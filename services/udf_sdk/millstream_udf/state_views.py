@@ -8,12 +8,14 @@ when it is used afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
 
 from millstream_udf.key_states import GONE, Column, Turn, Write, outside
 from millstream_udf.state_codecs import SCALARS
 from millstream_udf.state_entries import NO_ITEM
-from millstream_udf.state_specs import StateError
+from millstream_udf.state_specs import Clock, StateError
+from millstream_udf.timers import cancel, set_timer
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -322,6 +324,16 @@ class State(MutableMapping[str, Any]):
     def get_counter(self, name: str) -> int:
         """The count of this name; 0 at first."""
         return self._counters().get(name, 0)
+
+    def timer(
+        self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
+    ) -> None:
+        """As `udf.timer`, for this key."""
+        set_timer(self._turn, name, at, after, clock)
+
+    def cancel_timer(self, name: str) -> None:
+        """As `udf.cancel_timer`, for this key."""
+        cancel(self._turn, name)
 
     def get(self, name: str, default: Any = None, /) -> Any:
         """As `get_state`."""

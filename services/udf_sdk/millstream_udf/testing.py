@@ -5,7 +5,9 @@
     def test_it_shouts():
         assert run(process, [b"hello"]).values == [b"HELLO"]
 
-What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember.
+What a function remembers is in its `Results`, for the next run; `KeptStates` has what a test wants it to remember. What
+it counts is there, too. `given` sets the config and the secrets of functions, and counts, for everything in the kit.
+`run_timers` moves the watermark, or the clock, and runs the timers whose time has come.
 `run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources. `check_sink` kills a sink
 that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
@@ -31,24 +33,32 @@ from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import now_us as present_us
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.testing_context import Metrics, Observed, counting, given, settled
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
 from millstream_udf.testing_sinks import OpenSink, check_sink, write_once
 from millstream_udf.testing_states import KeptStates, kept_states
-from millstream_udf.values import Batch, Message
+from millstream_udf.testing_timers import fire_all
+from millstream_udf.timer_entries import CLOCKS, pack_due
+from millstream_udf.timers import Timer
+from millstream_udf.values import Batch, Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = [
     "KeptStates",
+    "Metrics",
+    "Observed",
     "OpenSink",
     "Outcome",
     "Reduced",
     "Results",
     "arun",
     "check_sink",
+    "given",
     "read_source",
     "run",
     "run_reduce",
+    "run_timers",
     "run_windows",
 ]
 
@@ -96,6 +106,10 @@ class Results:
     """The type of the outputs, if the function is annotated with one."""
     states: KeptStates | None = None
     """What the function remembers now, by key; None if it has no states."""
+    metrics: Metrics = field(default_factory=dict)
+    """What the function counted, by name and labels: `{'refused{reason="price"}': 2}`."""
+    timers: Sequence[Timer] = ()
+    """The timers that have fired, in order: the inputs of `run_timers`."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -134,8 +148,11 @@ def run(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
     with either. Raises `RuntimeError` if the call as a whole fails.
@@ -143,9 +160,13 @@ def run(
     `kind` is "map", "source transform" or "sink", for functions that could be several of these; by default the first
     one that matches.
 
+    `edge`: the edge by which all of these come: `record.edge` and `context.edge`.
+
     `states`: what a function with states remembers before, by key and name: `{"ada": {"total": 5}}`, or the `states` of
     earlier results, which are then also those afterwards. `now_us`: the present time, microseconds since the epoch, for
     states that expire by it.
+
+    `config`, `secrets`: those of the pipeline file. By default those of a `given` around the call, or none.
     """
     return asyncio.run(
         arun(
@@ -154,8 +175,11 @@ def run(
             kind=kind,
             attempt=attempt,
             watermark_us=watermark_us,
+            edge=edge,
             states=states,
             now_us=now_us,
+            config=config,
+            secrets=secrets,
         )
     )
 
@@ -167,16 +191,34 @@ async def arun(
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
+    edge: str = "",
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None = None,
     now_us: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Results:
     """The same as `run`, for async tests."""
+    with settled(config, secrets), counting() as counted:
+        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge)
+    return replace(results, metrics=counted)
+
+
+async def _run(
+    function: Any,
+    inputs: Iterable[Any],
+    kind: str,
+    attempt: int,
+    watermark_us: int,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
+    now_us: int | None,
+    edge: str,
+) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     kept = kept_states(definition, states)
     if not records:
         return Results(states=kept)
-    hello = _hello(definition, kind)
+    hello = _hello(definition, kind, edge)
     frame = frame_of(records)
     answer: udf_pb2.SinkAnswer | udf_pb2.SealedMapAnswer
     if definition.keeps_positions:
@@ -200,6 +242,86 @@ async def arun(
     if kept is not None:
         kept.commit(FrameInputs(frame), answer.changes)
     return results
+
+
+def run_timers(
+    function: Any,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
+    *,
+    watermark_us: int = -(2**63),
+    now_us: int = -(2**63),
+    attempt: int = 0,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Results:
+    """Run the timers of `function` whose time has come: by event time up to `watermark_us`, then by processing time up
+    to `now_us`, microseconds since the epoch. They fire as in a pipeline, also those that they set.
+
+    `states`: what is remembered before, as for `run`; its timers are `states.timers`. The inputs of the results are the
+    timers that have fired, which are `results.timers`. One that fails or is to be retried fires once, and stays set.
+    Raises `RuntimeError` if a call as a whole fails.
+    """
+    return asyncio.run(
+        arun_timers(
+            function,
+            states,
+            watermark_us=watermark_us,
+            now_us=now_us,
+            attempt=attempt,
+            config=config,
+            secrets=secrets,
+        )
+    )
+
+
+async def arun_timers(
+    function: Any,
+    states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
+    *,
+    watermark_us: int = -(2**63),
+    now_us: int = -(2**63),
+    attempt: int = 0,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Results:
+    """The same as `run_timers`, for async tests."""
+    definition = define(function, getattr(function, "__name__", type(function).__name__))
+    if definition.on_timer is None:
+        raise TypeError(f"{definition.name} has no on_timer")
+    kept = kept_states(definition, states)
+    assert kept is not None, "timers are a state"
+    fired: list[Timer] = []
+    messages: list[Message] = []
+    parents: list[int] = []
+    outcomes: list[Outcome] = []
+    hello, present = _hello(definition, "map", ""), present_us() if now_us == -(2**63) else now_us
+    with settled(config, secrets), counting() as counted:
+        async with open_function(definition, context_of(hello)) as opened:
+
+            async def fire(timers: list[Timer]) -> set[int]:
+                records = [
+                    Record(pack_due(one.name, CLOCKS[one.clock], one.at_us), one.event_time_us, one.keys)
+                    for one in timers
+                ]
+                inputs = FrameInputs(frame_of(records))
+                call = udf_pb2.SealedMapCall(
+                    frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
+                )
+                call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
+                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
+                if answer.error:
+                    raise RuntimeError(answer.error)
+                kept.commit(inputs, answer.changes)
+                found, before = _map_results(inputs, answer), len(fired)
+                fired.extend(timers)
+                messages.extend(found._messages)
+                parents.extend(before + parent for parent in found.parents)
+                outcomes.extend(replace(one, index=before + one.index) for one in found.outcomes)
+                return {one.index for one in found.outcomes if one.result in ("error", "retry")}
+
+            await fire_all(kept, watermark_us, present if now_us != -(2**63) else now_us, fire)
+    gives = definition.on_timer.gives
+    return Results(messages, parents, outcomes, len(fired), gives, kept, metrics=counted, timers=fired)
 
 
 def read_source(
@@ -234,7 +356,7 @@ def read_source(
     return asyncio.run(read())
 
 
-def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
+def _hello(definition: Definition, kind: str, edge: str) -> udf_pb2.Hello:
     kinds = {"map": MAP, "source transform": SOURCE_TRANSFORM, "sink": SINK}
     if kind and kind not in kinds:
         raise ValueError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
@@ -246,7 +368,12 @@ def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
     if chosen not in definition.kinds:
         raise TypeError(f"{definition.name} is not a {kind}")
     return udf_pb2.Hello(
-        protocol_version=1, kind=chosen, pipeline="test", vertex=definition.name, lane=f"in-{definition.name}.0"
+        protocol_version=1,
+        kind=chosen,
+        pipeline="test",
+        vertex=definition.name,
+        lane=f"in-{definition.name}.0",
+        edge=edge,
     )
 
 

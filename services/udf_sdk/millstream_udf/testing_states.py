@@ -6,15 +6,19 @@ Above it: `testing`. Below it: `state_entries`, with which it is what a vertex i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from millstream_udf.defining import define
 from millstream_udf.definition import Definition
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.state_entries import NO_ITEM, StateEntries, pack_entries, unpack_changes
-from millstream_udf.state_specs import COUNTER, LIST, MAP, StateSpec
+from millstream_udf.state_specs import COUNTER, LIST, MAP, TIMER, TIMERS_NAME, Clock, StateSpec
 from millstream_udf.state_views import bytes_of, number_of
+from millstream_udf.timer_entries import CLOCKS, EVENT, PROCESSING, TimerTime, pack_timer, unpack_timer
+from millstream_udf.timers import Timer
+from millstream_udf.values import to_us
 
 Keys = str | tuple[str, ...]
 """A key of records: its parts, or the only one."""
@@ -34,7 +38,8 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     """What a function remembers, by key of the records, and by name: `states["ada"]["total"]`.
 
     It begins empty, or with `contents`: `KeptStates(Sessions, {"ada": {"total": 5}})`. A plain function has the maps
-    "state" (JSON), "bytes" and "counters". Iterated, it has the keys of which something is remembered.
+    "state" (JSON), "bytes" and "counters"; timers are "timers": `states["ada"]["timers"] = {"idle": when}`. Iterated,
+    it has the keys of which something is remembered.
     """
 
     def __init__(self, function: Any, contents: Mapping[Any, Mapping[str, Any]] | None = None) -> None:
@@ -62,6 +67,27 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
         if here != [(spec.name, spec.version, *_form(spec)) for spec in definition.states]:
             raise TypeError(f"the states are not those of {definition.name}: use states.carried({definition.name})")
 
+    @property
+    def timers(self) -> list[Timer]:
+        """The timers that are set, in the order in which they fire."""
+        found = [
+            _timer(key, name, stored.value)
+            for key, entries in self._entries.items()
+            for (state, name), stored in entries.items()
+            if self._specs[state].kind == TIMER
+        ]
+        return sorted(found, key=lambda timer: (timer.at_us, "\x1f".join(timer.keys).encode(), timer.name.encode()))
+
+    def take_timer(self, timer: Timer, watermark_us: int) -> Timer:
+        """Forget a timer that fires at this watermark. Returns it as its function gets it."""
+        del self._entries[timer.keys][TIMERS_NAME, timer.name.encode()]
+        event_us = timer.event_time_us if timer.clock == "event" else max(timer.event_time_us, watermark_us)
+        return Timer(timer.name, timer.at_us, timer.keys, clock=timer.clock, event_time=event_us)
+
+    def put_timer(self, timer: Timer) -> None:
+        """Set a timer that was taken."""
+        self._entries[timer.keys][TIMERS_NAME, timer.name.encode()] = _Stored(_time_of(timer))
+
     def __getitem__(self, key: Keys) -> KeyOfStates:
         """What is remembered for a key, perhaps nothing."""
         return KeyOfStates(self._specs, self._entries, _parts(key))
@@ -86,17 +112,21 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     def __repr__(self) -> str:
         return f"KeptStates({ {key: dict(self[key]) for key in self} })"
 
-    def sent(self, inputs: FrameInputs, *, watermark_us: int, now_us: int) -> bytes:
-        """Encoded `StateEntries` for these records, without what has expired, which is forgotten."""
+    def sent(self, inputs: FrameInputs, *, watermark_us: int, now_us: int, timers: Sequence[Timer] = ()) -> bytes:
+        """Encoded `StateEntries` for these records, without what has expired, which is forgotten. `timers`: they are
+        these, which see what expires with them."""
         numbers: dict[tuple[str, ...], int] = {}
         record_keys = array("I", [numbers.setdefault(key, len(numbers)) for key in inputs.keys])
         places = {name: place for place, name in enumerate(self._specs)}
         rows: list[tuple[int, int, bytes, _Stored]] = []
         for key, number in numbers.items():
-            entries = self._entries.get(key, {})
+            entries, until_us = self._entries.get(key, {}), {"event": watermark_us, "processing": now_us}
+            if timers:
+                until_us[timers[number].clock] = timers[number].at_us - 1
             for (name, item), stored in list(entries.items()):
-                by_event_time = self._specs[name].lifetime.clock == "event"
-                if stored.expires_us and stored.expires_us <= (watermark_us if by_event_time else now_us):
+                if self._specs[name].kind == TIMER:
+                    continue
+                if stored.expires_us and stored.expires_us <= until_us[self._specs[name].lifetime.clock]:
                     del entries[name, item]
                 else:
                     rows.append((number, places[name], item, stored))
@@ -143,6 +173,8 @@ class KeyOfStates(MutableMapping[str, Any]):
         found = sorted((item, one) for (state, item), one in self._entries().items() if state == name)
         if spec.kind == MAP:
             return {spec.read_item(item): spec.read(one.value, one.version) for item, one in found}
+        if spec.kind == TIMER:
+            return {item.decode(): _timer(self._key, item, one.value) for item, one in found}
         if spec.kind == LIST:
             return [spec.read(one.value, one.version) for _, one in found]
         if spec.kind == COUNTER:
@@ -151,7 +183,9 @@ class KeyOfStates(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         spec = self._spec(name)
-        if spec.kind == MAP:
+        if spec.kind == TIMER:
+            written = {item.encode(): _time_of(one) for item, one in value.items()}
+        elif spec.kind == MAP:
             written = {spec.write_item(item): spec.write(one) for item, one in value.items()}
         elif spec.kind == LIST:
             written = {number.to_bytes(8, "big"): spec.write(one) for number, one in enumerate(value)}
@@ -199,6 +233,21 @@ class KeyOfStates(MutableMapping[str, Any]):
             return self._specs[name]
         except KeyError:
             raise KeyError(f"there is no state {name}; there are {', '.join(self._specs)}") from None
+
+
+def _timer(keys: tuple[str, ...], name: bytes, stored: bytes) -> Timer:
+    time = unpack_timer(stored)
+    event_us = time.event_us if time.clock == PROCESSING else time.at_us
+    clock: Clock = "processing" if time.clock == PROCESSING else "event"
+    return Timer(name.decode(), time.at_us, keys, clock=clock, event_time=event_us)
+
+
+def _time_of(timer: Timer | datetime | int) -> bytes:
+    """What is stored of a timer; of a time, of one by event time."""
+    if not isinstance(timer, Timer):
+        return pack_timer(TimerTime(EVENT, to_us(timer)))
+    event_us = timer.event_time_us if timer.clock == "processing" else 0
+    return pack_timer(TimerTime(CLOCKS[timer.clock], timer.at_us, event_us))
 
 
 def kept_states(

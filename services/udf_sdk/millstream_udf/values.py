@@ -1,6 +1,6 @@
 """What a function gets and returns: records, messages, outcomes. Plain values.
 
-Above it: users' functions. Below it: nothing. It does not know gRPC or how a function is run.
+Above it: users' functions. Below it: the context of a call. It does not know gRPC or how a function is run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
+from millstream_udf.context import CURRENT, Context
+
 if TYPE_CHECKING:
     # For type checkers only; nothing is imported at run time.
     from typing_extensions import TypeVar
-
-    from millstream_udf.context import Context
 
     V = TypeVar("V", default=bytes)
 
@@ -62,7 +62,27 @@ class _Compared:
     __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
 
 
-class Record(_Compared, _OfValues[V]):
+class _OfCall:
+    """What a record has of the call in which it came: a part of it that is not compared, and not passed on."""
+
+    __slots__ = ("_context",)
+
+    _context: Context | None
+
+    @property
+    def attempt(self) -> int:
+        """0 at the first attempt at the records of its call; then the number of times that the function has failed on
+        one of them or raised `Retry`. In a reduce, 0: see the context."""
+        return 0 if self._context is None else self._context.attempt
+
+    @property
+    def watermark(self) -> datetime | None:
+        """No record older than this will follow, except for late data. None where there is no watermark: before the
+        first, after the last, in a sink, in a reduce, and in a record that the function itself has made."""
+        return None if self._context is None else self._context.watermark
+
+
+class Record(_OfCall, _Compared, _OfValues[V]):
     """One record: the input of a function, and the output of a source. `Record[Order]` has an `Order` as its value."""
 
     __slots__ = ("event_time_us", "headers", "id", "keys", "value")
@@ -86,12 +106,22 @@ class Record(_Compared, _OfValues[V]):
         keys: tuple[str, ...] = (),
         headers: Mapping[str, bytes] = _NO_HEADERS,
         id: str | None = None,
+        _context: Context | None = None,
     ) -> None:
+        self._context = _context
         self.value = value
         self.event_time_us = event_time if type(event_time) is int else to_us(event_time)
         self.keys = keys
         self.headers = headers
         self.id = id
+
+    @property
+    def edge(self) -> str:
+        """While a function works on the record: the name of the edge by which it came, which is that of
+        `Context.edge`."""
+        # All records of a call come by one edge, so none has to carry it.
+        context = CURRENT.get()
+        return "" if context is None else context.edge
 
     @property
     def event_time(self) -> datetime:

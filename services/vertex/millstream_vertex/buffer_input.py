@@ -47,6 +47,7 @@ class Slice:
     def finish(self, parts: Sequence[tuple[int, Unit]]) -> Sequence[Unit]:
         """Set the position of the lane after each unit."""
         for stop, unit in parts:
+            unit.edge = self.lineage.edge
             unit.witnesses = self.read.witnesses
             completes = self.start + stop == self.read.frame.records
             unit.account.input_bytes = self.read.size if completes else 0

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from millstream.account import consumed
 from millstream.errors import RetryLaterError
 from millstream.ledger.protocol import Ledger
 from millstream.record import BufferId, LaneId
@@ -27,13 +28,21 @@ _log = logging.getLogger(__name__)
 class LaneInput(WatermarkFetcher):
     """An input of a lane: listens to the upstream vertex's OT store."""
 
-    def __init__(self, buffer: BufferId, upstream: Collection[LaneId], *, back_edge: bool) -> None:
+    def __init__(
+        self,
+        buffer: BufferId,
+        upstream: Collection[LaneId],
+        *,
+        back_edge: bool,
+        changed: asyncio.Event | None = None,
+    ) -> None:
+        """`changed`: the event of a task that follows several inputs."""
         super().__init__(buffer, upstream)
         self._quiet_end: int | None = None
         self.back_edge = back_edge
         """Whether the input closes a cycle. Such an input does not hold back the watermark, and ends when the cycle is
         empty (`wait_until_empty`): its upstream lanes can only end after it."""
-        self.changed = asyncio.Event()
+        self.changed = changed or asyncio.Event()
         """Set when the input has changed. The task that follows the watermark clears it."""
         self._wake_reader = asyncio.Event()
 
@@ -69,8 +78,9 @@ class Cycle:
 
     entering: Sequence[LaneId]
     """Lanes that bring records into the cycle from outside."""
-    inside: Sequence[tuple[LaneId, str]]
-    """Lanes whose buffer is written inside the cycle, each with the vertex that writes it."""
+    inside: Sequence[tuple[LaneId, BufferId, str]]
+    """Lanes that read a buffer which is written inside the cycle, each with that buffer and the vertex that writes
+    it."""
 
 
 async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger], interval_s: float = ASK_INTERVAL_S) -> None:
@@ -95,10 +105,11 @@ async def _look(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> list[tuple[int, 
         if stored is None or not stored.mark.ended:
             return None
     state: list[tuple[int, int]] = []
-    for lane, writer in cycle.inside:
+    for lane, buffer, writer in cycle.inside:
         stored = await ledgers[lane.vertex].mark(lane)
-        done = stored.mark.sequence if stored is not None else 0
-        last = await ledgers[writer].last_sequence(BufferId(lane.input, lane.partition))
+        read = consumed(lane, stored.mark) if stored is not None else []
+        done = next((one.position.sequence for one in read if one.buffer == buffer), 0)
+        last = await ledgers[writer].last_sequence(buffer)
         if last > done:
             return None
         state.append((done, last))

@@ -11,6 +11,7 @@ input, stages and the output.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,12 +19,18 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.frame import Frame
 from millstream.limits import MARK_BEHIND_BYTES_MAX, SLICE_TARGET_S
 from millstream.statistics import LaneStatistics
+from millstream.udf.states import StateClock
 from millstream_reader.tracker import WorkInFlight
 from millstream_vertex.core import LaneCore
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.pacing import Slicer, bound_by
 from millstream_vertex.stages import Stages
 from millstream_writer.committer import Unit
+
+TIMERS_MAX = 4096
+"""Timers in a call."""
+TIMERS_TARGET_S = SLICE_TARGET_S / 20
+"""A call with timers should not take longer: when many are due, results are committed meanwhile."""
 
 
 class Batch(Protocol):
@@ -133,7 +140,12 @@ class Lane:
         """Set when such a stage may have set a timer."""
         self._passed_us = START_OF_TIME_US
         """The watermark that the stages know."""
-        self._holds_us = END_OF_TIME_US
+        self._holds_us: deque[int] = deque((END_OF_TIME_US,))
+        """What the stages held back after the last unit that is committed, and after each one that follows it. Only for
+        stages with a state."""
+        self._promised_us = START_OF_TIME_US
+        """The watermark of the newest commit that has begun."""
+        self._timers_pace = Slicer(target_s=TIMERS_TARGET_S, records_max=TIMERS_MAX)
         self._renewing = False
         self._calls = bool(stages.concurrencies) and not stages.is_stateful
         """Whether batches wait for functions at the same time. A task costs as much as routing a small frame."""
@@ -158,7 +170,7 @@ class Lane:
             return
         self._stages.restore(core.committer.mark.states)
         if self._stages.is_stateful:
-            self._holds_us = self._stages.holds_us
+            self._holds_us[0] = self._stages.holds_us
         async with asyncio.TaskGroup() as background:
             clocks = [background.create_task(self._follow_watermark(), name=f"watermark {core.lane}")]
             if self._stages.is_stateful:
@@ -184,7 +196,7 @@ class Lane:
             await self._begin(batch, work)
         if self._stages.is_stateful and self._input.has_read_all:
             async with self._lock:
-                self._add(await self._stages.on_watermark(END_OF_TIME_US))
+                await self._reach(END_OF_TIME_US)
                 self._add(await self._stages.on_end(END_OF_TIME_US))
 
     def _batch_records(self) -> int | None:
@@ -192,27 +204,41 @@ class Lane:
 
     async def _begin(self, batch: Batch, work: asyncio.TaskGroup) -> None:
         """Start processing a batch, as soon as there is room for it."""
-        pace, core, tracked = self._pace, self.core, batch.tracked
-        await core.tracker.begin(tracked, records_max=pace.records_in_flight_max() if pace is not None else None)
-        if batch.frame is None:
-            await core.tracker.answered(tracked)
-            self._output.units.add_done(batch.finish([]))
-            return
-        if self._calls:
-            self._output.units.add(work.create_task(self._process(batch, batch.frame, tracked)))
-        else:
+        if self._stages.is_stateful:
             async with self._lock:
-                self._output.units.add_done(await self._process(batch, batch.frame, tracked))
+                await self._reach(batch.watermark_us)
+                await self._admit(batch.tracked)
+                units = await self._finished(batch)
+                self._holds_us.extend(unit.holds_us for unit in units)
+                self._output.units.add_done(units)
+                # Some may have been set for a time that has come.
+                await self._fire_due()
             self._timers_changed.set()
-        if pace is not None and not pace.learned:
+            return
+        await self._admit(batch.tracked)
+        if self._calls and batch.frame is not None:
+            self._output.units.add(work.create_task(self._process(batch, batch.frame, batch.tracked)))
+        else:
+            self._output.units.add_done(await self._finished(batch))
+        if self._pace is not None and not self._pace.learned and batch.frame is not None:
             # The first call shows how fast the functions are; more is read only after that.
             await self._first_answer.wait()
 
+    async def _admit(self, tracked: WorkInFlight) -> None:
+        """Wait until there is room for work."""
+        pace = self._pace
+        records_max = pace.records_in_flight_max() if pace is not None else None
+        await self.core.tracker.begin(tracked, records_max=records_max)
+
+    async def _finished(self, batch: Batch) -> Sequence[Unit]:
+        """The units of a batch."""
+        if batch.frame is not None:
+            return await self._process(batch, batch.frame, batch.tracked)
+        await self.core.tracker.answered(batch.tracked)
+        return batch.finish([])
+
     async def _process(self, batch: Batch, frame: Frame, tracked: WorkInFlight) -> Sequence[Unit]:
         """The units of a batch: one, unless its output is too large for one commit."""
-        if self._stages.is_stateful and batch.watermark_us > self._passed_us:
-            self._passed_us = batch.watermark_us
-            self._add(await self._stages.on_watermark(batch.watermark_us))
         try:
             parts = await self._parts(batch, frame, 0)
         finally:
@@ -242,22 +268,73 @@ class Lane:
 
     def _add(self, unit: Unit | None) -> None:
         """Commit what stages made of the watermark, of a timer, or of the end."""
-        if unit is not None:
-            self._output.units.add_done((unit,))
-            self._timers_changed.set()
+        if unit is None:
+            return
+        if self._stages.is_stateful:
+            self._holds_us.append(unit.holds_us)
+        self._output.units.add_done((unit,))
+        self._timers_changed.set()
+
+    async def _reach(self, watermark_us: int) -> None:
+        """Let the stages know a watermark. With the lock."""
+        if watermark_us <= self._passed_us:
+            return
+        self._passed_us = watermark_us
+        # First: a timer sees what expires with it.
+        await self._fire_due()
+        self._add(await self._stages.on_watermark(watermark_us))
+
+    async def _fire_due(self) -> None:
+        """Fire every timer whose event time has come. With the lock: they come before the records that follow."""
+        while await self._fire(StateClock.EVENT_TIME, self._passed_us):
+            pass
+
+    async def _fire(self, clock: StateClock, until_us: int) -> bool:
+        """Fire some of the timers that are due by a clock; their result is a unit of its own. Returns whether there
+        were any. With the lock."""
+        pace, core, begun_s = self._timers_pace, self.core, self.core.clock.monotonic_s()
+        most = pace.records()
+        while True:
+            self._stages.begin()
+            floor_us = max(core.watermark_us, self._promised_us)
+            unit = await self._stages.fire(clock, until_us, watermark_us=self._passed_us, floor_us=floor_us, most=most)
+            if unit is None:
+                return False
+            timers = unit.account.timers
+            if timers == 1 or not self._may_grow or unit.fits_a_commit:
+                break
+            # The first attempt had no effect, as in `_parts`.
+            self._stages.undo()
+            most = timers // 2
+        pace.answered(timers, core.clock.monotonic_s() - begun_s)
+        pace.gave(timers, unit.size)
+        tracked = WorkInFlight(timers, unit.size)
+        await core.tracker.begin(tracked)
+        await core.tracker.answered(tracked)
+        self._add(unit)
+        return True
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether everything that was read is committed."""
+        """Whether everything that was read is committed, and nothing is being made."""
+        return self._is_committed and not self._lock.locked()
+
+    @property
+    def _is_committed(self) -> bool:
         return len(self.core.tracker) == 0 and self._output.is_empty
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         if units:
-            self._holds_us = units[-1].holds_us
-        return min(self._input.watermark_after(units), self._holds_us)
+            self._promised_us = min(self._input.watermark_after(units), units[-1].holds_us)
+            return self._promised_us
+        # Also what is made and not committed may be older than what has been read.
+        return min(self._input.watermark_after(units), *self._holds_us)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         self._renewing = False
+        if self._stages.is_stateful:
+            for _ in units:
+                self._holds_us.popleft()
         self._stages.committed(units, self.core.committer.sequences)
         await self._input.committed(units)
 
@@ -269,7 +346,7 @@ class Lane:
             watermark_us = self._input.advance(quiet=self._is_quiet and not self.core.left)
             if self._stages.is_stateful:
                 await self._pass_watermark()
-            watermark_us = min(watermark_us, self._holds_us)
+            watermark_us = min(watermark_us, *self._holds_us)
             if watermark_us > self.core.watermark_us:
                 self.core.publisher.publish(watermark_us, idle=self._is_quiet)
             self._renew_mark()
@@ -278,9 +355,8 @@ class Lane:
         """Let the stages know the watermark while nothing is read."""
         async with self._lock:
             watermark_us = self._input.watermark_after(())
-            if self._reading and self._is_quiet and watermark_us > self._passed_us:
-                self._passed_us = watermark_us
-                self._add(await self._stages.on_watermark(watermark_us))
+            if self._reading and self._is_committed:
+                await self._reach(watermark_us)
 
     async def _follow_timers(self) -> None:
         """Let the stages know when their timers are due."""
@@ -289,7 +365,10 @@ class Lane:
             timer_us, now_us = self._stages.timer_us, self.core.clock.now_us()
             if timer_us is not None and timer_us <= now_us:
                 async with self._lock:
-                    self._add(await self._stages.on_timer(now_us, self._passed_us))
+                    if await self._fire(StateClock.PROCESSING_TIME, now_us):
+                        await self._fire_due()
+                    else:
+                        self._add(await self._stages.on_timer(now_us, self._passed_us))
                 continue
             try:
                 async with asyncio.timeout(None if timer_us is None else (timer_us - now_us) / MICROSECONDS):

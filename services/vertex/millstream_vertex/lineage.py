@@ -24,10 +24,12 @@ class Lineage:
     source_position: str = ""
     """See `Origin`."""
     run: str = ""
+    edge: str = ""
+    """The edge by which they came, into a lane that reads several edges."""
 
     def origin(self, lane: LaneId) -> Origin:
         """The origin of the records, for the function that gets them in that lane."""
-        here = f"{lane.vertex}/{lane.input}/{lane.partition}/{self.prefix}"
+        here = f"{lane.vertex}/{self.edge or lane.input}/{lane.partition}/{self.prefix}"
         return Origin(here, self.first, self.source_position, self.run, self.names or ())
 
     def part(self, start: int, records: int) -> Lineage:

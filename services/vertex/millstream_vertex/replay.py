@@ -121,7 +121,7 @@ class Replay:
                         f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
                         "through it. Nothing was changed. Process the records in a new run, as its input",
                     )
-                if lane.input in read:
+                if any(buffer.edge in read for buffer in plan.inputs_of(lane)):
                     ended.append(lane)
         await self._take_apart(edges)
         for lane in ended:

@@ -18,6 +18,7 @@ from millstream.clock import END_OF_TIME_US
 from millstream.frame import Frame
 from millstream.naming import NO_ORIGIN, Origin
 from millstream.record import BufferId
+from millstream.udf.states import StateClock
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Tags
 
@@ -31,6 +32,8 @@ class StageInput:
     """The watermark that is valid before these records."""
     origin: Origin = NO_ORIGIN
     """Names the records."""
+    edge: str = ""
+    """The edge by which they came, in a lane that reads all edges into its vertex; otherwise empty."""
     traceparent: str = ""
     """Of the span in which the stage works; empty if the frame is not sampled."""
 
@@ -53,6 +56,15 @@ class StageResult:
     """What the stage keeps in the ledger of its lane, in a buffer of its own."""
     retries: int = 0
     errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """Timers whose time has come, as records."""
+
+    frame: Frame
+    names: Sequence[str]
+    """The name of each among those of its lane, the same at every attempt."""
 
 
 class Stage(ABC):
@@ -78,6 +90,16 @@ class Stage(ABC):
         """No record older than this follows, except late ones. Called before the next records, if it has advanced, and
         while there are none. Only for stages with a state."""
         return None
+
+    def take_timers(self, clock: StateClock, until_us: int, floor_us: int, most: int) -> DueTimers | None:
+        """Take the next timers that are due by a clock out of the state, at most so many, in order. The next call is
+        `on_timers`, or `undo`. `floor_us`: the watermark that the lane has promised, which no output may be behind.
+        Only for stages with a state."""
+        return None
+
+    async def on_timers(self, given: StageInput) -> StageResult:
+        """Process the timers that were just taken, as `on_frame` does records."""
+        raise NotImplementedError
 
     async def on_timer(self, now_us: int) -> StageResult | None:
         """It is `timer_us`, by the clock. Only for stages with a state."""

@@ -22,6 +22,7 @@ from millstream.limits import STAGE_STATE_BYTES_MAX
 from millstream.naming import Origin
 from millstream.record import BufferId, LaneId
 from millstream.telemetry.telemetry import Span, Telemetry
+from millstream.udf.states import StateClock
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters
@@ -104,7 +105,9 @@ class Stages:
         step = self._steps[place]
         started_s = self._clock.monotonic_s()
         with step.span(frame, sequence) as span:
-            given = StageInput(frame, watermark_us, step.origin(lineage), span.traceparent)
+            # Those after the first of a chain have one edge.
+            edge = "" if place else lineage.edge
+            given = StageInput(frame, watermark_us, step.origin(lineage), edge, span.traceparent)
             result = await step.stage.on_frame(given)
         if step.timed_as:
             seconds = self._clock.monotonic_s() - started_s
@@ -145,6 +148,32 @@ class Stages:
         if result.dead_letters is not None:
             unit.frames.extend(step.router.route_dead_letter(result.dead_letters).frames)
         unit.frames.extend(result.kept)
+
+    async def fire(
+        self, clock: StateClock, until_us: int, *, watermark_us: int, floor_us: int, most: int
+    ) -> Unit | None:
+        """What the functions make of the next timers that are due by a clock, at most so many; None if none is due.
+        `watermark_us`: the one that the stages know. Other arguments: see `Stage.take_timers`."""
+        for place, step in enumerate(self._steps):
+            if not step.stage.is_stateful:
+                continue
+            due = step.stage.take_timers(clock, until_us, floor_us, most)
+            if due is None:
+                continue
+            unit, lineage, frame = self.unit(), Lineage("timer/", names=due.names), due.frame
+            started_s = self._clock.monotonic_s()
+            with step.span(frame, 0) as span:
+                given = StageInput(frame, watermark_us, step.origin(lineage), span.traceparent)
+                result = await step.stage.on_timers(given)
+            seconds = self._clock.monotonic_s() - started_s
+            step.telemetry.observe_processing(step.timed_as, seconds)
+            step.counters.busy_s += seconds
+            if result.frame is not None and span.traceparent:
+                result.frame = result.frame.traced(span.traceparent)
+            # What is due was held back, so it is not late for those that follow.
+            await self._pass_on(place, unit, result, lineage, min(watermark_us, frame.event_time_min_us))
+            return self._complete(unit)
+        return None
 
     async def on_watermark(self, watermark_us: int) -> Unit | None:
         """What the stages do when no record older than this will follow; None if they do nothing."""

@@ -123,6 +123,7 @@ class _Statistics:
             lanes=[lane.statistics() if leads else lane.core.statistics_of(self.vertex) for lane in self._lanes],
             buffers=[one for one in buffers if graph.edge(one.buffer.edge).from_ == self.vertex],
             sidecars=shared.outside.programs[self.vertex].statistics() if shared is not None else {},
+            functions=shared.outside.programs[self.vertex].metrics() if shared is not None else {},
             commits=sum(total.commits for total in totals),
             commit_bytes=sum(total.commit_bytes for total in totals),
             commit_seconds=sum(total.commit_seconds for total in totals),

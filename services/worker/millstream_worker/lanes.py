@@ -107,7 +107,7 @@ async def _core(shared: ReplicaResources, lane: LaneId, telemetry: Telemetry, ro
 
 def _inside_a_cycle(plan: Plan, lane: LaneId) -> list[BufferId]:
     """The buffers inside the cycle that a lane writes, if its input closes the cycle; otherwise none."""
-    if lane.input not in plan.back_edges:
+    if not any(buffer.edge in plan.back_edges for buffer in plan.inputs_of(lane)):
         return []
     members = next(group for group in plan.sccs if lane.vertex in group)
     inside = [edge for edge in plan.edges_out[lane.vertex] if edge.to in members]

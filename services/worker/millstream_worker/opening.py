@@ -7,6 +7,7 @@ Above it: the kinds of vertex, and `lanes`. Below it: the parts of lanes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -20,7 +21,7 @@ from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.pauses import Pauses, RepeatedFailure, until_done
-from millstream.record import BufferId, LaneId, Position
+from millstream.record import ALL_INPUTS, BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
@@ -30,13 +31,15 @@ from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
 from millstream.udf.streams import KeyedMapStream
 from millstream.values import reads_arrow
+from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import BufferReader, open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import Lane
+from millstream_vertex.lane import Input, Lane
 from millstream_vertex.mapping import MapStage
+from millstream_vertex.merged_input import MergedBuffer, MergedInput
 from millstream_vertex.outputs import Output, ToBuffers
 from millstream_vertex.publishing import LaneCounters
 from millstream_vertex.settings import future_bound
@@ -94,7 +97,10 @@ class StageOpening:
         telemetry: Telemetry,
         counters: LaneCounters,
         stack: AsyncExitStack,
+        *,
+        edge: str = "",
     ) -> None:
+        """`edge`: by which all records of the lane come."""
         self.shared = shared
         """What the lanes of the replica share."""
         self.lane = lane
@@ -107,7 +113,7 @@ class StageOpening:
         """Routes to the vertex's own edges that have buffers."""
         self.stack = stack
         """Resources that are closed when the replica ends."""
-        self.name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica)
+        self.name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica, edge)
         """The name under which the vertex calls a program."""
         self.where = f"{shared.pipeline}/{lane}"
         """The name of the lane, for messages."""
@@ -197,7 +203,8 @@ class LaneOpening(StageOpening):
     def __init__(
         self, shared: ReplicaResources, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
     ) -> None:
-        super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
+        edge = next((one.name for one in shared.plan.edges_in[core.lane.vertex] if one.name == core.lane.input), "")
+        super().__init__(shared, core.lane, core.telemetry, core.counters, stack, edge=edge)
         self.core = core
         """Commits for the lane; the core's committer has the mark."""
         self._telemetry = telemetry
@@ -231,7 +238,8 @@ class LaneOpening(StageOpening):
             assert edge is not None, "it follows in a chain"
             lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
             counters = self.core.counters_of(lane)
-            opening = StageOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
+            telemetry = self._telemetry[vertex.name]
+            opening = StageOpening(self.shared, lane, telemetry, counters, self.stack, edge=edge.name)
             if kind.has_output:
                 takes_arrow = takes_arrow_of(steps, output)
                 stage = await started(partial(kind.open_stage, next_takes_arrow=takes_arrow), vertex.settings, opening)
@@ -256,7 +264,6 @@ class LaneOpening(StageOpening):
         steps, output = await self.rest()
         stage = await started(partial(open_stage, next_takes_arrow=takes_arrow_of(steps, output)))
         stages = Stages([self.step(stage), *steps], output, self.shared.clock)
-        run = (await self.upstream()).ledger_id
         # The output of a call is committed together. If a buffer is small, calls are small, so that several fit.
         piece, records_max = self.core.committer.router.piece.records, self.call_records_max
         if piece < FRAME_RECORDS_MAX:
@@ -264,7 +271,7 @@ class LaneOpening(StageOpening):
         paced = bool(stages.concurrencies)
         return Lane(
             self.core,
-            await self.buffer_input(in_parts=True, run=run),
+            await self._input_of_stages(),
             stages,
             paced=paced,
             may_grow=True,
@@ -275,11 +282,33 @@ class LaneOpening(StageOpening):
     def _entered_by(self, edge: Edge) -> str:
         """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
         lanes of one partition would have the same one, and records and positions the same names."""
-        return self.lane.input if len(self.plan.edges_in[self.lane.vertex]) > 1 else edge.name
+        joins = len(self.plan.edges_in[self.lane.vertex]) > 1 and self.lane.input != ALL_INPUTS
+        return self.lane.input if joins else edge.name
 
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""
         return await self.shared.ledgers.of(self.plan.edge(self.lane.input).from_)
+
+    async def _input_of_stages(self) -> Input:
+        """The input of a lane with stages."""
+        if self.lane.input == ALL_INPUTS:
+            return await self.merged_input()
+        return await self.buffer_input(in_parts=True, run=(await self.upstream()).ledger_id)
+
+    async def merged_input(self) -> MergedInput:
+        """The input of a lane that reads every edge into its vertex."""
+        wake, changed = asyncio.Event(), asyncio.Event()
+        marked = {done.edge: done for done in self.core.committer.mark.inputs}
+        buffers: list[MergedBuffer] = []
+        for buffer in self.plan.inputs_of(self.lane):
+            done, writer = marked.get(buffer.edge, mark_pb2.InputProgress()), self.plan.edge(buffer.edge).from_
+            start = Position(done.sequence, done.record_index)
+            reader, lane_input = await self.reader(
+                buffer, start, from_messages(done.read), in_parts=True, wake=wake, changed=changed
+            )
+            trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
+            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id))
+        return MergedInput(self.core, buffers, wake, changed)
 
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:
         """The input of a lane that reads a buffer. `in_parts`: see `BufferReader`; `run`: see `BufferInput`."""
@@ -298,12 +327,14 @@ class LaneOpening(StageOpening):
         *,
         in_parts: bool = False,
         takes_arrow: bool = False,
+        wake: asyncio.Event | None = None,
+        changed: asyncio.Event | None = None,
     ) -> tuple[BufferReader, LaneInput]:
-        """A reader of one buffer, which stays open until the replica ends. `in_parts`, `takes_arrow`: see
-        `BufferReader`."""
+        """A reader of one buffer, which stays open until the replica ends. `in_parts`, `takes_arrow`, `wake`: see
+        `BufferReader`; `changed`: see `LaneInput`."""
         shared, writer = self.shared, self.plan.edge(buffer.edge).from_
         back_edge = buffer.edge in self.plan.back_edges
-        lane_input = LaneInput(buffer, self.plan.upstream_lanes(buffer), back_edge=back_edge)
+        lane_input = LaneInput(buffer, self.plan.upstream_lanes(buffer), back_edge=back_edge, changed=changed)
         if back_edge:
             shared.closing_cycle.append(lane_input)
         await shared.listen(writer, lane_input.observe)
@@ -317,6 +348,7 @@ class LaneOpening(StageOpening):
                 given_up=given_up_of(self.core.committer.mark, buffer.edge),
                 in_parts=in_parts,
                 takes_arrow=takes_arrow,
+                wake=wake,
             )
         )
         return reader, lane_input

@@ -14,18 +14,20 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
-from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.limits import ANSWER_RECORDS_MAX, FUNCTION_SECRETS_BYTES_MAX, KIB
 from millstream.plan.resolved import ResolvedPipeline
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf
+from millstream.spec.programs import config_text
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.references import Secret, referenced_files, resolve
 from millstream.spec.tls import ProgramTls
-from millstream.statistics import SidecarStatistics
+from millstream.statistics import FunctionSeries, SidecarStatistics
 from millstream.udf.builtin import open_builtin
 from millstream.udf.function import LocalFunction, open_local_function, open_remote_function
 from millstream.udf.program_lines import parse_line
 from millstream.udf.protocol import ClientTls, StreamName, UdfClient, protocol_of
+from millstream.udf.settings import FunctionSettings, secrets_text
 from millstream.udf.sidecar import START_TIMEOUT_S, HeldUp, LogLine, SidecarSpec, python_command
 from millstream.udf.sources import OnChange
 from millstream.udf.streams import MapStream
@@ -113,6 +115,10 @@ class Programs:
         """The statistics of those whose process runs beside this one, by role."""
         return {role: one.statistics() for role, one in self._functions.items() if isinstance(one, LocalFunction)}
 
+    def metrics(self) -> Mapping[str, Sequence[FunctionSeries]]:
+        """What the programs have counted, by role."""
+        return {role: one.metrics.snapshot() for role, one in self._functions.items()}
+
 
 @asynccontextmanager
 async def open_programs(
@@ -139,6 +145,7 @@ async def open_programs(
                     tls=tls,
                     timeout_s=program.start_timeout_s or START_TIMEOUT_S,
                     on_slow=partial(development.on_slow, vertex),
+                    settings=settings_of(resolved, vertex, role, program),
                 )
                 functions[role] = await stack.enter_async_context(remote)
                 continue
@@ -164,6 +171,18 @@ def _tls(resolved: ResolvedPipeline, what: str, tls: ProgramTls | None) -> Clien
         key=pem("key", tls.key),
         server_name=tls.server_name,
     )
+
+
+def settings_of(resolved: ResolvedPipeline, vertex: str, role: str, program: Program) -> FunctionSettings:
+    """What the program is configured with. Raises `UserError` if a secret is missing, or if they are too large."""
+    where = f"vertex {vertex}: `secrets` of its {role}"
+    secrets = {name: resolve(value, resolved.base_dir, f"{where}, {name}") for name, value in program.secrets.items()}
+    if (size := len(secrets_text(secrets).encode())) > FUNCTION_SECRETS_BYTES_MAX:
+        raise UserError(
+            codes.SECRET_MISSING,
+            f"{where} have {size:,} bytes as JSON; at most {FUNCTION_SECRETS_BYTES_MAX // KIB}Ki reach a function",
+        )
+    return FunctionSettings("" if program.config is None else config_text(program.config), secrets)
 
 
 def sidecar_spec(
@@ -200,6 +219,7 @@ def sidecar_spec(
         env[OUTPUTS_VARIABLE] = str(outputs_max)
     if not resolved.pipeline.spec.logging.values:
         env[VALUES_VARIABLE] = "hidden"
+    env |= settings_of(resolved, vertex, role, program).environment()
     env.setdefault(LEVEL_VARIABLE, logging.getLevelName(PROGRAM_LOG.getEffectiveLevel()).lower())
     return SidecarSpec(
         command=command,

@@ -17,7 +17,7 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.sharing import SEPARATE
 from millstream.naming import Naming
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Network
 from millstream.spec.models import EdgeKind
 from millstream.watermark.store import OtListener, OtStore
@@ -128,11 +128,13 @@ class ReplicaResources:
         """The cycle that contains this vertex, with the ledgers of its members."""
         members = next(group for group in self.plan.sccs if self.config.vertex in group)
         entering: list[LaneId] = []
-        inside: list[tuple[LaneId, str]] = []
+        inside: list[tuple[LaneId, BufferId, str]] = []
         for lane in (lane for member in members for lane in self.plan.lanes_of(member)):
-            writer = self.plan.edge(lane.input).from_
+            # A lane that reads several buffers is not in a cycle.
+            (buffer,) = self.plan.inputs_of(lane)
+            writer = self.plan.edge(buffer.edge).from_
             if writer in members:
-                inside.append((lane, writer))
+                inside.append((lane, buffer, writer))
             else:
                 entering.append(lane)
         return Cycle(entering, inside), {member: await self.ledgers.of(member) for member in members}

@@ -156,6 +156,8 @@ class Unit:
     """Position in the buffer after this unit; None for sources."""
     witnesses: Sequence[Witness] = ()
     """The frames that were read up to there, in order: at least the last one of each upstream lane."""
+    edge: str = ""
+    """The edge of that buffer, for a lane that reads several; otherwise empty."""
     source_position: bytes | None = None
     """Position in the source after this unit; None for vertices that read a buffer, and within a read."""
     ahead: mark_pb2.Ahead | None = None
@@ -520,7 +522,9 @@ class Committer:
             inside = frozenset(edge for member in self.members for edge in member.writes)
             account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
         mark.account.CopyFrom(account.to_message())
-        witnesses = [witness for unit in units for witness in unit.witnesses]
+        if of_edges := [unit for unit in units if unit.edge]:
+            _note_inputs(mark, of_edges)
+        witnesses = [witness for unit in units if not unit.edge for witness in unit.witnesses]
         if witnesses:
             del mark.read[:]
             mark.read.extend(merged(previous.read, witnesses))
@@ -532,7 +536,7 @@ class Committer:
             if not delivery.undelivered:
                 del mark.undelivered[:]
         for unit in units:
-            if unit.position is not None:
+            if unit.position is not None and not unit.edge:
                 mark.sequence, mark.record_index = unit.position
             if unit.source_position is not None:
                 mark.position = unit.source_position
@@ -579,6 +583,23 @@ class Committer:
             total.discarded += sum(discarded[edge] for edge in member.writes)
             mark.members.add(vertex=member.vertex, edge=member.edge, account=total.to_message())
             yield now
+
+
+def _note_inputs(mark: mark_pb2.Mark, units: Sequence[Unit]) -> None:
+    """Note in the mark of a lane that reads several buffers what these units have read of each."""
+    inputs = {done.edge: done for done in mark.inputs}
+    for unit in units:
+        done = inputs.get(unit.edge)
+        if done is None:
+            done = inputs[unit.edge] = mark.inputs.add(edge=unit.edge)
+        if unit.position is not None:
+            done.sequence, done.record_index = unit.position
+        done.records += unit.account.inputs
+        done.bytes += unit.account.input_bytes
+        if unit.witnesses:
+            read = merged(done.read, unit.witnesses)
+            del done.read[:]
+            done.read.extend(read)
 
 
 def _keep(mark: mark_pb2.Mark, undelivered: Sequence[SinkRecords]) -> None:

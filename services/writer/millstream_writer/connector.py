@@ -86,6 +86,8 @@ class SinkOwner:
     """The directory that relative paths in the spec are relative to."""
     clock: Clock
     held_instead: HeldInstead
+    edge: str = ""
+    """The edge by which the records of the lane come."""
     fallback: bool = False
     """Whether the sink is the lane's fallback, which gets only some of the records."""
     envelope: bool = False
@@ -120,7 +122,7 @@ class SinkOwner:
     def stream_name(self) -> StreamName:
         from millstream.udf.protocol import StreamName
 
-        return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
+        return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica, self.edge)
 
     def as_fallback(self, *, envelope: bool = False, client: UdfClient | None = None) -> SinkOwner:
         return replace(self, fallback=True, whole=False, envelope=envelope, client=client, known=None)

@@ -40,3 +40,51 @@ class RememberAsync:
         await asyncio.sleep(0)
         self.total = before + 1
         return str(self.total)
+
+
+class _Timers:
+    count = udf.counter()
+
+    def set(self, record: udf.Record) -> None:
+        self.count += 1
+        udf.timer("event", after=timedelta(microseconds=5))
+        udf.timer("clock", at=7, clock="processing")
+        udf.cancel_timer("other")
+        if record.value == b"fail":
+            raise OSError("away")
+
+    def fired(self, timer: udf.Timer) -> str:
+        self.count += 10
+        if timer.name == "fail":
+            raise OSError("away")
+        if timer.name == "again":
+            udf.timer("again", after=timedelta(microseconds=1))
+        return f"{timer.name} {timer.clock} {timer.at_us} {timer.event_time_us} {timer.keys} {self.count.value}"
+
+
+@udf.map
+class Timers(_Timers):
+    """Sets timers."""
+
+    def process(self, record: udf.Record) -> None:
+        self.set(record)
+
+    def on_timer(self, timer: udf.Timer) -> str:
+        return self.fired(timer)
+
+
+@udf.map
+class TimersAsync(_Timers):
+    """As `Timers`."""
+
+    async def process(self, record: udf.Record) -> None:
+        self.set(record)
+
+    async def on_timer(self, timer: udf.Timer) -> str:
+        await asyncio.sleep(0)
+        return self.fired(timer)
+
+
+@udf.map(threads=2)
+class TimersThreaded(Timers):
+    """As `Timers`."""

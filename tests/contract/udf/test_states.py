@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,32 @@ TIMEOUT_S = 90
 BYTES_MAX = 64 * 1024 * 1024
 State = udf_pb2.State
 Outcome = udf_pb2.Outcome
+Command = Callable[[str], list[str]]
 
 
-def command(name: str) -> list[str]:
+def python(name: str) -> list[str]:
     return python_command(f"{HERE / 'remembering_functions.py'}:{name}")
 
 
+@pytest.fixture(params=["python", "go"])
+def command(request: pytest.FixtureRequest) -> Command:
+    """The command of a function by its name, in each language."""
+    if request.param == "python":
+        return python
+    built: list[str] = request.getfixturevalue("go_command")
+    return lambda name: [*built, name]
+
+
 @asynccontextmanager
-async def greeted(open_function: Open, name: str, *, over_socket: bool) -> AsyncIterator[tuple[Any, udf_pb2.Welcome]]:
+async def greeted(
+    open_function: Open, command: list[str], *, over_socket: bool
+) -> AsyncIterator[tuple[Any, udf_pb2.Welcome]]:
     """What to call with one request, and the welcome."""
     hello = udf_pb2.Hello(
         protocol_version=1, kind=udf_pb2.KIND_MAP, pipeline="p", vertex="v", lane="l", calls_socket=over_socket
     )
     async with (
-        open_function(command(name)) as sidecar,
+        open_function(command) as sidecar,
         asyncio.timeout(TIMEOUT_S),
         grpc.aio.insecure_channel(sidecar.address) as channel,
     ):
@@ -52,7 +65,8 @@ async def greeted(open_function: Open, name: str, *, over_socket: bool) -> Async
             answer: bytes = await stream.read()
             return answer
 
-        if not over_socket:
+        if not welcome.calls_token:
+            # None was asked for, or the SDK has none.
             yield over_stream, welcome
             return
         path = sidecar.address.removeprefix("unix:") + SUFFIX
@@ -80,9 +94,12 @@ def items_of(column: frame_pb2.BytesColumn) -> list[bytes]:
     return [column.data[start:stop] for start, stop in zip(column.offsets, column.offsets[1:], strict=False)]
 
 
-def request(values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries | None) -> bytes:
+def request(
+    values: list[bytes], keys: list[bytes], states: udf_pb2.StateEntries | None, *, timers: bool = False
+) -> bytes:
     frame = frame_pb2.Frame.FromString(frame_of(values, keys=[[key] for key in keys]).encode())
-    return udf_pb2.MapRequest(call=udf_pb2.MapCall(call_id=7, frame=frame, states=states)).SerializeToString()
+    call = udf_pb2.MapCall(call_id=7, frame=frame, states=states, timers=timers)
+    return udf_pb2.MapRequest(call=call).SerializeToString()
 
 
 def declared(name: str, kind: State.Kind.ValueType, codec: str = "", item_codec: str = "") -> State:
@@ -99,8 +116,10 @@ def declared(name: str, kind: State.Kind.ValueType, codec: str = "", item_codec:
 
 
 @pytest.mark.parametrize("over_socket", [False, True])
-async def test_entries_come_with_a_call_and_changes_with_its_answer(open_function: Open, *, over_socket: bool) -> None:
-    async with greeted(open_function, "Remember", over_socket=over_socket) as (call, welcome):
+async def test_entries_come_with_a_call_and_changes_with_its_answer(
+    open_function: Open, command: Command, *, over_socket: bool
+) -> None:
+    async with greeted(open_function, command("Remember"), over_socket=over_socket) as (call, welcome):
         assert list(welcome.states) == [
             declared("total", State.KIND_VALUE, "json"),
             declared("seen", State.KIND_MAP, "json", "json"),
@@ -162,8 +181,8 @@ async def test_entries_come_with_a_call_and_changes_with_its_answer(open_functio
     }
 
 
-async def test_an_async_function(open_function: Open) -> None:
-    async with greeted(open_function, "RememberAsync", over_socket=True) as (call, _):
+async def test_an_async_function(open_function: Open, command: Command) -> None:
+    async with greeted(open_function, command("RememberAsync"), over_socket=True) as (call, _):
         entries = udf_pb2.StateEntries(record_keys=[0, 1] * 50)
         answer = udf_pb2.MapResponse.FromString(await call(request([b"a"] * 100, [b"k", b"m"] * 50, entries))).answer
     assert items_of(answer.values) == [b"%d" % (number // 2 + 1) for number in range(100)]
@@ -171,13 +190,13 @@ async def test_an_async_function(open_function: Open) -> None:
     assert not answer.changes.HasField("items")
 
 
-async def test_a_client_that_does_not_know_states(open_function: Open) -> None:
-    async with greeted(open_function, "Remember", over_socket=False) as (call, _):
+async def test_a_client_that_does_not_know_states(open_function: Open, command: Command) -> None:
+    async with greeted(open_function, command("Remember"), over_socket=False) as (call, _):
         answer = udf_pb2.MapResponse.FromString(await call(request([b"a"], [b"k"], None))).answer
     assert "this Millstream does not know functions with states" in answer.error
 
 
-def test_the_report_names_them(tmp_path: Path) -> None:
+def test_the_report_names_them(command: Command, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     environment = {**os.environ, "MILLSTREAM_UDF_CHECK": str(report)}
     subprocess.run(command("Remember"), env=environment, timeout=TIMEOUT_S, check=True)
@@ -196,3 +215,67 @@ def test_the_report_names_them(tmp_path: Path) -> None:
         "version": 1,
         "clock": "event",
     }
+
+
+def set_timers(changes: udf_pb2.StateChanges) -> dict[tuple[int, bytes], bytes | None]:
+    """By key and name, the timers that were set or cancelled."""
+    deleted = changes.deleted or bytes(len(changes.keys))
+    rows = zip(changes.keys, changes.states, items_of(changes.items), items_of(changes.values), deleted, strict=True)
+    return {(key, item): None if gone else value for key, state, item, value, gone in rows if state == 1}
+
+
+@pytest.mark.parametrize("function", ["Timers", "TimersAsync"])
+@pytest.mark.parametrize("over_socket", [False, True])
+async def test_timers_are_set_by_changes_and_come_as_records(
+    open_function: Open, command: Command, function: str, *, over_socket: bool
+) -> None:
+    await assert_sets_timers(open_function, command(function), over_socket=over_socket)
+
+
+async def test_timers_of_a_function_in_threads(open_function: Open) -> None:
+    await assert_sets_timers(open_function, python("TimersThreaded"), over_socket=True)
+
+
+async def assert_sets_timers(open_function: Open, command: list[str], *, over_socket: bool) -> None:
+    async with greeted(open_function, command, over_socket=over_socket) as (call, welcome):
+        assert list(welcome.states) == [
+            declared("count", State.KIND_COUNTER),
+            declared("timers", State.KIND_TIMER),
+        ]
+        entries = udf_pb2.StateEntries(record_keys=[0, 1, 0])
+        answer = udf_pb2.MapResponse.FromString(
+            await call(request([b"a", b"fail", b"b"], [b"k", b"m", b"k"], entries))
+        ).answer
+        # The event times of `frame_of` begin at 1000: the last record of the key has 1002.
+        assert set_timers(answer.changes) == {
+            (0, b"event"): struct.pack("<Bqq", 1, 1007, 0),
+            (0, b"clock"): struct.pack("<Bqq", 2, 7, 1002),
+            (0, b"other"): None,
+        }
+        due = [
+            b'{"timer": "again", "at_us": 900, "clock": "event"}',
+            b'{"timer":"fail","at_us":7,"clock":"processing"}',
+        ]
+        entries = udf_pb2.StateEntries(record_keys=[0, 1])
+        answer = udf_pb2.MapResponse.FromString(await call(request(due, [b"k", b"m"], entries, timers=True))).answer
+    assert items_of(answer.values) == [b"again event 900 1000 ('k',) 10"]
+    assert (list(answer.parents), [(one.index, one.result) for one in answer.outcomes]) == (
+        [0],
+        [(1, Outcome.RESULT_ERROR)],
+    )
+    assert set_timers(answer.changes) == {(0, b"again"): struct.pack("<Bqq", 1, 1001, 0)}
+
+
+@pytest.mark.parametrize("record", [b"a", b"{}"])
+async def test_a_record_that_is_no_timer_fails_its_call(open_function: Open, command: Command, record: bytes) -> None:
+    async with greeted(open_function, command("Timers"), over_socket=False) as (call, _):
+        entries = udf_pb2.StateEntries(record_keys=[0])
+        answer = udf_pb2.MapResponse.FromString(await call(request([record], [b"k"], entries, timers=True))).answer
+    assert "a record of a call of timers is none" in answer.error
+
+
+async def test_a_function_without_timers_refuses_them(open_function: Open, command: Command) -> None:
+    async with greeted(open_function, command("Remember"), over_socket=False) as (call, _):
+        entries, due = udf_pb2.StateEntries(record_keys=[0]), b'{"timer":"a","at_us":7,"clock":"event"}'
+        answer = udf_pb2.MapResponse.FromString(await call(request([due], [b"k"], entries, timers=True))).answer
+    assert "the call has timers" in answer.error

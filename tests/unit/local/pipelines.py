@@ -10,7 +10,7 @@ from millstream.spec.models import Pipeline
 def small(**changes: Any) -> Plan:
     """`changes`: fields of vertices by vertex name, for example `out={"partitions": 2}`."""
     vertices: list[dict[str, Any]] = [
-        {"name": "in", "source": {"generator": {"records": 10}}, "partitions": 2},
+        {"name": "in", "source": {"generator": {"records": 10, "keyCount": 2}}, "partitions": 2},
         {"name": "map", "udf": {"python": "functions.py:f"}},
         {"name": "out", "sink": {"blackhole": {}}},
         {"name": "dead", "sink": {"log": {}}},

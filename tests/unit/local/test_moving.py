@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millstream.account import account_of
+from millstream.account import account_of, consumed
 from millstream.buffers.placed import placed
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import Commit, LedgerLimits
@@ -15,7 +15,7 @@ from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.moving import separate, take_in
+from millstream_runner.local.moving import count_in_first, gather, separate, take_in
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 
 if TYPE_CHECKING:
@@ -154,6 +154,46 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
             assert totals(now)["c-out"] == (3, 23, 230)
 
 
+def in_partitions(partitions: int) -> Plan:
+    """A chain of two maps in so many lanes."""
+    own = {**MAP, "partitions": partitions}
+    vertices: dict[str, Any] = {"x": IN, "a": own, "b": own, "out": OUT}
+    edges = [arrow("x>a", chain=False), arrow("a>b", chain=True), arrow("b>out")]
+    return plan_of(Graph.of(pipeline(vertices, edges)))
+
+
+async def test_what_lanes_have_done_is_counted_once_whether_their_vertex_has_them_or_not() -> None:
+    async with opened(in_partitions(3)) as kept:
+        ledger = await kept.broker.ledger("a", LedgerLimits(frames_per_buffer_max=10))
+        for lane in in_partitions(3).lanes_of("a"):
+            records = 5 + lane.partition
+            account = mark_pb2.Account(inputs=records, processed=records, outputs=records)
+            what = mark_pb2.Mark(account=account, watermark_us=records)
+            what.members.add(vertex="b", edge="a-b", account=account)
+            what.written.add(edge="a-b", partition=lane.partition, records=records)
+            what.written.add(edge="b-out", frames=3, records=records)
+            what.written.add(edge="_state-a", partition=lane.partition, frames=4, records=4)
+            await store(ledger, lane, what)
+        former = 3
+        for partitions in (1, 2, 1, 3, 2):
+            plan = in_partitions(partitions)
+            for _ in range(2):
+                # As after an interruption.
+                await count_in_first(plan, ledger, "a", former, "change")
+                marks = {lane: await of(ledger, lane) for lane in plan.lanes_of("a")}
+                for vertex in ("a", "b"):
+                    assert sum(account_of(vertex, lane, mark).inputs for lane, mark in marks.items()) == 5 + 6 + 7
+                assert sum(totals(mark)["b-out"][1] for mark in marks.values()) == 5 + 6 + 7
+                for lane, mark in marks.items():
+                    # What is read from a buffer, or passes over an edge of the chain, is counted where it is written.
+                    inside = [one for one in mark.written if one.edge == "a-b"]
+                    assert {one.partition for one in inside} == {lane.partition}
+                    assert sum(one.records for one in inside) == account_of("b", lane, mark).inputs
+                    assert mark.account.inputs == 5 + lane.partition
+                    assert (totals(mark)["b-out"][0], totals(mark)["_state-a"][0]) == (3, 4)
+            former = partitions
+
+
 async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted() -> None:
     all_apart = [arrow("x>a"), arrow("y>a"), arrow("a>b"), arrow("b>c"), arrow("c>out")]
     plan = joined(apart=True)
@@ -169,3 +209,42 @@ async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted(
         assert (b.account.inputs, list(b.members), totals(b)) == (12, [], {"b-c": (0, 12, 120)})
         assert (c.account.inputs, totals(c)) == (12, {"c-out": (0, 12, 120)})
         assert not (await of(ledger, LANES[1])).members
+
+
+REMEMBERS = {"udf": {"python": "f.py:f", "state": {}}}
+
+
+async def test_a_map_that_remembers_now_goes_on_where_the_lanes_of_its_edges_were() -> None:
+    edges = [arrow("x>a"), arrow("y>a"), arrow("a>b", chain=True), arrow("b>c", chain=True), arrow("c>out")]
+    plan = plan_of(Graph.of(pipeline({**JOIN, "a": REMEMBERS}, edges)))
+    (lane,) = plan.lanes_of("a")
+    async with opened(plan) as kept:
+        ledger = await filled(kept)
+        with_places = mark(7)
+        with_places.sequence, with_places.record_index = 40, 3
+        with_places.read.add(lane="source.0", sequence=41, number=9)
+        with_places.accepted.add(edge="y-a", records=2, bytes=20)
+        await store(ledger, LANES[1], with_places)
+        for _ in range(2):
+            await gather(plan, kept.broker, {"a": ["x-a", "y-a"], "gone": ["x-gone"]}, "change")
+            now = await of(ledger, lane)
+            assert {one.buffer.edge: (one.records, tuple(one.position)) for one in consumed(lane, now)} == {
+                "x-a": (5, (0, 0)), "y-a": (9, (40, 3)), "a-b": (12, (0, 0)), "b-c": (12, (0, 0))
+            }  # fmt: skip
+            assert [done.read[0].number for done in now.inputs if done.read] == [9]
+            assert [account_of(vertex, lane, now).inputs for vertex in ("a", "b", "c")] == [12, 12, 12]
+            # Its frames are numbered from 1, and its watermark is that of all.
+            assert totals(now) == {"a-b": (0, 12, 120), "b-c": (0, 12, 120), "c-out": (0, 12, 120)}
+            assert now.watermark_us == 5
+
+
+async def test_a_map_that_leaves_its_chain_to_remember_reads_its_edge_from_the_beginning() -> None:
+    edges = [arrow("x>a", chain=False), arrow("y>a", chain=False), arrow("a>b"), arrow("b>c"), arrow("c>out")]
+    plan = plan_of(Graph.of(pipeline({**JOIN, "b": REMEMBERS}, edges, chain=True)), {"b": "a"})
+    (lane,) = plan.lanes_of("b")
+    async with opened(plan) as kept:
+        ledger = await filled(kept)
+        await separate(plan, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        now = await of(ledger, lane)
+        found = {one.buffer.edge: (one.records, one.bytes, one.position.sequence) for one in consumed(lane, now)}
+        assert found == {"a-b": (12, 120, 0), "b-c": (12, 12 * 10, 0)}

@@ -117,13 +117,21 @@ def test_a_map_is_no_reduce() -> None:
 
 
 def remembering(**more: Any) -> dict[str, Any]:
-    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more})
+    keyed = {"source": {"generator": {"records": 1, "keyCount": 2}}}
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, **more}, **{"in": keyed})
+
+
+def remembering_in(partitions: int) -> dict[str, Any]:
+    return changed(map={"udf": {"python": "functions.py:F", "state": {}}, "partitions": partitions})
 
 
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (remembering(partitions=2), "vertex map had 1 partition and now has 2"),
+        (
+            changed(map={"udf": {"python": "functions.py:F", "state": {"scope": "lane"}}, "partitions": 2}),
+            "vertex map had 1 partition and now has 2",
+        ),
         (changed(), "vertex map had a state for each key and now has no state"),
         (
             changed(map={"udf": {"python": "functions.py:F", "state": {"scope": "lane"}}}),
@@ -134,16 +142,58 @@ def remembering(**more: Any) -> dict[str, Any]:
 @pytest.mark.guarantee("I7")
 def test_what_a_vertex_remembers_is_not_left_behind(now: dict[str, Any], said: str) -> None:
     (refused,) = diff(remembering(), now).refused
-    assert refused.startswith(f"{said}: what it remembers is kept by partition")
+    assert refused.startswith(f"{said}: what it remembers belongs to its partitions")
 
 
 @pytest.mark.guarantee("I7")
-def test_what_a_vertex_remembers_belongs_to_the_edge_that_it_reads() -> None:
-    now = remembering()
-    now["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in now["edges"].items()}
-    assert [one.split(":")[0] for one in diff(remembering(), now).refused] == [
-        "vertex map read edge in-map and now reads other"
-    ]
+def test_what_a_vertex_remembers_moves_with_its_keys_where_nothing_waits() -> None:
+    one, three = remembering(), remembering_in(3)
+    for before, now, count in ((one, three, "1 partition and now has 3"), (three, one, "3 partitions and now has 1")):
+        found = diff(before, now)
+        assert found.differences == [
+            Difference(Effect.DRAIN, f"vertex map had {count}; what it remembers moves with its keys")
+        ]
+        assert list(found.emptied) == ["in-map"]
+        assert found.moved == {"map": before["vertices"]["map"]["partitions"]}
+    # Also if it reads other edges at the same time.
+    other = remembering_in(3)
+    other["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in other["edges"].items()}
+    assert (diff(one, other).refused, diff(one, other).moved) == ([], {"map": 1})
+
+
+@pytest.mark.guarantee("I7")
+def test_those_that_follow_in_a_chain_move_along() -> None:
+    before, now = remembering_in(3), remembering_in(2)
+    for shape in (before, now):
+        shape["vertices"]["out"]["partitions"] = shape["vertices"]["map"]["partitions"]
+        shape["edges"]["map-out"]["chained"] = True
+    found = diff(before, now)
+    assert (found.refused, sorted(found.emptied), found.moved) == ([], ["in-map", "map-out"], {"map": 3})
+    now["edges"]["map-out"].pop("chained")
+    assert diff(before, now).refused[0].startswith("vertex out had 3 partitions and now has 2: rename it")
+
+
+@pytest.mark.guarantee("I7")
+def test_a_chain_is_not_separated_while_it_gets_fewer_lanes() -> None:
+    before, now = remembering_in(3), remembering_in(2)
+    for shape in (before, now):
+        shape["vertices"]["later"] = {"kind": "map", "of": "", "partitions": 3}
+        shape["edges"]["map-later"] = {"from": "map", "to": "later"}
+    before["edges"]["map-later"]["chained"] = True
+    (refused,) = diff(before, now).refused
+    assert refused.startswith("edge map-later was chained and has a buffer now, and vertex map has fewer partitions")
+
+
+@pytest.mark.guarantee("I7")
+def test_what_a_vertex_remembers_stays_whichever_edges_it_reads() -> None:
+    more, other = remembering(), remembering()
+    more["edges"]["more-map"] = {"from": "in", "to": "map"}
+    found = diff(remembering(), more)
+    assert (found.refused, found.emptied, found.added) == ([], {}, ["edge more-map is new"])
+    # A removed edge has to be empty, as that of any vertex.
+    other["edges"] = {{"in-map": "other"}.get(name, name): ends for name, ends in other["edges"].items()}
+    found = diff(remembering(), other)
+    assert (found.refused, dict(found.emptied)) == ([], {"in-map": "edge in-map (in to map) was removed"})
 
 
 def test_what_a_vertex_remembers_is_forgotten_by_name() -> None:
@@ -157,6 +207,7 @@ def test_what_a_vertex_remembers_is_forgotten_by_name() -> None:
 def test_a_vertex_begins_to_remember_where_nothing_waits() -> None:
     found = diff(changed(), remembering())
     assert (found.refused, list(found.emptied)) == ([], ["in-map"])
+    assert found.gathered == {"map": ["in-map"]}
     assert diff(remembering(), remembering()).differences == []
 
 
@@ -226,7 +277,7 @@ metadata: {{name: p}}
 spec:
   {spec or "limits: {}"}
   vertices:
-    - {{name: in, source: {{generator: {{}}}}}}
+    - {{name: in, source: {{generator: {{keyCount: 2}}}}}}
     - {{name: a, udf: {{python: "f.py:f"}}}}
     - {{name: b, udf: {{builtin: {{name: cat}}}}}}
     - {{name: out, sink: {{log: {{}}}}}}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.limits import MIB
+from millstream.record import BufferId, LaneId
 from millstream.spec import needs
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
@@ -18,6 +19,9 @@ from millstream.spec.programs import Udf
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 
 PROGRAM = {"python": "f.py:f"}
+KEYED = {"source": {"file": {"paths": ["a"], "format": "jsonl"}, "keys": ["user"]}}
+KEYLESS = {"source": {"file": {"paths": ["a"], "format": "jsonl"}}}
+CAT = {"udf": {"builtin": {"name": "cat"}}}
 WINDOW = {"window": {"fixed": {"length": "1s"}}}
 
 
@@ -65,11 +69,50 @@ def test_a_state_that_cannot_be_is_named(udf: dict[str, Any], says: tuple[str, .
         assert part in problem
 
 
-def test_only_one_edge_leads_to_it(tmp_path: Path) -> None:
-    vertices = {"a": IN, "b": IN, "v": remembering(), "out": OUT}
-    (problem,) = problems_of(tmp_path / "p.yaml", vertices, [arrow("a>v"), arrow("b>v"), arrow("v>out")])
-    assert "2 edges lead to a function with `state`" in problem
+def test_one_lane_of_a_partition_reads_all_of_its_edges() -> None:
+    vertices = {"a": KEYED, "b": KEYED, "v": {**remembering(), "partitions": 2}, "out": OUT}
+    graph = Graph.of(pipeline(vertices, [arrow("a>v"), arrow("b>v"), arrow("v>out")]))
+    lanes = graph.lanes_of("v")
+    assert lanes == (LaneId("v", "_all", 0), LaneId("v", "_all", 1))
+    assert graph.inputs_of(lanes[1]) == (BufferId("a-v", 1), BufferId("b-v", 1))
+
+
+def test_every_edge_to_several_partitions_brings_keys(tmp_path: Path) -> None:
+    vertices = {"a": KEYED, "b": KEYLESS, "c": CAT, "v": {**remembering(), "partitions": 3}, "out": OUT}
+    edges = [arrow("a>v"), arrow("b>c"), arrow("c>v"), arrow("v>out")]
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, edges)
+    assert "records of `b` come without keys, so each of 3 partitions gets some of them" in problem
+    assert "`keys: [<member>]` in the `source` of `b`; or `partitions: 1`; or `state: {scope: lane}`" in problem
+
+
+@pytest.mark.parametrize(
+    ("source", "between", "vertex"),
+    [
+        (KEYLESS, CAT, remembering()),
+        (KEYLESS, CAT, {**remembering(scope="lane"), "partitions": 3}),
+        (KEYLESS, MAP, {**remembering(), "partitions": 3}),
+        ({"source": {"generator": {"records": 5, "keyCount": 2}}}, CAT, {**remembering(), "partitions": 3}),
+        ({"source": {**KEYLESS["source"], "transformer": PROGRAM}}, CAT, {**remembering(), "partitions": 3}),
+    ],
+    ids=["one partition", "a state of the lane", "a function", "a source with keys", "a transformer"],
+)
+def test_where_keys_may_come_from_the_file_is_accepted(
+    source: dict[str, Any], between: dict[str, Any], vertex: dict[str, Any]
+) -> None:
+    vertices = {"in": source, "between": between, "v": vertex, "out": OUT}
+    edges = [arrow("in>between", chain=False), arrow("between>v"), arrow("v>out")]
+    assert Graph.of(pipeline(vertices, edges)).vertex("v").definition.name == "keyed map"
+
+
+def test_of_several_edges_none_closes_a_cycle(tmp_path: Path) -> None:
+    vertices = {"in": IN, "v": remembering(), "next": MAP, "out": OUT}
+    edges = [arrow("in>v"), arrow("v>next"), arrow("next>v"), arrow("next>out")]
+    (problem,) = problems_of(tmp_path / "p.yaml", vertices, edges)
+    assert "`v` has `state` and is in a cycle, and 2 edges lead to it" in problem
     assert "built-in `cat`" in problem
+    vertices = {"in": IN, "enter": MAP, "v": remembering(), "out": OUT}
+    edges = [arrow("in>enter"), arrow("enter>v"), arrow("v>enter"), arrow("v>out")]
+    assert Graph.of(pipeline(vertices, edges)).in_cycle("v")
 
 
 def test_it_does_not_follow_in_a_chain(tmp_path: Path) -> None:

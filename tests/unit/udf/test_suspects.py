@@ -63,6 +63,8 @@ def test_a_record_is_the_cause_only_after_several_ends_in_a_row() -> None:
 
 def test_a_call_with_others_in_flight_is_no_evidence() -> None:
     suspects = Suspects()
+    # Nor if another record has ended the process alone.
+    assert suspects.ended([3], alone=True) == [[3]]
     for _ in range(10 * DEATHS_MAX):
         assert suspects.ended([7], alone=False) == [[7]]
 

@@ -17,7 +17,7 @@ import pytest
 
 import millstream_udf as udf
 from millstream_udf.loading import load
-from millstream_udf.testing import read_source, run, run_reduce
+from millstream_udf.testing import read_source, run, run_reduce, run_timers
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples/udf"
@@ -76,12 +76,26 @@ def test_outputs_and_their_test() -> None:
     assert results.values == [b"empty"]
 
 
+def test_context_and_its_test() -> None:
+    example_test("test_alerts.py").test_readings_above_the_threshold_are_alerts()
+
+
 def test_state_and_its_test() -> None:
     example_test("test_customers.py").test_a_customer_is_remembered()
     readings = [udf.Record(f'{{"celsius": {degrees}}}'.encode(), keys=("attic",)) for degrees in (20, 21)]
     assert run(example("remembers.py"), readings).values == [b"1: from None to 20", b"2: from 20 to 21"]
     records = [udf.Record(b"", keys=(key,)) for key in "aba"]
     assert run(example("counted_batch.py"), records).values == [b"1", b"1", b"2"]
+
+
+def test_timers() -> None:
+    sessions = example("idle.py", "Sessions")
+    visits = [udf.Record(b"page", second * 1_000_000, (user,)) for second, user in ((0, "a"), (60, "a"), (70, "b"))]
+    states = run(sessions, [*visits, udf.Record(b"logout", 80_000_000, ("b",))]).states
+    assert states is not None
+    results = run_timers(sessions, states, watermark_us=1_860_000_000)
+    assert results.objects() == [{"user": "a", "pages": 2, "until": "1970-01-01T00:31:00+00:00"}]
+    assert states.timers == []
 
 
 def test_outcomes() -> None:

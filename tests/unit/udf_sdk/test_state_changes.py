@@ -240,6 +240,20 @@ def test_versions() -> None:
     assert of_value(dict, look).one.spec().message().oldest_version == 1
 
 
+def test_what_is_migrated_expires_like_what_is_written() -> None:
+    options: dict[str, Any] = {"version": 2, "migrate": {1: lambda old: old + 1}, "ttl": timedelta(seconds=2)}
+
+    def add(f: Any) -> None:
+        f.one += 1
+        f.some["x"] = 7
+
+    rows = [(0, 0, b"", b"5"), (0, 1, b'"x"', b"7")]
+    assert changed(of_value(int, add, **options), [b""], rows, versions=[1, 1], times=[3]) == [
+        change(b"7", expires_us=2_000_003),
+        change(b"7", 1, b'"x"', expires_us=2_000_003),
+    ]
+
+
 def test_a_version_that_cannot_be_read_fails_its_record() -> None:
     (outcome,) = answered(
         of_value(dict, lambda f: f.one, version=3, migrate={2: id}), [b""], [(0, 0, b"", b"{}")]
@@ -254,6 +268,18 @@ def test_a_newer_version_fails_its_record() -> None:
         assert "state one has values of version 3, and this function knows 2" in answer.outcomes[0].reason
         assert answer.outcomes[0].result == udf_pb2.Outcome.RESULT_ERROR
         assert not answer.changes
+
+
+def test_the_same_bytes_in_another_version_after_a_deletion() -> None:
+    def delete_or_write(f: Any) -> None:
+        if f.one is None:
+            f.one = 5
+        else:
+            del f.one
+
+    function = of_value(int, delete_or_write, version=2, migrate={1: lambda euros: euros * 100})
+    assert changed(function, [b"", b""], [(0, 0, b"", b"5")]) == [change(b"5")]
+    assert changed(function, [b""], [(0, 0, b"", b"5")]) == [change(None)]
 
 
 def test_versions_of_a_function_in_the_kit() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream import limits
 from millstream.account import Account
-from millstream.clock import END_OF_TIME_US, Clock, SystemClock
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock, SystemClock
 from millstream.compression import Compression
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
@@ -255,14 +255,18 @@ class Rig:
             yield lane
 
     @asynccontextmanager
-    async def stage_lane(self, stage: Stage, routes: Sequence[Route], clock: Clock) -> AsyncIterator[VertexLane]:
+    async def stage_lane(
+        self, stage: Stage, routes: Sequence[Route], clock: Clock, dead_letter: Sequence[Route] = ()
+    ) -> AsyncIterator[VertexLane]:
         """The open lane of any stage."""
-        router = Router(routes)
+        router = Router(routes, dead_letter)
         committer = await self.committer(LANE, router)
         self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
         tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
         store = await self.stores.store(LANE.vertex)
-        core = LaneCore(LANE, committer, store, Telemetry(), clock, tracker, watermarks=True)
+        before = await store.take_over(LANE, committer.mark.epoch)
+        published_us = START_OF_TIME_US if before is None else before.watermark_us
+        core = LaneCore(LANE, committer, store, Telemetry(), clock, tracker, watermarks=True, published_us=published_us)
         async with self._lane_of(core, router, stage, lane_input, None) as lane:
             yield lane
 

@@ -18,7 +18,7 @@ OUTSIDE = LaneId("enter", "in-enter", 0)
 BACK = LaneId("enter", "map-enter", 0)
 FORWARD = LaneId("map", "enter-map", 0)
 TO_MAP, TO_ENTER = BufferId("enter-map", 0), BufferId("map-enter", 0)
-CYCLE = Cycle(entering=[OUTSIDE], inside=[(BACK, "map"), (FORWARD, "enter")])
+CYCLE = Cycle(entering=[OUTSIDE], inside=[(BACK, TO_ENTER, "map"), (FORWARD, TO_MAP, "enter")])
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ class Mark(_message.Message):
     UNDELIVERED_FIELD_NUMBER: _builtins.int
     UNDELIVERED_RECORDS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """New for every commit; shows whether a commit whose answer was lost is stored."""
     epoch: _builtins.int
@@ -116,7 +117,7 @@ class Mark(_message.Message):
     @_builtins.property
     def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___Witness]:
         """The last frame that was read from each upstream lane, even if only in part. Not used by sources, or by
-        reduce lanes, which have it for each input.
+        lanes that read several buffers, which have it for each input.
         """
 
     @_builtins.property
@@ -158,6 +159,12 @@ class Mark(_message.Message):
         to go on after this commit, timers included.
         """
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputProgress]:
+        """Only for lanes that read every edge into their vertex, which do not use `sequence`, `record_index` and `read`: the
+        input that is processed, for each edge.
+        """
+
     def __init__(
         self,
         *,
@@ -185,10 +192,11 @@ class Mark(_message.Message):
         undelivered: _abc.Iterable[Global___Undelivered] | None = ...,
         undelivered_records: _builtins.int = ...,
         states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        inputs: _abc.Iterable[Global___InputProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "states", b"states", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "inputs", b"inputs", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "states", b"states", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -478,7 +486,7 @@ Global___ReduceProgress: _TypeAlias = ReduceProgress  # noqa: Y015
 
 @_typing.final
 class InputProgress(_message.Message):
-    """One buffer that a reduce lane reads; its partition is the lane's."""
+    """One buffer of a lane that reads several; its partition is the lane's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,12 +495,17 @@ class InputProgress(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
+    RECORD_INDEX_FIELD_NUMBER: _builtins.int
     edge: _builtins.str
     sequence: _builtins.int
-    """Stream sequence of the last frame that was read into the log."""
+    """Stream sequence of the last frame that is completely processed; in a reduce, of the last one that was read into the
+    log.
+    """
     records: _builtins.int
     """Totals since the lane's first commit."""
     bytes: _builtins.int
+    record_index: _builtins.int
+    """Number of records processed from the frame after that one; not in a reduce."""
     @_builtins.property
     def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___Witness]:
         """The last frame that was read from each upstream lane."""
@@ -505,10 +518,11 @@ class InputProgress(_message.Message):
         records: _builtins.int = ...,
         bytes: _builtins.int = ...,
         read: _abc.Iterable[Global___Witness] | None = ...,
+        record_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "read", b"read", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "read", b"read", "record_index", b"record_index", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,7 +530,7 @@ Global___InputProgress: _TypeAlias = InputProgress  # noqa: Y015
 
 @_typing.final
 class Account(_message.Message):
-    """The conservation account: inputs = processed + filtered + dropped + dead_lettered + diverted + open, always."""
+    """The conservation account: inputs + timers = processed + filtered + dropped + dead_lettered + diverted + open, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -554,6 +568,7 @@ class Account(_message.Message):
     REPEATED_IDS_FIELD_NUMBER: _builtins.int
     DIVERTED_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     inputs: _builtins.int
     """Input records that this lane has finished, and the stored bytes of their frames."""
     input_bytes: _builtins.int
@@ -578,6 +593,8 @@ class Account(_message.Message):
     """Reduce only: inputs sent unchanged to a late edge."""
     open: _builtins.int
     """Reduce only: inputs kept for windows that are not committed yet."""
+    timers: _builtins.int
+    """Timers that have fired. What became of each is counted as if it were an input."""
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Dropped inputs by reason."""
@@ -599,10 +616,11 @@ class Account(_message.Message):
         repeated_ids: _builtins.int = ...,
         diverted: _builtins.int = ...,
         open: _builtins.int = ...,
+        timers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "diverted", b"diverted", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "open", b"open", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "unrouted", b"unrouted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "diverted", b"diverted", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "open", b"open", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "timers", b"timers", "unrouted", b"unrouted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

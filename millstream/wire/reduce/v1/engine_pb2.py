@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from millstream.wire.reduce.v1 import wal_pb2 as millstream_dot_reduce_dot_v1_dot_wal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millstream/reduce/v1/engine.proto\x12\x14millstream.reduce.v1\x1a\x1emillstream/reduce/v1/wal.proto\"\xb9\x01\n\x07Program\x12/\n\x03sql\x18\x01 \x01(\x0b\x32 .millstream.reduce.v1.SqlProgramH\x00\x12\x35\n\x06python\x18\x02 \x01(\x0b\x32#.millstream.reduce.v1.PythonProgramH\x00\x12/\n\x03udf\x18\x03 \x01(\x0b\x32 .millstream.reduce.v1.UdfProgramH\x00\x12\r\n\x05keyed\x18\x04 \x01(\x08\x42\x06\n\x04kind\"]\n\nSqlProgram\x12\r\n\x05query\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.millstream.reduce.v1.ValueSchema\x12\x0e\n\x06unsafe\x18\x03 \x01(\x08\"U\n\x0bValueSchema\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x01(\t\x12\x13\n\x0b\x61vro_schema\x18\x03 \x01(\t\x12\x11\n\tdelimiter\x18\x04 \x01(\t\"T\n\rPythonProgram\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x10\n\x08pipeline\x18\x03 \x01(\t\x12\x0e\n\x06vertex\x18\x04 \x01(\t\"^\n\nUdfProgram\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\x0e\n\x06vertex\x18\x03 \x01(\t\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x0f\n\x07replica\x18\x05 \x01(\r\"D\n\rCheckResponse\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\t\x12\x12\n\none_by_one\x18\x03 \x01(\t\"\xf4\x01\n\nRunRequest\x12.\n\x07program\x18\x01 \x01(\x0b\x32\x1d.millstream.reduce.v1.Program\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x32\n\x07windows\x18\n \x01(\x0b\x32!.millstream.reduce.v1.WindowTable\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x0c\n\x04lane\x18\x06 \x01(\t\x12\x0f\n\x07replica\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cwatermark_us\x18\t \x01(\x10J\x04\x08\x03\x10\x04\"\x8e\x01\n\nRunSummary\x12\x35\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32#.millstream.reduce.v1.WindowFailure\x12\r\n\x05job_s\x18\x02 \x01(\x01\x12\x13\n\x0bjob_windows\x18\x03 \x01(\r\x12\x14\n\x0cjob_requests\x18\x04 \x01(\r\x12\x0f\n\x07job_tag\x18\x05 \x01(\t\"Y\n\rWindowFailure\x12\x0e\n\x06window\x18\x01 \x01(\r\x12\x10\n\x03key\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\tB\x06\n\x04_keyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millstream/reduce/v1/engine.proto\x12\x14millstream.reduce.v1\x1a\x1emillstream/reduce/v1/wal.proto\"\xb9\x01\n\x07Program\x12/\n\x03sql\x18\x01 \x01(\x0b\x32 .millstream.reduce.v1.SqlProgramH\x00\x12\x35\n\x06python\x18\x02 \x01(\x0b\x32#.millstream.reduce.v1.PythonProgramH\x00\x12/\n\x03udf\x18\x03 \x01(\x0b\x32 .millstream.reduce.v1.UdfProgramH\x00\x12\r\n\x05keyed\x18\x04 \x01(\x08\x42\x06\n\x04kind\"]\n\nSqlProgram\x12\r\n\x05query\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.millstream.reduce.v1.ValueSchema\x12\x0e\n\x06unsafe\x18\x03 \x01(\x08\"U\n\x0bValueSchema\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x01(\t\x12\x13\n\x0b\x61vro_schema\x18\x03 \x01(\t\x12\x11\n\tdelimiter\x18\x04 \x01(\t\"d\n\rPythonProgram\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x10\n\x08pipeline\x18\x03 \x01(\t\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x05 \x01(\t\"n\n\nUdfProgram\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\x0e\n\x06vertex\x18\x03 \x01(\t\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x0f\n\x07replica\x18\x05 \x01(\r\x12\x0e\n\x06\x63onfig\x18\x06 \x01(\t\"D\n\rCheckResponse\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\t\x12\x12\n\none_by_one\x18\x03 \x01(\t\"\xf4\x01\n\nRunRequest\x12.\n\x07program\x18\x01 \x01(\x0b\x32\x1d.millstream.reduce.v1.Program\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x32\n\x07windows\x18\n \x01(\x0b\x32!.millstream.reduce.v1.WindowTable\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x0c\n\x04lane\x18\x06 \x01(\t\x12\x0f\n\x07replica\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cwatermark_us\x18\t \x01(\x10J\x04\x08\x03\x10\x04\"\x8e\x01\n\nRunSummary\x12\x35\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32#.millstream.reduce.v1.WindowFailure\x12\r\n\x05job_s\x18\x02 \x01(\x01\x12\x13\n\x0bjob_windows\x18\x03 \x01(\r\x12\x14\n\x0cjob_requests\x18\x04 \x01(\r\x12\x0f\n\x07job_tag\x18\x05 \x01(\t\"Y\n\rWindowFailure\x12\x0e\n\x06window\x18\x01 \x01(\r\x12\x10\n\x03key\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\tB\x06\n\x04_keyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,15 +39,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VALUESCHEMA']._serialized_start=374
   _globals['_VALUESCHEMA']._serialized_end=459
   _globals['_PYTHONPROGRAM']._serialized_start=461
-  _globals['_PYTHONPROGRAM']._serialized_end=545
-  _globals['_UDFPROGRAM']._serialized_start=547
-  _globals['_UDFPROGRAM']._serialized_end=641
-  _globals['_CHECKRESPONSE']._serialized_start=643
-  _globals['_CHECKRESPONSE']._serialized_end=711
-  _globals['_RUNREQUEST']._serialized_start=714
-  _globals['_RUNREQUEST']._serialized_end=958
-  _globals['_RUNSUMMARY']._serialized_start=961
-  _globals['_RUNSUMMARY']._serialized_end=1103
-  _globals['_WINDOWFAILURE']._serialized_start=1105
-  _globals['_WINDOWFAILURE']._serialized_end=1194
+  _globals['_PYTHONPROGRAM']._serialized_end=561
+  _globals['_UDFPROGRAM']._serialized_start=563
+  _globals['_UDFPROGRAM']._serialized_end=673
+  _globals['_CHECKRESPONSE']._serialized_start=675
+  _globals['_CHECKRESPONSE']._serialized_end=743
+  _globals['_RUNREQUEST']._serialized_start=746
+  _globals['_RUNREQUEST']._serialized_end=990
+  _globals['_RUNSUMMARY']._serialized_start=993
+  _globals['_RUNSUMMARY']._serialized_end=1135
+  _globals['_WINDOWFAILURE']._serialized_start=1137
+  _globals['_WINDOWFAILURE']._serialized_end=1226
 # @@protoc_insertion_point(module_scope)

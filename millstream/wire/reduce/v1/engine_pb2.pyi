@@ -127,6 +127,7 @@ class PythonProgram(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     PIPELINE_FIELD_NUMBER: _builtins.int
     VERTEX_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
     target: _builtins.str
     """"module:function" or "module:Class"."""
     directory: _builtins.str
@@ -134,6 +135,8 @@ class PythonProgram(_message.Message):
     pipeline: _builtins.str
     """For the function's context."""
     vertex: _builtins.str
+    config: _builtins.str
+    """What the pipeline file configures it with: a JSON object, or empty."""
     def __init__(
         self,
         *,
@@ -141,10 +144,11 @@ class PythonProgram(_message.Message):
         directory: _builtins.str = ...,
         pipeline: _builtins.str = ...,
         vertex: _builtins.str = ...,
+        config: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "pipeline", b"pipeline", "target", b"target", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "directory", b"directory", "pipeline", b"pipeline", "target", b"target", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -159,12 +163,15 @@ class UdfProgram(_message.Message):
     VERTEX_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """gRPC address as seen by the tasks: "unix:/path", "host:port"."""
     pipeline: _builtins.str
     vertex: _builtins.str
     lane: _builtins.str
     replica: _builtins.int
+    config: _builtins.str
+    """As in PythonProgram; only for a function that Millstream has not started."""
     def __init__(
         self,
         *,
@@ -173,10 +180,11 @@ class UdfProgram(_message.Message):
         vertex: _builtins.str = ...,
         lane: _builtins.str = ...,
         replica: _builtins.int = ...,
+        config: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "lane", b"lane", "pipeline", b"pipeline", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "lane", b"lane", "pipeline", b"pipeline", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/state/v1/state.proto\x12\x13millstream.state.v1\"M\n\nKeyedState\x12\x30\n\x06states\x18\x01 \x03(\x0b\x32 .millstream.state.v1.StoredState\x12\r\n\x05slots\x18\x02 \x01(\r\"\x84\x01\n\x0bStoredState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x12\n\nitem_codec\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x07 \x01(\r\x12\r\n\x05\x63lock\x18\x06 \x01(\r\"\xb0\x01\n\x04Step\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x11\n\tcontinues\x18\x0c \x01(\x08\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x0e\n\x06states\x18\x04 \x01(\x0c\x12\r\n\x05items\x18\x05 \x01(\x0c\x12\x0e\n\x06values\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64\x65leted\x18\x07 \x01(\x0c\x12\x12\n\nexpires_us\x18\x08 \x01(\x0c\x12\x10\n\x08versions\x18\t \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/state/v1/state.proto\x12\x13millstream.state.v1\"\xc9\x01\n\nKeyedState\x12\x30\n\x06states\x18\x01 \x03(\x0b\x32 .millstream.state.v1.StoredState\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x16\n\x0e\x66ired_event_us\x18\x03 \x01(\x10\x12\x1b\n\x13\x66ired_processing_us\x18\x04 \x01(\x10\x12\x11\n\tset_again\x18\x05 \x01(\x04\x12\x1d\n\x10\x65xpired_until_us\x18\t \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expired_until_us\"\x84\x01\n\x0bStoredState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x12\n\nitem_codec\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x07 \x01(\r\x12\r\n\x05\x63lock\x18\x06 \x01(\r\"\xb0\x01\n\x04Step\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x11\n\tcontinues\x18\x0c \x01(\x08\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x0e\n\x06states\x18\x04 \x01(\x0c\x12\r\n\x05items\x18\x05 \x01(\x0c\x12\x0e\n\x06values\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64\x65leted\x18\x07 \x01(\x0c\x12\x12\n\nexpires_us\x18\x08 \x01(\x0c\x12\x10\n\x08versions\x18\t \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.wire.state.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KEYEDSTATE']._serialized_start=56
-  _globals['_KEYEDSTATE']._serialized_end=133
-  _globals['_STOREDSTATE']._serialized_start=136
-  _globals['_STOREDSTATE']._serialized_end=268
-  _globals['_STEP']._serialized_start=271
-  _globals['_STEP']._serialized_end=447
+  _globals['_KEYEDSTATE']._serialized_start=57
+  _globals['_KEYEDSTATE']._serialized_end=258
+  _globals['_STOREDSTATE']._serialized_start=261
+  _globals['_STOREDSTATE']._serialized_end=393
+  _globals['_STEP']._serialized_start=396
+  _globals['_STEP']._serialized_end=572
 # @@protoc_insertion_point(module_scope)

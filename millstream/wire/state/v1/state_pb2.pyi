@@ -26,8 +26,23 @@ class KeyedState(_message.Message):
 
     STATES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    FIRED_EVENT_US_FIELD_NUMBER: _builtins.int
+    FIRED_PROCESSING_US_FIELD_NUMBER: _builtins.int
+    SET_AGAIN_FIELD_NUMBER: _builtins.int
+    EXPIRED_UNTIL_US_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """The entries of the lane are spread over so many slots, by their key."""
+    fired_event_us: _builtins.int
+    """The latest time of a timer that has fired, by event time and by processing time. A timer that was set for a later
+    one has not fired before.
+    """
+    fired_processing_us: _builtins.int
+    set_again: _builtins.int
+    """How many timers were set for a time that is not later. Their names have this number."""
+    expired_until_us: _builtins.int
+    """What has expired by this watermark, has expired, also if the one of the mark is lower: entries that were moved here
+    came from a lane that was as far. Absent: that of the mark.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredState]:
         """Every state that the vertex has had. Entries refer to these by index, so none is ever removed or moved."""
@@ -37,12 +52,18 @@ class KeyedState(_message.Message):
         *,
         states: _abc.Iterable[Global___StoredState] | None = ...,
         slots: _builtins.int = ...,
+        fired_event_us: _builtins.int = ...,
+        fired_processing_us: _builtins.int = ...,
+        set_again: _builtins.int = ...,
+        expired_until_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slots", b"slots", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us", "fired_event_us", b"fired_event_us", "fired_processing_us", b"fired_processing_us", "set_again", b"set_again", "slots", b"slots", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__expired_until_us: _TypeAlias = _typing.Literal["expired_until_us"]  # noqa: Y015
+    _WhichOneofArgType__expired_until_us: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expired_until_us) -> _WhichOneofReturnType__expired_until_us | None: ...
 
 Global___KeyedState: _TypeAlias = KeyedState  # noqa: Y015
 
@@ -110,7 +131,7 @@ class Step(_message.Message):
     continues: _builtins.bool
     """The entries are the rest of the slots of the steps before."""
     keys: _builtins.bytes
-    """The key of each entry, as a BytesColumn: the parts of the key of a record, joined (`millstream_vertex.state.keys`)."""
+    """The key of each entry, as a BytesColumn: the parts of the key of a record, joined (`millstream_vertex.keyed.keys`)."""
     states: _builtins.bytes
     """Index of the state of each entry, one byte each."""
     items: _builtins.bytes

@@ -50,6 +50,7 @@ from millstream_udf.loading import LoadError
 from millstream_udf.reduce_arrow import ArrowRows
 from millstream_udf.reducing import Answer, Reduce
 from millstream_udf.values import Message, Window
+from millstream_udf.version import SDK_VERSION
 
 PASS_BYTES = 256 * MIB
 """Bytes of values and headers in memory at a time."""
@@ -289,7 +290,7 @@ def _load_in_tasks(program: bytes, tasks: Iterable[pa.RecordBatch]) -> Iterator[
 
 def context_of(program: engine_pb2.PythonProgram) -> Context:
     """What all calls of a function share, which its `setup` gets."""
-    return Context(pipeline=program.pipeline, vertex=program.vertex)
+    return Context(pipeline=program.pipeline, vertex=program.vertex, version=SDK_VERSION)
 
 
 def load(program: engine_pb2.PythonProgram) -> Reduce:
@@ -299,7 +300,7 @@ def load(program: engine_pb2.PythonProgram) -> Reduce:
     target = program.target
     modules = len(sys.modules)
     try:
-        reduce = reducing.load(target, program.directory, context_of(program))
+        reduce = reducing.load(target, program.directory, context_of(program), program.config)
     except LoadError as error:
         raise UdfError(codes.FUNCTION_IMPORT, str(error)) from error
     except FAILURES as error:

@@ -26,6 +26,7 @@ from millstream.compression import Compression
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import MIB
 from millstream.ports import free_ports
 from millstream.spec.loading import load_text
 from millstream.telemetry.metrics import LATENCY
@@ -73,6 +74,21 @@ _MAP = """\
       udf: {function}
 """
 _FUNCTION = "def process(value):\n    return value\n"
+_REMEMBERING = """\
+import millstream_udf as udf
+
+
+@udf.map
+class Remembering:
+    last = udf.value(bytes, default=b"")
+
+    def process(self, record: udf.Record) -> bytes:
+        before, self.last = self.last, record.value
+        return before or self.last
+"""
+"""Gets and puts a value as long as that of a record."""
+_KEY_BYTES_MAX = 64
+"""What an entry has beside its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +129,8 @@ class Load:
     """Whether the source and the sink are part of the chain."""
     builtin: bool = False
     """Whether the maps are built-in functions, not Python functions."""
+    remembers: bool = False
+    """Whether the maps remember the last record of each key, and return the one before it."""
     compression: Compression = Compression.NONE
     """The records of a generator get so small that a rate with compression says little about other records."""
     warm_up_s: float = 0.0
@@ -161,8 +179,13 @@ async def measure_map(
     are encrypted. `workers`: as in `RunOptions`."""
     if tls:
         make_certificate(directory / "data" / "broker")
-    write_private(directory / "identity.py", _FUNCTION)
-    function = "{builtin: {name: cat}}" if load.builtin else "{python: 'identity.py:process'}"
+    write_private(directory / "identity.py", _REMEMBERING if load.remembers else _FUNCTION)
+    function = "{python: 'identity.py:process'}"
+    if load.remembers:
+        size = load.keys * (load.record_bytes + _KEY_BYTES_MAX) + MIB
+        function = f"{{python: 'identity.py:Remembering', state: {{maxBytes: {size}}}}}"
+    elif load.builtin:
+        function = "{builtin: {name: cat}}"
     maps = ["map", *(f"map-{number}" for number in range(2, load.chain + 1))]
     partitioned = {"partitions": load.partitions, "buffer": BUFFER_RECORDS // load.partitions}
     text = _PIPELINE.format(

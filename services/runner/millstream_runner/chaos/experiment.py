@@ -6,6 +6,7 @@
     <directory>/runner.log        output of the runner, across all its restarts
     <directory>/successors.log    output of the successors of paused processes
     <directory>/inputs.jsonl, received.jsonl      for `push`: what was sent to it, and what it sent
+    <directory>/queries.jsonl     for `state`: what queries saw meanwhile
     <directory>/guarantees.json   the guarantee of each sink
     <directory>/verdict.json      the oracle's findings
 
@@ -40,7 +41,7 @@ from millstream.spec.graph import Graph, guarantees_of
 from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.problems import SpecError
 from millstream.wire.certificates import make_certificate
-from millstream_runner.chaos.builtin_pipelines import SHIPPED, Ports, write
+from millstream_runner.chaos.builtin_pipelines import KEYS, PARTITIONS, SHIPPED, Ports, write
 from millstream_runner.chaos.faults import Injector, refuse_large_disk
 from millstream_runner.chaos.lossy_path import open_lossy_path
 from millstream_runner.chaos.plan import ALWAYS_THERE, FaultKind
@@ -52,10 +53,12 @@ SPLITS = 2
 """Of the source of `push`."""
 INPUTS = "inputs.jsonl"
 RECEIVED = "received.jsonl"
+QUERIES = "queries.jsonl"
 _FINISH_TIMEOUT_S = 60.0
 """Time from the request that the feeder sends nothing new until everything is acknowledged."""
 _STOP_TIMEOUT_S = 10.0
-ORACLE_TIMEOUT_S = 600.0
+ORACLE_TIMEOUT_S = 3600.0
+"""The verifier of a run with millions of records takes minutes, more on a busy machine."""
 _ERRORS: Mapping[int, type[MillstreamError]] = {
     kind.exit_code: kind for kind in (UserError, UdfError, InfrastructureError, DamageError)
 }
@@ -83,6 +86,10 @@ class Options:
     """Of a built-in pipeline."""
     rate: int | None = None
     """Records per second of a built-in pipeline. None: such that the records last for all faults."""
+    keys: int | None = None
+    """Of the built-in pipeline `state`."""
+    partitions: int | None = None
+    """Of the vertex that remembers, in the same pipeline."""
     id_field: str | None = None
     ledger: str | None = None
     """What stores the records, if not what the pipeline says."""
@@ -146,10 +153,11 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     there is no verdict."""
     if options.kills is None and options.seconds is None:
         raise UserError(codes.OPTIONS_CONFLICT, "say how many faults (--kills) or for how long (--seconds)")
-    if any(
-        limit is not None and limit <= 0 for limit in (options.kills, options.seconds, options.records, options.rate)
-    ):
-        raise UserError(codes.OPTION_VALUE, "--kills, --seconds, --records and --rate must be positive")
+    numbers = (options.kills, options.seconds, options.records, options.rate, options.keys, options.partitions)
+    if any(number is not None and number <= 0 for number in numbers):
+        raise UserError(
+            codes.OPTION_VALUE, "--kills, --seconds, --records, --rate, --keys and --partitions must be positive"
+        )
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(
@@ -192,6 +200,8 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         finish = None
         if options.pipeline == "push":
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))
+        if options.pipeline == "state":
+            await stack.enter_async_context(open_queries(directory, options.keys or KEYS))
         settle = None
         if options.pipeline in SHIPPED and finish is None:
             # The records must last as long as the faults do, however slow the machine is.
@@ -256,13 +266,24 @@ def _load(options: Options) -> tuple[int, int]:
 
 def _pipeline_file(options: Options, directory: Path, records: int, rate: int, ports: Ports) -> Path:
     shipped = SHIPPED.get(options.pipeline)
+    if (options.keys or options.partitions) and (shipped is None or not shipped.keyed):
+        raise UserError(codes.OPTIONS_CONFLICT, "--keys and --partitions are for the built-in pipeline `state`")
     if shipped is None:
         if options.records is not None or options.rate is not None:
             raise UserError(
                 codes.OPTIONS_CONFLICT, f"--records and --rate are for the built-in pipelines: {', '.join(SHIPPED)}"
             )
         return Path(options.pipeline)
-    return write(shipped, directory / "pipeline", records, rate, ports, sandboxed=options.secured)
+    return write(
+        shipped,
+        directory / "pipeline",
+        records,
+        rate,
+        ports,
+        keys=options.keys or KEYS,
+        partitions=options.partitions or PARTITIONS,
+        sandboxed=options.secured,
+    )
 
 
 def is_bounded(graph: Graph) -> bool:
@@ -280,6 +301,8 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
     elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
         # Records in windows that are open when a run is drained wait for the next run.
         command += ["--expect", options.pipeline]
+    if options.pipeline == "state":
+        command += ["--queries", str(directory / QUERIES)]
     command += ["--id", options.id_field] if options.id_field is not None else []
     command += ["--drained"] if drained else []
     process = await asyncio.create_subprocess_exec(
@@ -330,6 +353,14 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
                 ) from None
 
         yield finish
+
+
+def open_queries(directory: Path, keys: int) -> AbstractAsyncContextManager[Process]:
+    """What the vertex of the pipeline `state` remembers is queried again and again during the block."""
+    # Not the data directory itself: only processes of the run name it.
+    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.queries", "--dir", str(directory)]
+    command += ["--keys", str(keys), "--file", str(directory / QUERIES)]
+    return open_process(command, name="the queries", stop=Stop(_STOP_TIMEOUT_S))
 
 
 def _running(name: str, options: list[str]) -> AbstractAsyncContextManager[Process]:

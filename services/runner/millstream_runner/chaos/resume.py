@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from millstream.record import LaneId
+from millstream.record import ALL_INPUTS, LaneId
 from millstream.watermark.store import OtUpdate
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -114,7 +114,12 @@ def _records(entry: OtEntry) -> int:
 
 def _own_records(lane: LaneId, entry: OtEntry) -> int:
     """Without those that were passed on inside a chain, each of which is a record of the lane's own input."""
-    own = [state.records for state in entry.inputs if state.edge == lane.input]
+    # Of a lane that reads all edges into its vertex, those that were passed on have no sequences.
+    own = [
+        state.records
+        for state in entry.inputs
+        if state.edge == lane.input or (lane.input == ALL_INPUTS and state.sequence)
+    ]
     return sum(own) if own else _records(entry)
 
 

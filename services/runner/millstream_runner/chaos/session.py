@@ -41,13 +41,14 @@ RESUME_TIMEOUT_S = 60.0
 SPARK_RESUME_TIMEOUT_S = 180.0
 """The same if Spark has to restart: on a busy machine that alone takes most of a minute."""
 END_TIMEOUT_S = 600.0
-"""Time from the last strike until the run must have ended."""
+"""After the last strike, a run that has made no progress for this long is not waited for any longer."""
 _FIND_TIMEOUT_S = 3.0
 """How long to look for a process of the planned role, which may be just starting."""
 _FIND_SPARK_TIMEOUT_S = 60.0
 """The same for a process of Spark, which takes longer."""
 _POLL_S = 0.03
 _WATCH_POLL_S = 0.05
+_LOOK_S = 1.0
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
@@ -282,18 +283,29 @@ class ExperimentSession:
             taken = sum(self._board.records(self._plan.lanes_of(vertex.name)) for vertex in self._plan.graph.sources)
             self._settle(taken)
             await self._runner.restart()
-            await self._runner.wait_over(END_TIMEOUT_S)
+            await self._until_over()
         elif self._assignment.seconds is None and self._assignment.bounded:
-            await self._runner.wait_over(END_TIMEOUT_S)
+            await self._until_over()
         elif not self._runner.over:
             if self._before_drain is not None:
                 await self._before_drain()
             self._outcome.drained = True
             self._runner.ask_to_end()
-            await self._runner.wait_over(END_TIMEOUT_S)
+            await self._until_over()
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
         self._outcome.drained = self._outcome.drained and not self._board.ended(self._plan.all_lanes())
+
+    async def _until_over(self) -> None:
+        """Wait until the run is over. A lot may wait in its buffers, but not without any progress."""
+        seen, deadline_s = -1, 0.0
+        while not self._runner.over:
+            records = self._board.records(self._plan.all_lanes())
+            if records > seen:
+                seen, deadline_s = records, time.monotonic() + END_TIMEOUT_S
+            elif time.monotonic() > deadline_s:
+                return
+            await self._runner.wait_over(_LOOK_S)
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from millstream_runner.cli.parsing import Argument, Command, Parser, argument, flag, number, path
+from millstream_runner.cli.of_run import BROKER, OF_RUN, PLACE, in_json
+from millstream_runner.cli.parsing import Command, Parser, argument, flag, number, path
+from millstream_runner.cli.state_grammar import STATE
 
 PIPELINE_FILE = "pipeline.yaml"
 """The pipeline file that is used if none is named."""
@@ -57,46 +59,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Format(argparse.Action):
-    """`-o json`: prints the facts as JSON instead of text."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _: object = None
-    ) -> None:
-        namespace.json = values == "json"
-
-
-def in_json(text: str = "prints one JSON object") -> Argument:
-    """The one option for facts as JSON; commands read it as `arguments.json`."""
-    return argument(
-        "-o",
-        "--output",
-        dest="json",
-        action=_Format,
-        default=False,
-        choices=("text", "json"),
-        metavar="FORMAT",
-        help=f"`text` (the default) or `json`, which {text}",
-    )
-
-
 PIPELINE = path(
     "file",
     nargs="?",
     default=Path(PIPELINE_FILE),
     metavar="PIPELINE",
     help=f"pipeline file (default: {PIPELINE_FILE})",
-)
-OF_RUN = path("of", nargs="?", metavar="PIPELINE", help="pipeline file (default: the only pipeline that was run here)")
-PLACE = (
-    path("--data-dir", metavar="DIR", help="data directory of the run"),
-    argument("--pipeline", metavar="NAME", help="pipeline that was run from here (default: the only one)"),
-)
-"""They exclude each other."""
-BROKER = (
-    argument("--broker", metavar="URL", help="inspect this broker instead, for a pipeline that runs elsewhere"),
-    path("--broker-access", metavar="FILE", help="file with credentials and certificates"),
-    path("--file", metavar="PIPELINE", help="file of that pipeline; with --broker"),
 )
 DEAD_LETTERS = (
     path(
@@ -116,7 +84,9 @@ BENCH_OF_CHAIN = (
     flag("--from-source", help="the source is part of the chain"),
     flag("--unbuffered", help="source, maps and sink are one chain"),
     argument("--compression", choices=("none", "lz4", "zstd", "gzip"), default="none", help="(default: none)"),
+    number("--keys", default=0, help="different keys (default: 0, none)"),
     flag("--builtin", help="use the built-in `cat` for the maps, not Python"),
+    flag("--state", help="the maps remember the last record of each key, and return the one before it"),
     flag("--tls", help="measure again with encrypted connections to the broker, for comparison"),
 )
 BENCH = (
@@ -346,22 +316,7 @@ COMMANDS = (
             in_json("prints one JSON object per record"),
         ),
     ),
-    Command(
-        "state",
-        "show what functions remember",
-        "Show what the function of a vertex with `udf.state` remembers, as of the last commit of each of its lanes. "
-        "Works whether or not the pipeline is running, and changes nothing.",
-        (
-            OF_RUN,
-            argument("vertex", metavar="VERTEX", help="name of the vertex"),
-            argument("--key", action="append", metavar="PART", help="only this key; repeated for each of its parts"),
-            argument("--prefix", metavar="TEXT", help="only keys that begin with this"),
-            argument("--name", metavar="STATE", help="only this state of the function"),
-            number("--count", default=100, help="entries to show at most; 0 for all (default: 100)"),
-            PLACE,
-            in_json("prints one JSON object per entry"),
-        ),
-    ),
+    STATE,
     Command(
         "tap",
         "show records on an edge as they pass",
@@ -599,7 +554,6 @@ COMMANDS = (
                 "records per second, as fast as possible",
                 arguments=(
                     number("--records", default=10_000_000, help="(default: 10000000)"),
-                    number("--keys", default=0, help="different keys (default: 0, none)"),
                     number("--partitions", default=1, help="of the map (default: 1)"),
                     *BENCH_OF_CHAIN,
                     *BENCH,
@@ -659,14 +613,14 @@ COMMANDS = (
         "chaos",
         "disturb a running pipeline, and verify its results",
         "Run a pipeline as `run` does, disturb it, and let an independent verifier judge the results: accounts, "
-        "sinks, and, for the built-in pipelines (mesh, push, windows), every single result. File sinks write into "
-        "the directory of the experiment; other sinks write where the pipeline says. The same seed gives the same "
-        "plan.",
+        "sinks, and, for the built-in pipelines (mesh, push, state, windows), every single result. File sinks write "
+        "into the directory of the experiment; other sinks write where the pipeline says. The same seed gives the "
+        "same plan.",
         (
             argument(
                 "pipeline",
                 metavar="EXPERIMENT",
-                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, or `windows` (with Spark)",
+                help="a pipeline file, or a built-in pipeline: `mesh`, `push`, `state`, or `windows` (with Spark)",
             ),
             number("--seed", default=1, help="seed of the plan (default: 1)"),
             number("--kills", help="number of faults of all kinds to inject, then wait for the end"),
@@ -688,6 +642,8 @@ COMMANDS = (
                 help="keep everything here (default: a temporary directory, kept if there are violations)",
             ),
             number("--records", help="records of a built-in pipeline (default: 20000; `windows`: 8000)"),
+            number("--keys", help="of the built-in pipeline `state` (default: 1000)"),
+            number("--partitions", help="of its vertex that remembers (default: 4)"),
             number(
                 "--rate", help="records per second of a built-in pipeline (default: such that they last for all faults)"
             ),

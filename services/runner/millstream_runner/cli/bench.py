@@ -22,6 +22,11 @@ from millstream_runner.local.formatting import aligned
 
 _MIB = 1024 * 1024
 _WARM_UP_S = 2.0
+_FUNCTIONS = {
+    "builtin": "built-in",
+    "python": "Python, identity",
+    "remembering": "Python, remembers the last value of each key",
+}
 _RAW_RECORD_BYTES_MAX = 400 * _MIB
 """The raw limit is measured over as many bytes as the pipeline stores, up to this many."""
 _RAW_RECORD_BYTES_MIN = 100 * _MIB
@@ -50,6 +55,11 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 def _load(arguments: argparse.Namespace) -> Load:
     counts = ("records", "partitions") if arguments.action == "map" else ("rate", "seconds")
     _check_positive(arguments, *counts, "size", "chain")
+    if arguments.keys < 0:
+        raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
+    if arguments.state and (arguments.builtin or not arguments.keys):
+        what = "--state: a function remembers something for each key; add --keys, and remove --builtin"
+        raise UserError(codes.OPTIONS_CONFLICT, what)
     common = Load(
         records=0,
         record_bytes=arguments.size,
@@ -57,6 +67,8 @@ def _load(arguments: argparse.Namespace) -> Load:
         from_source=arguments.from_source,
         unbuffered=arguments.unbuffered,
         builtin=arguments.builtin,
+        keys=arguments.keys,
+        remembers=arguments.state,
         compression=Compression(arguments.compression),
     )
     if arguments.action == "map":
@@ -64,9 +76,7 @@ def _load(arguments: argparse.Namespace) -> Load:
             option = "--unbuffered" if arguments.unbuffered else "--from-source"
             what = f"{option} --partitions: a record stays in its partition inside a chain, so there is only one"
             raise UserError(codes.OPTION_VALUE, what)
-        if arguments.keys < 0:
-            raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
-        return replace(common, records=arguments.records, keys=arguments.keys, partitions=arguments.partitions)
+        return replace(common, records=arguments.records, partitions=arguments.partitions)
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
     return replace(common, records=records, rate=arguments.rate, warm_up_s=_WARM_UP_S)
 
@@ -109,7 +119,7 @@ def _result(bench: str, load: Load, measured: Measurement, ledger: str, raw_per_
         "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
         "compression": load.compression.value,
         "stored_times": 0 if load.unbuffered else 1 if load.from_source else 2,
-        "function": "builtin" if load.builtin else "python",
+        "function": "builtin" if load.builtin else "remembering" if load.remembers else "python",
         "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
         "latency_frames": measured.latency.total,
         "durability": measured.durability,
@@ -144,7 +154,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
     ]
     keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
     maps = f"chain of {result['chain']} maps" if result["chain"] > 1 else "map"
-    function = "built-in" if result["function"] == "builtin" else "Python, identity"
+    function = _FUNCTIONS[result["function"]]
     compressed = "" if result["compression"] == Compression.NONE else f", compressed with {result['compression']}"
     stored = f"stored {('nowhere', 'once', 'twice')[result['stored_times']]} on their way{compressed}"
     limit, share, ledger = result["raw_limit_records_per_s"], result["share_of_limit"], result["ledger"]

@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         kinds=kinds,
         records=arguments.records,
         rate=arguments.rate,
+        keys=arguments.keys,
+        partitions=arguments.partitions,
         id_field=arguments.id,
         secured=arguments.secured,
         ledger=arguments.ledger,

@@ -186,7 +186,7 @@ def _faults(_: argparse.Namespace, current: str) -> Values:
 
 
 def _experiments(arguments: argparse.Namespace, current: str) -> Values:
-    return _words(("mesh", "push", "windows")) | _pipeline_files(arguments, current)
+    return _words(("mesh", "push", "state", "windows")) | _pipeline_files(arguments, current)
 
 
 VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {
@@ -209,7 +209,23 @@ VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {
     "WHEN": lambda *_: _words(("30s", "10m", "2h", "1d")),
     "ADDRESS": lambda *_: _words(("127.0.0.1", "0.0.0.0")),
     **dict.fromkeys(
-        ("BYTES", "FIELD", "ID", "KEY", "N", "PART", "PORT", "S", "SEQUENCE", "SIZE", "SQL", "STATE", "TEXT", "URL")
+        (
+            "BYTES",
+            "FIELD",
+            "ID",
+            "JSON",
+            "KEY",
+            "N",
+            "PART",
+            "PORT",
+            "S",
+            "SEQUENCE",
+            "SIZE",
+            "SQL",
+            "STATE",
+            "TEXT",
+            "URL",
+        )
     ),
 }
 """Candidates by the `metavar` of an option or argument (or its `dest`, if it accepts fewer values than the `metavar`

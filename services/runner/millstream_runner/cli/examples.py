@@ -65,10 +65,29 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("records that wait on the edge from read to price", "millstream peek read-price"),
         Example("three of them, as JSON", "millstream peek read-price --count 3 -o json"),
     ),
-    ("state",): (
-        Example("what the vertex totals remembers", "millstream state totals"),
-        Example("of one key, as JSON", "millstream state totals --key alice -o json"),
-        Example("all of it, into a file", "millstream state totals --count 0 -o json > totals.jsonl"),
+    ("state", "list"): (
+        Example("what the vertex totals remembers", "millstream state list totals"),
+        Example("of the keys that begin with a, as JSON", "millstream state list totals --prefix a -o json"),
+        Example("the page after the key alice", "millstream state list totals --after alice"),
+    ),
+    ("state", "get"): (
+        Example("what is remembered for a key", "millstream state get totals --key alice"),
+        Example("for a key of two parts, one state", "millstream state get totals --key alice --key eu --name total"),
+    ),
+    ("state", "watch"): (Example("what changes for a key", "millstream state watch totals --key alice -o json"),),
+    ("state", "export"): (
+        Example("all of it, into a file", "millstream state export totals --to totals.jsonl"),
+        Example("one state, as Parquet", "millstream state export totals --name total --to totals.parquet"),
+    ),
+    ("state", "import"): (
+        Example("before the first run", "millstream state import pipeline.yaml totals --from totals.jsonl"),
+    ),
+    ("state", "edit"): (
+        Example("another total for a key", "millstream state edit totals --key alice --name total --value 1200"),
+    ),
+    ("state", "delete"): (
+        Example("forget a key", "millstream state delete totals --key alice"),
+        Example("forget everything", "millstream state delete totals --prefix ''"),
     ),
     ("tap",): (
         Example("records as they pass from read to price", "millstream tap read-price"),

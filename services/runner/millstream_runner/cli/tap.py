@@ -11,13 +11,12 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from millstream import codes
-from millstream.background import beside
 from millstream.buffers.registry import technology_of
 from millstream.errors import RetryLaterError, UserError
 from millstream.plan import resolved
@@ -26,6 +25,7 @@ from millstream.plurals import counted
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
+from millstream_runner.cli.until_over import until_over
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.formatting import seconds_of
@@ -35,7 +35,6 @@ from millstream_runner.local.view import PipelineView, open_view
 
 POLL_S = 0.05
 """Between two attempts to open the tap, while nothing is stored."""
-_ALIVE_POLL_S = 0.25
 _QUIET_S = 1.0
 """After this time without a record, the tap checks whether any more can pass."""
 _MISSED_PATIENCE_S = 5.0
@@ -58,6 +57,9 @@ class _Shown:
     """Whether the edge is finished: its writers have ended."""
     is_over: bool = False
     """Whether the run ended during the tap."""
+
+    def note_over(self) -> None:
+        self.is_over = True
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,7 +110,7 @@ async def _follow(
     """`directory`: that of the run; None for a run elsewhere."""
     async with opening as view, AsyncExitStack() as stack:
         try:
-            async with _until_over(directory, shown):
+            async with until_over(directory, shown.note_over):
                 with contextlib.suppress(TimeoutError):
                     partitions = None if arguments.partition is None else [arguments.partition]
                     opening_tap = partial(open_tap, plan, view, arguments.edge, partitions)
@@ -172,33 +174,6 @@ def _print(tap: Tap, passed: Sequence[TappedRecord], arguments: argparse.Namespa
         else:
             shown.left_out += 1
     sys.stdout.flush()
-
-
-@asynccontextmanager
-async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIterator[None]:
-    """End the block when the runner exits, because the block may be waiting for its broker, which is gone then."""
-    if directory is None:
-        yield
-        return
-    inside = asyncio.current_task()
-    assert inside is not None, "a block runs in a task"
-
-    async def watch() -> None:
-        while True:
-            runtime = directory.read_runtime()
-            if runtime is None or not is_alive(runtime.runner):
-                shown.is_over = True
-                inside.cancel()
-                return
-            await asyncio.sleep(_ALIVE_POLL_S)
-
-    async with beside(watch(), "watch the runner"):
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not shown.is_over:
-                raise
-            inside.uncancel()
 
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:

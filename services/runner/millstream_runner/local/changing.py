@@ -11,6 +11,7 @@ so what it reads does not change.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -36,17 +37,24 @@ from millstream.spec.loading import LoadedPipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json, write_text
-from millstream_runner.local.moving import separate, take_in
+from millstream_runner.local.moving import gather, separate, take_in
+from millstream_runner.local.moving_states import check_states_fit, move_states
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
+_log = logging.getLogger(__name__)
 _LEAVING = "leaving"
 """A member of the shape while a change is not complete: the vertices whose data is to be removed."""
 _REMOVED = "removed"
 """A member of the shape while a change is not complete: the vertex that read each edge which is removed."""
+_GATHERED = "gathered"
+"""A member of the shape while a change is not complete: the edges that each vertex which remembers now has read."""
 _DIVIDED = "divided"
 """A member of the shape while a change is not complete: the vertices that leave their chains and have marks of their
 own."""
+_MOVED = "moved"
+"""A member of the shape while a change is not complete: the vertices whose state moves to other lanes, each with the
+number of partitions that it has had at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,10 @@ class PipelineChange:
                     "they are processed (Ctrl-C drains it), then change it; or start over with --fresh, or with "
                     "another --data-dir",
                 )
+            moved: dict[str, int] = dict(self.before.get(_MOVED, {}))
+            for vertex, partitions in self.changes.moved.items():
+                moved[vertex] = max(moved.get(vertex, 0), partitions)
+                await check_states_fit(plan, buffer.broker, vertex, moved[vertex], OWNER)
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
             audit.note(
                 self.directory,
@@ -82,6 +94,7 @@ class PipelineChange:
                 **audit.pipeline_of(self.loaded),
                 former_spec=spec_digest(self.directory.read_pipeline()),
                 leaving=sorted(self.changes.gone),
+                moved=sorted(moved),
             )
             for vertex in self.changes.grown:
                 ledger = await buffer.broker.existing_ledger(vertex)
@@ -90,7 +103,8 @@ class PipelineChange:
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(plan))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
-            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed}
+            gathered = {**self.before.get(_GATHERED, {}), **self.changes.gathered}
+            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed, _GATHERED: gathered, _MOVED: moved}
             divided = self.before.get(_DIVIDED, ())
 
             def note(vertices: Collection[str]) -> None:
@@ -101,6 +115,10 @@ class PipelineChange:
             KnownLedgers(self.directory.ledgers).forget(leaving)
             await separate(plan, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(plan, buffer.broker, removed, OWNER)
+            await gather(plan, buffer.broker, gathered, OWNER)
+            for vertex in moved.keys() & set(plan.order):
+                entries = await move_states(plan, buffer.broker, buffer.stores, vertex, moved[vertex], OWNER)
+                _log.info("%s of the state of vertex %s moved", counted(entries, "entry", "entries"), vertex)
             used = {plan.ledger_of(vertex) for vertex in plan.order}
             for vertex in leaving:
                 await buffer.stores.delete(vertex)
@@ -176,6 +194,15 @@ def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
     # there.
     write_text(directory.pipeline, resolved.dump(loaded.plan, loaded.base_dir))
     write_json(directory.shape, now if before is None else successor(before, now))
+
+
+def check_complete(directory: DataDirectory) -> None:
+    """Raise `UserError` if a change of the pipeline was interrupted: what is stored is then in two places."""
+    if _LEAVING in (read_json(directory.shape) or {}):
+        raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"a change of the pipeline in {directory.root} was interrupted: run it once, which completes the change",
+        )
 
 
 async def _waiting(asked: Diff, former: Plan, view: PipelineView) -> Sequence[str]:

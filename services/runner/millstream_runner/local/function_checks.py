@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -33,7 +35,7 @@ from millstream.udf.program_lines import readable
 from millstream.udf.protocol import protocol_of
 from millstream.udf.sidecar import LINES_KEPT, SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory
-from millstream_worker.programs import sidecar_spec
+from millstream_worker.programs import settings_of, sidecar_spec
 
 CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
 """Tells the SDK where to write its report."""
@@ -109,14 +111,29 @@ def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict
             if spec is None:
                 continue
             written = program.python or " ".join(spec.command)
-            if program.protocol != NATIVE or _PYTHON.fullmatch(FilePath(spec.command[0]).name) is None:
-                verdict.notes.append(
-                    (path, f"the function is not imported: `{written}` is not a Python program that uses our SDK")
-                )
+            if program.protocol != NATIVE or not _can_report(spec):
+                what = f"`{written}` is not a program that uses our SDK for Python or Go"
+                verdict.notes.append((path, f"the function is not imported: {what}"))
                 continue
             remembers = bool(vertex.definition.remembers(vertex.settings))
             demand = _demand(vertex.settings, program, path)
             yield _Place(spec, path, program.function_kind.value, written, remembers, demand)
+
+
+def _can_report(spec: SidecarSpec) -> bool:
+    """Whether it is a Python program, or has the name of the variable in its file, as with the SDK for Go."""
+    name = spec.command[0]
+    if _PYTHON.fullmatch(FilePath(name).name) is not None:
+        return True
+    found = shutil.which(name, path=spec.env.get("PATH")) if os.sep not in name else (spec.cwd or FilePath()) / name
+    if found is None:
+        return False
+    try:
+        with open(found, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as contents:
+            return contents.find(CHECK_VARIABLE.encode()) >= 0
+    except (OSError, ValueError):
+        # It does not exist, or it is empty.
+        return False
 
 
 def _demand(settings: object, program: Any, path: Path) -> Path | None:
@@ -131,7 +148,8 @@ def _in_spark(resolved: ResolvedPipeline, vertex: str, role: str, program: Any) 
     if program.python is None:
         return None
     cwd = resolved.base_dir / (program.working_dir or FilePath())
-    return SidecarSpec(python_command(program.python), role, resolved.pipeline.name, vertex, cwd=cwd)
+    env = settings_of(resolved, vertex, role, program).environment()
+    return SidecarSpec(python_command(program.python), role, resolved.pipeline.name, vertex, env=env, cwd=cwd)
 
 
 async def _report(spec: SidecarSpec) -> dict[str, Any]:
@@ -232,6 +250,14 @@ def _state_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Findin
         yield Finding(codes.STATE_MISFIT, (*place.path, "state"), what, "a function with states, or no `state`")
 
 
+def _config_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the config has the types with which the function reads it."""
+    for misfit in report.get("config", ()):
+        path = (*place.path, "config", *misfit["path"])
+        what = f"{misfit['what']} (read by `{report['function']}`)"
+        yield Finding(codes.CONFIG_MISFIT, path, what, "the members of that type, and no others")
+
+
 _TAKEN_BY_ITS_ARGUMENTS = {"reduce": " (it has more than two arguments, or one called keys, records or window)"}
 """Why an undecorated function is taken for one of a kind, if that may be surprising."""
 
@@ -245,16 +271,20 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
             expected = "a class with open, write and flush (docs/connectors/udsink.md); or no `guarantee`"
             verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
         verdict.problems.extend(_state_findings(place, report))
+        verdict.problems.extend(_config_findings(place, report))
         return
     served = " or ".join(report["kinds"])
-    if not report["decorated"]:
-        served += _TAKEN_BY_ITS_ARGUMENTS.get(served, "")
-    decorator = "@udf." + place.kind.replace(" ", "_")
+    if report.get("language") == "go":
+        expected = f"a program that serves a {place.kind}"
+    else:
+        expected = f"a function decorated with `@udf.{place.kind.replace(' ', '_')}`"
+        if not report["decorated"]:
+            served += _TAKEN_BY_ITS_ARGUMENTS.get(served, "")
     verdict.problems.append(
         Finding(
             codes.FUNCTION_UNUSABLE,
             place.path,
             f"`{report['function']}` is a {served}, and the vertex needs a {place.kind}",
-            f"a function decorated with `{decorator}`",
+            expected,
         )
     )

@@ -2,6 +2,9 @@
 
     a chain is separated:  its marks ─► marks of new lanes: accounts, totals, watermarks ─► noted ─► out of its marks
     an edge is removed:    marks of its reader's lanes ─► accounts and totals ─► marks of the lanes that remain
+    a map remembers now:   marks of the lanes of each edge ─► mark of the lane of all edges: positions, accounts, totals
+    fewer partitions:      marks of the lanes that end ─► accounts and totals ─► mark of the first lane
+                           and back, when there are more again
 
 All of it stays in one ledger. The new lanes of a chain write to the same buffers, so their readers notice nothing, and
 records may wait there. Inside a chain, records wait only for a sink, which is not separated from its chain.
@@ -11,7 +14,7 @@ Above it: a change of the pipeline, which repeats the steps if a run dies betwee
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.account import Account
@@ -20,7 +23,7 @@ from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
-from millstream.record import LaneId
+from millstream.record import ALL_INPUTS, LaneId, changelog_of
 from millstream.watermark.store import OtStores, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -92,6 +95,92 @@ async def take_in(plan: Plan, broker: Broker, removed: Mapping[str, str], owner:
                 await _replace(ledger, lane, mark, owner)
 
 
+async def gather(plan: Plan, broker: Broker, gathered: Mapping[str, Sequence[str]], owner: str) -> None:
+    """Let the lane of all edges continue where the lanes of each edge were. `gathered`: the edges that each vertex has
+    read in lanes of their own. What was gathered before is not gathered again."""
+    for vertex, edges in gathered.items():
+        ledger = await broker.existing_ledger(vertex) if vertex in plan.edges_in else None
+        if ledger is None or vertex not in plan.order:
+            continue
+        for lane in plan.lanes_of(vertex):
+            before = [(edge, await ledger.mark(LaneId(vertex, edge, lane.partition))) for edge in edges]
+            former = {edge: stored.mark for edge, stored in before if stored is not None}
+            now = await ledger.mark(lane)
+            if not former or (now is not None and now.mark.inputs):
+                continue
+            # Nothing else is done in a lane of a chain before it has been separated, and that begins with no mark.
+            mark = mark_pb2.Mark(
+                watermark_us=min(one.watermark_us for one in former.values()),
+                ended=all(one.ended for one in former.values()),
+            )
+            for edge, one in former.items():
+                _add_input(mark, edge, one)
+            with step("lane.gather", vertex):
+                await _replace(ledger, lane, mark, owner)
+
+
+def _add_input(mark: mark_pb2.Mark, edge: str, former: mark_pb2.Mark) -> None:
+    """Add what the lane of one edge has done to the mark of the lane of all edges."""
+    mark.inputs.add(
+        edge=edge,
+        sequence=former.sequence,
+        record_index=former.record_index,
+        records=former.account.inputs,
+        bytes=former.account.input_bytes,
+        read=former.read,
+    )
+    account = Account.from_message(mark.account)
+    account.add(Account.from_message(former.account))
+    mark.account.CopyFrom(account.to_message())
+    mark.accepted.extend(former.accepted)
+    mark.given_up.extend(former.given_up)
+    _add_members(mark, former.members)
+    _add_written(mark, former.written)
+
+
+async def count_in_first(plan: Plan, ledger: Ledger, vertex: str, former: int, owner: str) -> None:
+    """Add what the lanes have done that a vertex no longer has to its first lane, and take out again what lanes had
+    done that it has again. Inside the first lane, such a lane is a member whose edge is the key of the lane. `former`:
+    how many partitions it has had at most. What was added or taken out before is not again."""
+    partitions = plan.vertex(vertex).partitions
+    first = plan.lanes_of(vertex)[0]
+    chained = {edge.name for name in plan.graph.chain(vertex) for edge in plan.graph.edges_out[name] if edge.chain}
+    kept = changelog_of(vertex)
+    for lane in (first._replace(partition=partition) for partition in range(1, max(former, partitions))):
+        own = await ledger.mark(lane)
+        now = await ledger.mark(first)
+        if own is None:
+            continue
+        mark = now.mark if now is not None else mark_pb2.Mark(watermark_us=START_OF_TIME_US)
+        is_counted = any(one.edge == lane.key for one in mark.members)
+        if lane.partition >= partitions and not is_counted:
+            mark.members.add(vertex=vertex, edge=lane.key, account=own.mark.account)
+            _add_members(mark, own.mark.members)
+            _add_written(mark, (_of_first(one, chained) for one in own.mark.written if one.edge != kept))
+            with step("lane.count_in", vertex):
+                await _replace(ledger, first, mark, owner)
+        elif lane.partition < partitions and is_counted:
+            # The first lane keeps what was written and what passed through the chain. It is cleared here first: then
+            # a repetition finds the member, and clears it again.
+            for one in own.mark.written:
+                one.records = one.bytes = 0
+            del own.mark.members[:]
+            with step("lane.clear", vertex):
+                await _replace(ledger, lane, own.mark, owner)
+            others = [one for one in mark.members if one.edge != lane.key]
+            del mark.members[:]
+            mark.members.extend(others)
+            with step("lane.count_out", vertex):
+                await _replace(ledger, first, mark, owner)
+
+
+def _of_first(written: mark_pb2.Written, chained: Collection[str]) -> mark_pb2.Written:
+    """What a lane has passed on inside its chain, as what the first lane has."""
+    if written.edge not in chained:
+        return written
+    return mark_pb2.Written(edge=written.edge, records=written.records, bytes=written.bytes)
+
+
 async def _chains(plan: Plan, broker: Broker) -> AsyncIterator[_Chain]:
     for vertex in plan.order:
         ledger = await broker.existing_ledger(vertex)
@@ -122,13 +211,16 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
         for vertex, member in gone.items():
             if plan.graph.head(vertex) != vertex:
                 continue
-            new = LaneId(vertex, member.edge, lane.partition)
+            new = LaneId(vertex, plan.vertex(vertex).definition.lane_input or member.edge, lane.partition)
             was = stored.mark
             first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
             mark = made.setdefault(new, first)
             mark.watermark_us = min(mark.watermark_us, was.watermark_us)
             mark.ended = mark.ended and was.ended
             _add(mark, plan, vertex, gone, was.written)
+            if new.input == ALL_INPUTS:
+                account, read = mark.account, mark.inputs or [mark.inputs.add(edge=member.edge)]
+                read[0].records, read[0].bytes = account.inputs, account.input_bytes
     yield from made.items()
 
 

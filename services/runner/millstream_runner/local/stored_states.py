@@ -17,31 +17,47 @@ from millstream.record import LaneId
 from millstream.udf.states import StateKind
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.state.v1 import state_pb2
+from millstream_runner.local.state_rows import StateForm
 from millstream_runner.local.view import PipelineView
-from millstream_vertex.keyed.changelog import read_changelog
+from millstream_vertex.keyed.changelog import READS_MAX, read_changelog
+from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import parts_of
 from millstream_vertex.keyed.state import KeyedState
-
-_ATTEMPTS = 5
-"""Attempts at a changelog that is trimmed while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
     """One entry."""
 
-    key: tuple[str, ...]
-    """The parts of the key; none for a state of a whole lane."""
+    stored_key: bytes
+    number: int
+    """That of its state."""
     state: state_pb2.StoredState
     item: bytes
     """Of a map or a list; otherwise empty."""
-    value: bytes
-    expires_us: int
-    """When it expires by the clock of its state; 0: never."""
+    stored: Versioned
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The parts of the key; none for a state of a whole lane."""
+        return tuple(part.decode(errors="backslashreplace") for part in parts_of(self.stored_key))
+
+    @property
+    def value(self) -> bytes:
+        return self.stored.value
+
+    @property
+    def expires_us(self) -> int:
+        """When it expires by the clock of its state; 0: never."""
+        return self.stored.expires_us
 
     @property
     def kind(self) -> StateKind:
         return StateKind(self.state.kind)
+
+    @property
+    def form(self) -> StateForm:
+        return form_of(self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +67,30 @@ class LaneState:
     lane: LaneId
     mark: mark_pb2.Mark
     """The mark of that commit."""
+    sequence: int
+    """And where it is in the ledger."""
     keyed: KeyedState
 
     def entries(self) -> Iterator[StoredEntry]:
         """All of them, ordered by key, state and item."""
         for key, number, item, stored in sorted(self.keyed.all(), key=lambda entry: entry[:3]):
-            parts = tuple(part.decode(errors="backslashreplace") for part in parts_of(key))
-            yield StoredEntry(parts, self.keyed.stored[number], item, stored.value, stored.expires_us)
+            yield StoredEntry(key, number, self.keyed.stored[number], item, stored)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Where the entries are, as members of a row."""
+        mark = self.mark
+        return {
+            "partition": self.lane.partition,
+            "epoch": mark.epoch,
+            "sequence": self.sequence,
+            "watermark_us": mark.watermark_us,
+        }
+
+
+def form_of(state: state_pb2.StoredState) -> StateForm:
+    """How the entries of a stored state are encoded."""
+    return StateForm(state.name, StateKind(state.kind), state.codec, state.item_codec)
 
 
 def check_remembers(plan: Plan, vertex: str) -> None:
@@ -83,13 +116,15 @@ async def stored_states(view: PipelineView, plan: Plan, vertex: str) -> AsyncIte
     if ledger is None:
         return
     for lane in plan.lanes_of(vertex):
-        found = await _state_of(ledger, lane)
+        found = await state_of(ledger, lane)
         if found is not None:
             yield found
 
 
-async def _state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
-    for attempt in range(_ATTEMPTS):
+async def state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
+    """The state of a lane; None if it has committed none. Raises `DamageError`, and `RetryLaterError` while its
+    changelog changes too fast to be read."""
+    for attempt in range(READS_MAX):
         stored = await ledger.mark(lane)
         if stored is None or lane.vertex not in stored.mark.states:
             return None
@@ -98,10 +133,10 @@ async def _state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
         try:
             await read_changelog(ledger, lane, stored.mark, keyed)
         except DamageError:
+            # Usually it was trimmed while it was read, because the lane went on, or soon after its last commit.
             again = await ledger.mark(lane)
-            if again is None or again.sequence == stored.sequence or attempt + 1 == _ATTEMPTS:
+            if attempt + 1 == READS_MAX and (again is None or again.sequence == stored.sequence):
                 raise
-            # It was trimmed while it was read, because the lane went on.
             continue
-        return LaneState(lane, stored.mark, keyed)
+        return LaneState(lane, stored.mark, stored.sequence, keyed)
     raise RetryLaterError(codes.BROKER_AWAY, f"the state of lane {lane} changes faster than it can be read")

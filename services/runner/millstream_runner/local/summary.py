@@ -2,7 +2,7 @@
 
 Above it: the runner and `status`. Below it: the marks of all lanes. Two equations must hold exactly:
 
-    for every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted (late) + open (in windows)
+    for every lane:    inputs + timers = processed + filtered + dead-lettered + dropped + diverted (late) + open
     for every buffer:  written by all lanes upstream = read by the lane downstream + still waiting in it
 """
 
@@ -122,8 +122,8 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
             if account.difference:
                 whose = f"lane {lane}" if vertex.name == head else f"lane {lane}, vertex {vertex.name}"
                 found.append(
-                    f"{whose}: {counted(account.inputs, 'input')}, but "
-                    f"{account.inputs - account.difference:,} accounted for"
+                    f"{whose}: {counted(account.inputs + account.timers, 'input')}, but "
+                    f"{account.inputs + account.timers - account.difference:,} accounted for"
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
@@ -267,6 +267,7 @@ def _remarks(vertex: VertexAccount) -> list[str]:
         "handed to the fallback sink": account.fallback,
         "sent to a late edge": account.diverted,
         "kept for windows that are still open": account.open,
+        "timers fired": account.timers,
     }
     found = [f"{vertex.vertex}: {count:,} {text}" for text, count in counts.items() if count]
     if vertex.accepted > 0:

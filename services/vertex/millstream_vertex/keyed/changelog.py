@@ -31,6 +31,9 @@ from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
+READS_MAX = 5
+"""After so many attempts, a changelog that cannot be read is damaged, and not trimmed while it is read."""
+
 
 def changelog_buffer(lane: LaneId) -> BufferId:
     """The buffer with the changelog of a lane."""
@@ -133,6 +136,19 @@ class Changelog:
     async def load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         """Read it into `state`, which knows the states of the mark: all of it, or what its image does not have. For the
         owner of the lane, after its takeover. Raises `DamageError`."""
+        for _ in range(READS_MAX - 1):
+            try:
+                return await self._load(ledger, lane, mark, state)
+            except DamageError:
+                # An earlier owner that is still there may have trimmed it meanwhile. Nothing guards a trim, because
+                # what it removes is needed by nobody, except a reader that is in the midst of it.
+                state.start_over()
+        return await self._load(ledger, lane, mark, state)
+
+    async def _load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
+        self._written.clear()
+        self._covered = self._last = 0
+        self._frame = None
         kept, numbers = state.kept, frames_of(mark)
         written = numbers.get(self.buffer, 0)
         why = "" if kept is None else await self._misfit(ledger, kept.frame, written)

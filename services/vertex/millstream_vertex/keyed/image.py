@@ -116,6 +116,13 @@ class Image(ABC):
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         """Key, state, item and value of each entry of a slot."""
 
+    def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
+        """Key, item and value of each entry of a state with items."""
+        for slot in range(SLOTS):
+            for key, number, item, stored in self.of_slot(slot):
+                if number == state:
+                    yield key, item, stored
+
     @abstractmethod
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
         """One entry."""
@@ -155,9 +162,9 @@ class Image(ABC):
         """What was loaded or committed before this process, if the image is of that; None if it is empty."""
         return None
 
+    @abstractmethod
     def start_over(self) -> None:
-        """Forget what was kept: the changelog is read from its beginning."""
-        return
+        """Forget what was kept or loaded: the changelog is read from its beginning."""
 
     def reached(self, position: Callable[[], Position], cycle: SlotCycle) -> None:
         """The changelog was loaded up to here."""
@@ -256,6 +263,13 @@ class StateImage(Image):
             self._agendas[state].add(stored.expires_us, key, item)
         return before
 
+    def start_over(self) -> None:
+        for slots in self._tables:
+            for entries in slots:
+                entries.clear()
+        for agenda in self._agendas:
+            agenda.keep(lambda due: False)
+
     def load(self, step: Step) -> None:
         entries, tables = step.entries, self._tables
         for slot in range(step.first_slot, step.first_slot + step.slots):
@@ -297,6 +311,12 @@ class StateImage(Image):
             else:
                 for key, stored in table[slot].items():
                     yield key, state, b"", stored
+
+    def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
+        for entries in self._tables[state]:
+            for key, items in entries.items():
+                for item, stored in items.items():
+                    yield key, item, stored
 
 
 def _put(into: dict[bytes, Any], name: bytes, found: Any) -> Any:

@@ -8,23 +8,26 @@ Above it: `stages`. Below it: the stage of functions, the state of the lane, and
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.clock import Clock
-from millstream.frame import Frame
+from millstream.clock import END_OF_TIME_US, Clock
+from millstream.frame import Frame, build_frame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
 from millstream.retry import RetryPolicy
 from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
+from millstream_udf.timer_entries import pack_due
 from millstream_vertex.keyed.changelog import Changelog
-from millstream_vertex.keyed.keys import key_of
+from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.timers import Timer
 from millstream_vertex.mapping import MapStage, is_too_large
-from millstream_vertex.stage import StageInput, StageResult
+from millstream_vertex.stage import DueTimers, StageInput, StageResult
 from millstream_writer.committer import Unit
 
 CALL_STATE_BYTES_MAX = GRPC_MESSAGE_BYTES_MAX // 4
@@ -64,6 +67,8 @@ class KeyedStage(MapStage):
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
+        self._firing: dict[bytes, Timer] = {}
+        """The timers that the function has, by key."""
 
     async def on_frame(self, given: StageInput) -> StageResult:
         await wait_for_room(self._keyed, self._where)
@@ -76,12 +81,21 @@ class KeyedStage(MapStage):
         keys, record_keys = self._keys(frame)
         if self._needs_keys and b"" in keys:
             return MapAnswer(error=_NO_KEYS, is_final=True)
-        entries = self._keyed.entries(keys, record_keys, self._clock.now_us())
+        firing = self._firing
+        timers = [firing[key] for key in keys] if firing else ()
+        entries = self._keyed.entries(keys, record_keys, self._clock.now_us(), timers)
+        if firing:
+            options["timers"] = True
         if frame.records > 1 and entries.size > CALL_STATE_BYTES_MAX:
             # Halves of the records have fewer keys.
             return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)
         answer = await self._keyed_stream.keyed_call(
-            frame, entries, watermark_us=given.watermark_us, traceparent=given.traceparent, **options
+            frame,
+            entries,
+            watermark_us=given.watermark_us,
+            traceparent=given.traceparent,
+            edge=given.edge,
+            **options,
         )
         if answer.error:
             return answer
@@ -119,6 +133,32 @@ class KeyedStage(MapStage):
     def _reached(self, watermark_us: int) -> None:
         self._keyed.watermark_us = max(self._keyed.watermark_us, watermark_us)
 
+    def take_timers(self, clock: StateClock, until_us: int, floor_us: int, most: int) -> DueTimers | None:
+        if clock is StateClock.EVENT_TIME:
+            self._reached(until_us)
+        due = self._keyed.take_due(clock, until_us, most)
+        if not due:
+            return None
+        self._firing = {timer.key: timer for timer in due}
+        times_us = [timer.event_us if timer.clock is StateClock.PROCESSING_TIME else timer.at_us for timer in due]
+        frame = build_frame(
+            [pack_due(timer.name.decode(), timer.clock, timer.at_us) for timer in due],
+            # What one was set for may be older than what was promised.
+            array("q", [max(time_us, floor_us) for time_us in times_us]),
+            ingest_time_us=self._clock.now_us(),
+            keys=[parts_of(timer.key) for timer in due],
+        )
+        return DueTimers(frame, [timer.id for timer in due])
+
+    async def on_timers(self, given: StageInput) -> StageResult:
+        try:
+            result = await super().on_frame(given)
+        finally:
+            self._firing = {}
+        account = result.account
+        account.timers, account.inputs = account.inputs, 0
+        return self._with_changes(result)
+
     async def on_watermark(self, watermark_us: int) -> StageResult | None:
         await wait_for_room(self._keyed, self._where)
         self._reached(watermark_us)
@@ -134,7 +174,13 @@ class KeyedStage(MapStage):
 
     @property
     def timer_us(self) -> int | None:
-        return self._keyed.next_expiry_us
+        times_us = self._keyed.next_expiry_us, self._keyed.next_timer_us(StateClock.PROCESSING_TIME)
+        return min((time_us for time_us in times_us if time_us is not None), default=None)
+
+    @property
+    def holds_us(self) -> int:
+        timer_us = self._keyed.next_timer_us(StateClock.EVENT_TIME)
+        return END_OF_TIME_US if timer_us is None else timer_us
 
     @property
     def state(self) -> bytes:
@@ -148,6 +194,7 @@ class KeyedStage(MapStage):
         self._changelog.begin()
 
     def undo(self) -> None:
+        self._firing = {}
         self._keyed.undo()
         self._changelog.undo()
 

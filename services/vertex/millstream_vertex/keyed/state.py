@@ -9,7 +9,8 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +34,7 @@ from millstream_vertex.keyed.image import (
     stored_in,
 )
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
+from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
 
 COMPACTED_FROM_BYTES = 64 * KIB
 """So many bytes of changes are written before slots are written anew: many small slots at once cost little."""
@@ -41,6 +43,17 @@ UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
 slots for all of it would not fit into a commit."""
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
+
+
+class EntryChange(NamedTuple):
+    """A change of one entry that no call has made."""
+
+    key: bytes
+    state: int
+    """The number of its state."""
+    item: bytes
+    stored: Stored | None
+    """None: it is removed."""
 
 
 class KeyedState:
@@ -70,6 +83,11 @@ class KeyedState:
         """How many steps of changes were read in the changelog."""
         self._cycle_before = SlotCycle(0, 0)
         """These before that result."""
+        self._timer_state: int | None = None
+        """Number of the state with the timers."""
+        self._timers = Timers(self._stored_timer, self._stored_timers)
+        self._fired_before = (0, 0, 0)
+        """What `_states` has of timers before the result that may be taken back."""
         self.watermark_us = START_OF_TIME_US
         """The watermark that the lane has reached."""
 
@@ -99,8 +117,15 @@ class KeyedState:
             raise self._damaged(f"its list of states does not decode: {error}") from error
         if self._states.slots != SLOTS:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
-        for state in self._states.states:
-            self._image.add_state(has_items=StateKind(state.kind).has_items)
+        for number, state in enumerate(self._states.states):
+            self._add_state(number, StateKind(state.kind))
+        if self._states.HasField("expired_until_us"):
+            self.watermark_us = max(self.watermark_us, self._states.expired_until_us)
+
+    def _add_state(self, number: int, kind: StateKind) -> None:
+        if kind is StateKind.TIMER:
+            self._timer_state = number
+        self._image.add_state(has_items=kind.has_items)
 
     @property
     def kept(self) -> Position | None:
@@ -113,8 +138,9 @@ class KeyedState:
         self._next_slot, self._unwritten = self._image.kept[1]
 
     def start_over(self) -> None:
-        """The image is not: everything will be loaded."""
+        """The image is not, or what was loaded was not complete: everything will be loaded."""
         self._image.start_over()
+        self._next_slot = self._unwritten = self._changes_read = 0
 
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
@@ -140,11 +166,20 @@ class KeyedState:
         self._image.loaded()
         self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
+        self._timers.load()
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
         stored = {state.name: number for number, state in enumerate(self._states.states)}
-        if gone := sorted(stored.keys() - {state.name for state in declared}):
+        gone = sorted(stored.keys() - {state.name for state in declared})
+        if self._timer_state is not None and (timers := self._states.states[self._timer_state].name) in gone:
+            if self._timers:
+                raise self._misfit(
+                    f"the function has no `on_timer`, and {len(self._timers):,} timers are set",
+                    "Give it one again, even if it does nothing",
+                )
+            gone.remove(timers)
+        if gone:
             raise self._misfit(
                 f"the function does not declare {_quoted(gone)}, of which there are stored values",
                 "Declare it again, even if the function no longer uses it",
@@ -159,7 +194,7 @@ class KeyedState:
                 self._states.states.add(
                     name=state.name, kind=state.kind, codec=state.codec, item_codec=state.item_codec
                 )
-                self._image.add_state(has_items=state.kind.has_items)
+                self._add_state(number, state.kind)
             self._states.states[number].clock = state.clock
             self._numbers.append(number)
             self._declared[number] = len(self._numbers) - 1
@@ -186,6 +221,25 @@ class KeyedState:
                 f"Let it convert them: `version={state.version}, migrate={{{stored.oldest_version}: ...}}`",
             )
 
+    def adopt(self, state: state_pb2.StoredState) -> int:
+        """The number of a state that another lane of the vertex has; it is added if this one does not have it. Raises
+        `UdfError` if this one has another under its name."""
+        for number, own in enumerate(self._states.states):
+            if own.name != state.name:
+                continue
+            kinds = [(StateKind(one.kind), one.codec, one.item_codec) for one in (own, state)]
+            if kinds[0] != kinds[1]:
+                what = (
+                    f"`{state.name}` is a {_described(*kinds[0])} here, and a {_described(*kinds[1])} in another lane"
+                )
+                raise self._misfit(what, "Run the pipeline as it was, and start over with --fresh")
+            return number
+        added = self._states.states.add()
+        added.CopyFrom(state)
+        number = len(self._states.states) - 1
+        self._add_state(number, StateKind(state.kind))
+        return number
+
     @property
     def encoded_states(self) -> bytes:
         """What `stored_states` takes, for the mark."""
@@ -193,18 +247,24 @@ class KeyedState:
 
     # Calls.
 
-    def entries(self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int) -> StateEntries:
-        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock."""
+    def entries(
+        self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int, timers: Sequence[Timer] = ()
+    ) -> StateEntries:
+        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock.
+        `timers`: of a call of timers, that of each key."""
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
-        of_key = self._image.of_key
+        of_key, timer_state = self._image.of_key, self._timer_state
         for number, key in enumerate(keys):
+            timer = timers[number] if timers else None
             for state, item, stored in of_key(key):
                 if isinstance(stored, bytes):
+                    if state == timer_state:
+                        continue
                     value, version = stored, 1
                 else:
                     value, expires_us, version = stored
-                    if expires_us and self._is_over(state, expires_us, now_us):
+                    if expires_us and self._is_over(state, expires_us, now_us, timer):
                         continue
                 numbers.append(number)
                 states.append(self._declared[state])
@@ -218,14 +278,8 @@ class KeyedState:
         if not changes.keys:
             return None
         before = len(self._undo), len(self._changes), self._image.size
-        entries = self._entries_of(keys, changes)
         self._image.grown.clear()
-        put, undo = self._image.put, self._undo
-        for key, state, item, stored in zip(
-            entries.keys, entries.states, entries.items, stored_in(entries), strict=True
-        ):
-            undo.append((state, key, item, put(state, key, item, stored)))
-        self._changes.extend(entries)
+        self._put_all(self._entries_of(keys, changes))
         refused = self._refusal(before[2])
         if refused is None:
             for number in set(changes.states):
@@ -234,6 +288,20 @@ class KeyedState:
         self._take_back(before[0])
         self._changes.cut(before[1])
         return refused
+
+    def _put_all(self, entries: Entries) -> None:
+        rows = zip(entries.keys, entries.states, entries.items, stored_in(entries), strict=True)
+        if self._timer_state is None or self._timer_state not in entries.states:
+            put, undo = self._image.put, self._undo
+            for key, state, item, stored in rows:
+                undo.append((state, key, item, put(state, key, item, stored)))
+            self._changes.extend(entries)
+            return
+        for key, state, item, stored in rows:
+            if state == self._timer_state:
+                self._set_timer(state, key, item, cast("bytes | None", stored))
+            else:
+                self._put(state, key, item, stored)
 
     def _entries_of(self, keys: Sequence[bytes], changes: StateChanges) -> Entries:
         """The changes of a call, with the numbers under which states are stored."""
@@ -259,14 +327,47 @@ class KeyedState:
                     entries.values[index], entries.expires_us[index], entries.versions[index] = b"", 0, 1
         return entries
 
+    def write(self, change: EntryChange) -> bool:
+        """Change an entry as it is said, without a call: it may be of any version, and expire sooner than before.
+        Returns whether it was different."""
+        key, state, item, stored = change
+        if self._image.get(state, key, item) == stored:
+            return False
+        self._put(state, key, item, stored)
+        if stored is not None:
+            _, _, version = parts_of(stored)
+            self._note_version(self._states.states[state], version)
+        return True
+
+    def refusal_of(self, changes: Collection[EntryChange]) -> str | None:
+        """Why the limits do not allow these changes, all of them together; None if they do. Nothing is changed."""
+        self.begin()
+        self._image.grown.clear()
+        size_before = self._image.size
+        for key, state, item, stored in changes:
+            self._put(state, key, item, stored)
+        refused = self._refusal(size_before) if any(change.stored is not None for change in changes) else None
+        self.undo()
+        return refused
+
+    def entry(self, state: int, key: bytes, item: bytes) -> Stored | None:
+        """One entry, also if it has expired and was not removed yet."""
+        return self._image.get(state, key, item)
+
     @staticmethod
     def _note_version(state: state_pb2.StoredState, version: int) -> None:
         state.oldest_version = min(state.oldest_version or version, version)
         state.version = max(state.version, version)
 
-    def _remove(self, state: int, key: bytes, item: bytes) -> None:
-        self._undo.append((state, key, item, self._image.put(state, key, item, None)))
-        self._changes.add(key, state, item, None, 0, 1)
+    def _put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> None:
+        before = self._image.put(state, key, item, stored)
+        self._undo.append((state, key, item, before))
+        if state == self._timer_state:
+            self._timers.changed(key, item, cast("bytes | None", before), cast("bytes | None", stored))
+        if stored is None:
+            self._changes.add(key, state, item, None, 0, 1)
+        else:
+            self._changes.add(key, state, item, *parts_of(stored))
 
     def _refusal(self, size_before: int) -> str | None:
         if self._image.size > max(self._size_max, size_before):
@@ -288,6 +389,8 @@ class KeyedState:
         self._undo.clear()
         self._image.begin()
         self._cycle_before = self._cycle
+        states = self._states
+        self._fired_before = (states.fired_event_us, states.fired_processing_us, states.set_again)
 
     def undo(self) -> None:
         """Take back everything since `begin`."""
@@ -295,6 +398,8 @@ class KeyedState:
         self._image.undo()
         self._changes = Entries()
         self._next_slot, self._unwritten = self._cycle_before
+        states = self._states
+        states.fired_event_us, states.fired_processing_us, states.set_again = self._fired_before
 
     @property
     def _cycle(self) -> SlotCycle:
@@ -316,7 +421,9 @@ class KeyedState:
 
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):
-            self._image.put(state, key, item, before)
+            after = self._image.put(state, key, item, before)
+            if state == self._timer_state:
+                self._timers.changed(key, item, cast("bytes | None", after), cast("bytes | None", before))
         del self._undo[undone:]
 
     # Expiry.
@@ -332,7 +439,7 @@ class KeyedState:
                 due = agenda.take()
                 # It may have been written again, or removed, since then.
                 if expires_us_of(self._image.get(state, due.key, due.item)) == due.time_us:
-                    self._remove(state, due.key, due.item)
+                    self._put(state, due.key, due.item, None)
                     removed += 1
         return bool(removed)
 
@@ -348,7 +455,10 @@ class KeyedState:
             if state.clock == clock:
                 yield number, self._image.agenda(number)
 
-    def _is_over(self, state: int, expires_us: int, now_us: int) -> bool:
+    def _is_over(self, state: int, expires_us: int, now_us: int, timer: Timer | None) -> bool:
+        if timer is not None and self._clock_of(state) is timer.clock:
+            # What expires with it, or later, however late it fires.
+            return expires_us < timer.at_us
         if self._clock_of(state) is StateClock.PROCESSING_TIME:
             return expires_us <= now_us
         # At the end of its input, nothing that a function would see expires.
@@ -356,6 +466,58 @@ class KeyedState:
 
     def _clock_of(self, state: int) -> StateClock:
         return StateClock(self._states.states[state].clock)
+
+    # Timers.
+
+    def _set_timer(self, state: int, key: bytes, name: bytes, value: bytes | None) -> None:
+        """Set a timer, or cancel it (None)."""
+        known = self._stored_timer(key, name)
+        if value is None:
+            if known is not None:
+                self._put(state, key, name, None)
+            return
+        at_end = self.watermark_us >= END_OF_TIME_US
+        if known is not None and is_set_to(known, value) and timer_of(key, name, known).set_at_end <= at_end:
+            return
+        states, timer = self._states, timer_of(key, name, value)
+        by_event_time = timer.clock is StateClock.EVENT_TIME
+        number = 0
+        if timer.at_us <= (states.fired_event_us if by_event_time else states.fired_processing_us):
+            states.set_again += 1
+            number = states.set_again
+        self._put(state, key, name, stored_timer(value, number=number, set_at_end=at_end))
+
+    def take_due(self, clock: StateClock, until_us: int, most: int) -> list[Timer]:
+        """Take the next timers whose time has come by this clock out of the state, in order: at most so many, and one
+        of a key, because it may move or cancel the others."""
+        found: list[Timer] = []
+        keys: set[bytes] = set()
+        while len(found) < most and (timer := self._timers.first_due(clock, until_us)) is not None:
+            if timer.key in keys:
+                break
+            assert self._timer_state is not None, "it has timers"
+            self._put(self._timer_state, timer.key, timer.name, None)
+            keys.add(timer.key)
+            found.append(timer)
+        if found and clock is StateClock.EVENT_TIME:
+            self._states.fired_event_us = max(self._states.fired_event_us, found[-1].at_us)
+        elif found:
+            self._states.fired_processing_us = max(self._states.fired_processing_us, found[-1].at_us)
+        return found
+
+    def next_timer_us(self, clock: StateClock) -> int | None:
+        """The time of the next timer by a clock."""
+        timer = self._timers.first(clock)
+        return None if timer is None else timer.at_us
+
+    def _stored_timer(self, key: bytes, name: bytes) -> bytes | None:
+        assert self._timer_state is not None, "it has timers"
+        # It never expires, and is always of version 1.
+        return cast("bytes | None", self._image.get(self._timer_state, key, name))
+
+    def _stored_timers(self) -> Iterator[tuple[bytes, bytes, bytes]]:
+        if self._timer_state is not None:
+            yield from cast("Iterator[tuple[bytes, bytes, bytes]]", self._image.of_state(self._timer_state))
 
     # Changelog.
 

@@ -207,7 +207,12 @@ def _opened(
         programs = shared.outside.programs[lane.vertex]
         chained = shared.graph.chained_into(lane.vertex)
         edge = lane.input if chained is None else chained.name
-        own = replace(owner, envelope=shared.graph.writes_envelopes(edge, settings), client=programs.client("sink"))
+        own = replace(
+            owner,
+            edge=edge,
+            envelope=shared.graph.writes_envelopes(edge, settings),
+            client=programs.client("sink"),
+        )
         primary = await opening.reached(lambda: open_sink(settings, own))
         _check_demand(settings, primary, opening)
         fallback = None

@@ -50,6 +50,10 @@ class SourceVertex(RunnableKind[Source]):
     def bounded(self, settings: Source) -> bool | None:
         return settings.bounded
 
+    def may_give_keys(self, settings: Source) -> bool:
+        own = settings.connector.may_give_keys(settings.settings)
+        return own or bool(settings.keys) or settings.transformer is not None
+
     def id_bounds(self, settings: Source) -> IdBounds | None:
         return settings.id_bounds
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from millstream import codes
+from millstream.record import ALL_INPUTS
 from millstream.spec.kinds import VertexKind, VertexUse
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path
@@ -31,6 +32,10 @@ class Map(UdfKind):
     def concurrency(self, settings: Udf) -> int | None:
         return settings.concurrency
 
+    def may_give_keys(self, settings: Udf) -> bool | None:
+        # Built-ins leave keys as they are.
+        return None if settings.builtin is not None else True
+
     def notes(self, settings: Udf, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.builtin is not None and settings.concurrency:
             yield (*path, "concurrency"), "`concurrency` has no effect on a built-in"
@@ -41,17 +46,24 @@ class Map(UdfKind):
 
 class KeyedMap(Map):
     """A map vertex whose function remembers something for the keys of its records. The changelog is in its own ledger,
-    and its records are distributed by key, so there is a buffer before it."""
+    and its records are distributed by key, so there is a buffer before it. A partition has one lane, which reads all
+    edges, so that what is remembered for a key is the same whichever edge its records come by."""
 
     name = "keyed map"
     stored_as = "map"
+    lane_input = ALL_INPUTS
     may_follow_in_chain = False
 
     def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
-        if use.inputs > 1:
-            what = f"{use.inputs} edges lead to a function with `state`, and the lanes of each would have their own"
-            expected = "one edge, for example from a map with the built-in `cat` that the edges lead to"
-            yield ShapeProblem(codes.NOT_ALLOWED, ("udf", "state"), what, expected)
+        if use.partitions > 1 and self.remembers(settings) == "key":
+            for source in use.keyless:
+                what = (
+                    f"records of `{source}` come without keys, so each of {use.partitions} partitions gets some of them"
+                )
+                expected = (
+                    f"`keys: [<member>]` in the `source` of `{source}`; or `partitions: 1`; or `state: {{scope: lane}}`"
+                )
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("udf", "state"), what, expected)
 
     def local_findings(self, settings: Udf, path: Path) -> Iterator[Finding]:
         for one in not_installed(needed_by(settings.state, (*path, "state"))):

@@ -6,7 +6,7 @@ import asyncio
 import random
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -16,12 +16,13 @@ import pytest
 
 from millstream.errors import DamageError
 from millstream.frame import Frame, frame_of_records
-from millstream.ledger.protocol import Witness
+from millstream.ledger.protocol import Ledger, StoredFrame, Witness
 from millstream.record import BufferId, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.states import DeclaredState, StateChanges, StateEntries, StateKind
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.stored_states import state_of
 from millstream_udf.columns import pack_bytes, pack_offsets
 from millstream_vertex.keyed import stage as stage_module
 from millstream_vertex.keyed import state as state_module
@@ -90,25 +91,29 @@ async def rig() -> AsyncIterator[Rig]:
         yield opened
 
 
+Trim = Callable[[Mapping[BufferId, int]], Awaitable[None]]
+
+
 @asynccontextmanager
-async def owned(rig: Rig, stores: Path | None = None) -> AsyncIterator[Lane]:
-    """The lane of the next owner, with what was committed. `stores`: where its state is on disk."""
+async def owned(rig: Rig, stores: Path | None = None, trim: Trim | None = None) -> AsyncIterator[Lane]:
+    """The lane of the next owner, with what was committed. `stores`: where its state is on disk. `trim`: in place
+    of the ledger's."""
     async with AsyncExitStack() as stack:
         ledger = await rig.ledger(LANE.vertex)
         identity = StoreIdentity(ledger.ledger_id, LANE.key)
         image: Image = StateImage()
         if stores is not None:
             image = await stack.enter_async_context(open_disk_image(stores, identity, str(LANE)))
-        yield await stack.enter_async_context(over(rig, image))
+        yield await stack.enter_async_context(over(rig, image, trim))
 
 
 @asynccontextmanager
-async def over(rig: Rig, image: Image) -> AsyncIterator[Lane]:
+async def over(rig: Rig, image: Image, trim: Trim | None = None) -> AsyncIterator[Lane]:
     """The lane of the next owner, with this image."""
     ledger = await rig.ledger(LANE.vertex)
     stored = await ledger.mark(LANE)
     mark = mark_pb2.Mark() if stored is None else stored.mark
-    trimmer = Trimmer(ledger.trim)
+    trimmer = Trimmer(trim or ledger.trim)
     state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10, image=image)
     last: list[Committer] = []
     changelog = Changelog(LANE, trimmer, lambda: last[0].mark)
@@ -133,6 +138,28 @@ async def over(rig: Rig, image: Image) -> AsyncIterator[Lane]:
         last.append(lane.core.committer)
         yield lane
     await trimmer.finish()
+
+
+class TrimmedMeanwhile:
+    """A ledger that another owner trims once, while a buffer is read."""
+
+    def __init__(self, ledger: Ledger, through: Mapping[BufferId, int]) -> None:
+        self._ledger = ledger
+        self.through = dict(through)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    @asynccontextmanager
+    async def read(self, *arguments: Any, **options: Any) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async def frames(stored: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:
+            async for frame in stored:
+                yield frame
+                await self._ledger.trim(self.through)
+                self.through.clear()
+
+        async with self._ledger.read(*arguments, **options) as stored:
+            yield frames(stored)
 
 
 async def put_out(rig: Rig) -> list[tuple[str, int]]:
@@ -225,6 +252,61 @@ async def test_a_call_brings_no_more_state_than_fits_into_a_message(rig: Rig, mo
         lane.stop()
         await running
     assert by_key(await put_out(rig)) == {key: list(accumulate(numbers)) for key, numbers in by_key(rows).items()}
+
+
+@pytest.mark.guarantee("I7", "I8")
+async def test_the_changelog_of_owners_that_commit_little_does_not_grow(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As much as what five of them change.
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 5 * WIDTH)
+    rows = [(f"k{number % 3}", 20 + number) for number in range(40)]
+    for number, row in enumerate(rows):
+        await rig.feed(frame_of([row]))
+        async with owned(rig) as lane:
+            running = asyncio.create_task(lane.run())
+            await until_put_out(rig, number + 1)
+            lane.stop()
+            await running
+    assert await remembered(rig) == {key: sum(numbers) for key, numbers in by_key(rows).items()}
+    assert len(await rig.stored(changelog_buffer(LANE))) < 15
+
+
+@pytest.mark.guarantee("I7", "I10")
+async def test_a_changelog_that_is_trimmed_while_it_is_read_is_no_damage(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 1)
+    rows, held = [(f"k{number % 7}", number) for number in range(60)], dict[BufferId, int]()
+
+    async def hold(through: Mapping[BufferId, int]) -> None:
+        held.update(through)
+
+    async with owned(rig, trim=hold) as lane:
+        running = asyncio.create_task(lane.run())
+        for start in range(0, len(rows), 5):
+            await rig.feed(frame_of(rows[start : start + 5]))
+            await until_put_out(rig, start + 5)
+        lane.stop()
+        await running
+    wanted = {key: sum(numbers) for key, numbers in by_key(rows).items()}
+    ledger, mark = await rig.ledger(LANE.vertex), await rig.mark()
+    assert held[changelog_buffer(LANE)] > 2
+
+    def values(state: KeyedState) -> dict[str, int]:
+        return {key.decode(): int(stored.value) for key, _, _, stored in state.all()}
+
+    # Half of it while a query reads, and the rest while the next owner does.
+    half = {buffer: sequence // 2 for buffer, sequence in held.items()}
+    queried: Any = TrimmedMeanwhile(ledger, half)
+    seen = await state_of(queried, LANE)
+    assert seen is not None
+    assert (values(seen.keyed), queried.through) == (wanted, {})
+    owner: Any = TrimmedMeanwhile(ledger, held)
+    state = KeyedState(str(LANE), size_max=0, key_size_max=0)
+    state.stored_states(mark.states[LANE.vertex])
+    await Changelog(LANE, Trimmer(ledger.trim), lambda: mark).load(owner, LANE, mark, state)
+    assert (values(state), owner.through) == (wanted, {})
 
 
 @pytest.mark.guarantee("I10")

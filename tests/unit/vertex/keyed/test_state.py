@@ -152,6 +152,27 @@ def test_a_key_that_is_refreshed_again_and_again_expires_once() -> None:
     assert state.size == 0
 
 
+@pytest.mark.guarantee("I7")
+def test_what_is_written_anew_keeps_its_expiry_and_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 1)
+    declared = (DeclaredState("total", StateKind.VALUE, "json", version=3), SEEN)
+    state, written = opened(declared=declared), list[bytes]()
+    for number in range(200):
+        put(state, b"key-%d" % number, b"x" * 50, expires_us=1000 + number)
+    # What was written first is not needed once all slots have been written anew.
+    state.take_steps()
+    slots = 0
+    while slots < SLOTS:
+        put(state, b"other", b"y" * 5000)
+        for data, begun in state.take_steps():
+            written, slots = [*written, data], slots + begun
+    again = opened(written, state.encoded_states, declared)
+    assert [(key, stored) for key, _, _, stored in again.all()] == [(key, stored) for key, _, _, stored in state.all()]
+    assert {stored.version for _, _, _, stored in again.all()} == {3}
+    assert again.sweep(StateClock.EVENT_TIME, 1100)
+    assert sum(stored.expires_us > 0 for _, _, _, stored in again.all()) == 99
+
+
 @pytest.mark.guarantee("I7", "I12")
 def test_what_is_taken_back_was_never_there() -> None:
     state = opened()
@@ -247,6 +268,7 @@ def test_nothing_expires_at_the_end_of_the_input() -> None:
     state = opened()
     put(state, b"a", b"1", expires_us=100)
     state.watermark_us = END_OF_TIME_US
+    assert not state.sweep(StateClock.EVENT_TIME, END_OF_TIME_US)
     assert contents(state, {b"a"})
 
 

@@ -91,6 +91,124 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{0}
 }
 
+type State_Kind int32
+
+const (
+	State_KIND_UNSPECIFIED State_Kind = 0
+	// One value.
+	State_KIND_VALUE State_Kind = 1
+	// Values by item: the bytes of an item are the encoded key of the map.
+	State_KIND_MAP State_Kind = 2
+	// Values in the order of their items, which are numbers of eight bytes, big-endian.
+	State_KIND_LIST State_Kind = 3
+	// One value: a signed number of eight bytes, little-endian.
+	State_KIND_COUNTER State_Kind = 4
+	// Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+	// come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+	// time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+	// set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+	State_KIND_TIMER State_Kind = 5
+)
+
+// Enum value maps for State_Kind.
+var (
+	State_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_VALUE",
+		2: "KIND_MAP",
+		3: "KIND_LIST",
+		4: "KIND_COUNTER",
+		5: "KIND_TIMER",
+	}
+	State_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"KIND_VALUE":       1,
+		"KIND_MAP":         2,
+		"KIND_LIST":        3,
+		"KIND_COUNTER":     4,
+		"KIND_TIMER":       5,
+	}
+)
+
+func (x State_Kind) Enum() *State_Kind {
+	p := new(State_Kind)
+	*p = x
+	return p
+}
+
+func (x State_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (State_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_millstream_udf_v1_udf_proto_enumTypes[1].Descriptor()
+}
+
+func (State_Kind) Type() protoreflect.EnumType {
+	return &file_millstream_udf_v1_udf_proto_enumTypes[1]
+}
+
+func (x State_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use State_Kind.Descriptor instead.
+func (State_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4, 0}
+}
+
+type State_Clock int32
+
+const (
+	// As CLOCK_EVENT_TIME.
+	State_CLOCK_UNSPECIFIED State_Clock = 0
+	// By the watermark of the lane.
+	State_CLOCK_EVENT_TIME State_Clock = 1
+	// By the clock of the vertex.
+	State_CLOCK_PROCESSING_TIME State_Clock = 2
+)
+
+// Enum value maps for State_Clock.
+var (
+	State_Clock_name = map[int32]string{
+		0: "CLOCK_UNSPECIFIED",
+		1: "CLOCK_EVENT_TIME",
+		2: "CLOCK_PROCESSING_TIME",
+	}
+	State_Clock_value = map[string]int32{
+		"CLOCK_UNSPECIFIED":     0,
+		"CLOCK_EVENT_TIME":      1,
+		"CLOCK_PROCESSING_TIME": 2,
+	}
+)
+
+func (x State_Clock) Enum() *State_Clock {
+	p := new(State_Clock)
+	*p = x
+	return p
+}
+
+func (x State_Clock) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (State_Clock) Descriptor() protoreflect.EnumDescriptor {
+	return file_millstream_udf_v1_udf_proto_enumTypes[2].Descriptor()
+}
+
+func (State_Clock) Type() protoreflect.EnumType {
+	return &file_millstream_udf_v1_udf_proto_enumTypes[2]
+}
+
+func (x State_Clock) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use State_Clock.Descriptor instead.
+func (State_Clock) EnumDescriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4, 1}
+}
+
 type Outcome_Result int32
 
 const (
@@ -105,6 +223,9 @@ const (
 	Outcome_RESULT_DROP Outcome_Result = 4
 	// Sinks: pass the record to the fallback sink.
 	Outcome_RESULT_FALLBACK Outcome_Result = 5
+	// Functions with states: an earlier record of the same key has failed or is to be retried, so this one was not
+	// processed. It is sent again after that one, and no attempt is counted.
+	Outcome_RESULT_HELD_UP Outcome_Result = 6
 )
 
 // Enum value maps for Outcome_Result.
@@ -116,6 +237,7 @@ var (
 		3: "RESULT_DEAD_LETTER",
 		4: "RESULT_DROP",
 		5: "RESULT_FALLBACK",
+		6: "RESULT_HELD_UP",
 	}
 	Outcome_Result_value = map[string]int32{
 		"RESULT_UNSPECIFIED": 0,
@@ -124,6 +246,7 @@ var (
 		"RESULT_DEAD_LETTER": 3,
 		"RESULT_DROP":        4,
 		"RESULT_FALLBACK":    5,
+		"RESULT_HELD_UP":     6,
 	}
 )
 
@@ -138,11 +261,11 @@ func (x Outcome_Result) String() string {
 }
 
 func (Outcome_Result) Descriptor() protoreflect.EnumDescriptor {
-	return file_millstream_udf_v1_udf_proto_enumTypes[1].Descriptor()
+	return file_millstream_udf_v1_udf_proto_enumTypes[3].Descriptor()
 }
 
 func (Outcome_Result) Type() protoreflect.EnumType {
-	return &file_millstream_udf_v1_udf_proto_enumTypes[1]
+	return &file_millstream_udf_v1_udf_proto_enumTypes[3]
 }
 
 func (x Outcome_Result) Number() protoreflect.EnumNumber {
@@ -151,7 +274,62 @@ func (x Outcome_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome_Result.Descriptor instead.
 func (Outcome_Result) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4, 0}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5, 0}
+}
+
+type Series_Kind int32
+
+const (
+	Series_KIND_UNSPECIFIED Series_Kind = 0
+	// `value` is what was added.
+	Series_KIND_COUNTER Series_Kind = 1
+	// `value` is the last one.
+	Series_KIND_GAUGE Series_Kind = 2
+	// `bounds` and `counts` are what was recorded, and `value` is its sum.
+	Series_KIND_HISTOGRAM Series_Kind = 3
+)
+
+// Enum value maps for Series_Kind.
+var (
+	Series_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "KIND_COUNTER",
+		2: "KIND_GAUGE",
+		3: "KIND_HISTOGRAM",
+	}
+	Series_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"KIND_COUNTER":     1,
+		"KIND_GAUGE":       2,
+		"KIND_HISTOGRAM":   3,
+	}
+)
+
+func (x Series_Kind) Enum() *Series_Kind {
+	p := new(Series_Kind)
+	*p = x
+	return p
+}
+
+func (x Series_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Series_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_millstream_udf_v1_udf_proto_enumTypes[4].Descriptor()
+}
+
+func (Series_Kind) Type() protoreflect.EnumType {
+	return &file_millstream_udf_v1_udf_proto_enumTypes[4]
+}
+
+func (x Series_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Series_Kind.Descriptor instead.
+func (Series_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type DescribeRequest struct {
@@ -296,8 +474,17 @@ type Hello struct {
 	KeepsPositions bool `protobuf:"varint,8,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
 	// Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`.
 	MayReturnArrow bool `protobuf:"varint,9,opt,name=may_return_arrow,json=mayReturnArrow,proto3" json:"may_return_arrow,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Map and sink: the name of the edge by which all records of the stream come. Empty where each call has its own, in a
+	// source transform, and from a client that does not say it.
+	Edge string `protobuf:"bytes,10,opt,name=edge,proto3" json:"edge,omitempty"`
+	// Only for a server that the client has not started, which has the first two in its environment otherwise: `config` of
+	// the program in the pipeline file, a JSON object of at most 64 KiB, and its `secrets`, in all at most 64 KiB.
+	Config  string            `protobuf:"bytes,12,opt,name=config,proto3" json:"config,omitempty"`
+	Secrets map[string]string `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Version of Millstream.
+	Version       string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -393,6 +580,34 @@ func (x *Hello) GetMayReturnArrow() bool {
 	return false
 }
 
+func (x *Hello) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *Hello) GetConfig() string {
+	if x != nil {
+		return x.Config
+	}
+	return ""
+}
+
+func (x *Hello) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+func (x *Hello) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 // First message of every stream, server to client.
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -409,7 +624,10 @@ type Welcome struct {
 	// Such a sink may refuse records: the client sends each frame as `check` before anything of it is written.
 	Checks bool `protobuf:"varint,5,opt,name=checks,proto3" json:"checks,omitempty"`
 	// Map: frames may have `arrow` in place of `values`.
-	TakesArrow    bool `protobuf:"varint,6,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
+	TakesArrow bool `protobuf:"varint,6,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
+	// Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
+	// by index. At most 255.
+	States        []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -486,6 +704,112 @@ func (x *Welcome) GetTakesArrow() bool {
 	return false
 }
 
+func (x *Welcome) GetStates() []*State {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+// One of the states of a function: what it remembers under a name, for each key of its records.
+type State struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits and `_`; at most 63.
+	Name string     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind State_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=millstream.udf.v1.State_Kind" json:"kind,omitempty"`
+	// How values are encoded, for messages and queries: "json", "bytes", "msgpack", "protobuf".
+	Codec string `protobuf:"bytes,3,opt,name=codec,proto3" json:"codec,omitempty"`
+	// How the items of a map are encoded.
+	ItemCodec string `protobuf:"bytes,4,opt,name=item_codec,json=itemCodec,proto3" json:"item_codec,omitempty"`
+	// Version of the values that the function writes. 0 counts as 1.
+	Version uint32 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	// What expires does so by this clock.
+	Clock State_Clock `protobuf:"varint,6,opt,name=clock,proto3,enum=millstream.udf.v1.State_Clock" json:"clock,omitempty"`
+	// The lowest version of a value that the function can read. 0: its own.
+	OldestVersion uint32 `protobuf:"varint,7,opt,name=oldest_version,json=oldestVersion,proto3" json:"oldest_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *State) Reset() {
+	*x = State{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *State) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*State) ProtoMessage() {}
+
+func (x *State) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use State.ProtoReflect.Descriptor instead.
+func (*State) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *State) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *State) GetKind() State_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return State_KIND_UNSPECIFIED
+}
+
+func (x *State) GetCodec() string {
+	if x != nil {
+		return x.Codec
+	}
+	return ""
+}
+
+func (x *State) GetItemCodec() string {
+	if x != nil {
+		return x.ItemCodec
+	}
+	return ""
+}
+
+func (x *State) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *State) GetClock() State_Clock {
+	if x != nil {
+		return x.Clock
+	}
+	return State_CLOCK_UNSPECIFIED
+}
+
+func (x *State) GetOldestVersion() uint32 {
+	if x != nil {
+		return x.OldestVersion
+	}
+	return 0
+}
+
 // The outcome of an input record that was not processed normally.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -504,7 +828,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +840,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +853,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Outcome) GetIndex() uint32 {
@@ -587,7 +911,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +923,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +936,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MapRequest) GetMessage() isMapRequest_Message {
@@ -671,14 +995,22 @@ type MapCall struct {
 	// at every attempt, unless the frame has its own ids. Empty in a source transform.
 	IdPrefix string `protobuf:"bytes,6,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
 	// Index, in the stored frame, of this call's first record.
-	FirstIndex    uint32 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
+	FirstIndex uint32 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
+	// What the function remembers for the keys of these records; for functions with states.
+	States *StateEntries `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
+	// The edge by which these records come, if Hello does not say it.
+	Edge string `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	// The records are timers whose time has come, at most one of each key, in order; for functions with a state of
+	// KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
+	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+	Timers        bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MapCall) Reset() {
 	*x = MapCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +1022,7 @@ func (x *MapCall) String() string {
 func (*MapCall) ProtoMessage() {}
 
 func (x *MapCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +1035,7 @@ func (x *MapCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapCall.ProtoReflect.Descriptor instead.
 func (*MapCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MapCall) GetCallId() uint64 {
@@ -755,6 +1087,207 @@ func (x *MapCall) GetFirstIndex() uint32 {
 	return 0
 }
 
+func (x *MapCall) GetStates() *StateEntries {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *MapCall) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *MapCall) GetTimers() bool {
+	if x != nil {
+		return x.Timers
+	}
+	return false
+}
+
+// What is remembered for the keys of the records of a call. No other call of the stream has one of these keys until this
+// one is answered.
+type StateEntries struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For each record: the index of its key. Keys are numbered in the order in which they first occur.
+	RecordKeys []uint32 `protobuf:"fixed32,1,rep,packed,name=record_keys,json=recordKeys,proto3" json:"record_keys,omitempty"`
+	// Every entry of these keys, ordered by key, then by state, then by item: the indexes of its key and of its state.
+	Keys   []uint32 `protobuf:"fixed32,2,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	States []byte   `protobuf:"bytes,3,opt,name=states,proto3" json:"states,omitempty"`
+	// Absent: no state is a map or a list. Empty for those that are not.
+	Items  *framev1.BytesColumn `protobuf:"bytes,4,opt,name=items,proto3" json:"items,omitempty"`
+	Values *framev1.BytesColumn `protobuf:"bytes,5,opt,name=values,proto3" json:"values,omitempty"`
+	// Absent: as many as there are, all of version 1.
+	Versions      []uint32 `protobuf:"fixed32,6,rep,packed,name=versions,proto3" json:"versions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateEntries) Reset() {
+	*x = StateEntries{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateEntries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateEntries) ProtoMessage() {}
+
+func (x *StateEntries) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateEntries.ProtoReflect.Descriptor instead.
+func (*StateEntries) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StateEntries) GetRecordKeys() []uint32 {
+	if x != nil {
+		return x.RecordKeys
+	}
+	return nil
+}
+
+func (x *StateEntries) GetKeys() []uint32 {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *StateEntries) GetStates() []byte {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *StateEntries) GetItems() *framev1.BytesColumn {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *StateEntries) GetValues() *framev1.BytesColumn {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *StateEntries) GetVersions() []uint32 {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+// What has changed of it. Each entry at most once; the rest stays as it is.
+type StateChanges struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Indexes of the keys in the call, and of the states, one byte each.
+	Keys   []uint32 `protobuf:"fixed32,1,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	States []byte   `protobuf:"bytes,2,opt,name=states,proto3" json:"states,omitempty"`
+	// Absent: no state is a map or a list.
+	Items *framev1.BytesColumn `protobuf:"bytes,3,opt,name=items,proto3" json:"items,omitempty"`
+	// Of entries that were deleted: empty.
+	Values *framev1.BytesColumn `protobuf:"bytes,4,opt,name=values,proto3" json:"values,omitempty"`
+	// One byte for each: 1 if the entry was deleted. Absent: none was.
+	Deleted []byte `protobuf:"bytes,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// When each expires, in microseconds; 0: never. Absent: none does.
+	ExpiresUs     []int64 `protobuf:"fixed64,6,rep,packed,name=expires_us,json=expiresUs,proto3" json:"expires_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateChanges) Reset() {
+	*x = StateChanges{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateChanges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateChanges) ProtoMessage() {}
+
+func (x *StateChanges) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateChanges.ProtoReflect.Descriptor instead.
+func (*StateChanges) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StateChanges) GetKeys() []uint32 {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *StateChanges) GetStates() []byte {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *StateChanges) GetItems() *framev1.BytesColumn {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *StateChanges) GetValues() *framev1.BytesColumn {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *StateChanges) GetDeleted() []byte {
+	if x != nil {
+		return x.Deleted
+	}
+	return nil
+}
+
+func (x *StateChanges) GetExpiresUs() []int64 {
+	if x != nil {
+		return x.ExpiresUs
+	}
+	return nil
+}
+
 type MapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -768,7 +1301,7 @@ type MapResponse struct {
 
 func (x *MapResponse) Reset() {
 	*x = MapResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +1313,7 @@ func (x *MapResponse) String() string {
 func (*MapResponse) ProtoMessage() {}
 
 func (x *MapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +1326,7 @@ func (x *MapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapResponse.ProtoReflect.Descriptor instead.
 func (*MapResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{7}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MapResponse) GetMessage() isMapResponse_Message {
@@ -860,14 +1393,16 @@ type MapAnswer struct {
 	// The call as a whole failed (for example the frame could not be read): message and stack trace.
 	Error string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	// In place of `values`, if Hello.may_return_arrow: see Frame.arrow.
-	Arrow         []byte `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
+	Arrow []byte `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
+	// By the records that are neither in `outcomes` nor held up by one that is. Nothing of a call with an `error` counts.
+	Changes       *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MapAnswer) Reset() {
 	*x = MapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +1414,7 @@ func (x *MapAnswer) String() string {
 func (*MapAnswer) ProtoMessage() {}
 
 func (x *MapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +1427,7 @@ func (x *MapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapAnswer.ProtoReflect.Descriptor instead.
 func (*MapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{8}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MapAnswer) GetCallId() uint64 {
@@ -972,6 +1507,13 @@ func (x *MapAnswer) GetArrow() []byte {
 	return nil
 }
 
+func (x *MapAnswer) GetChanges() *StateChanges {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 // The same bytes as MapRequest, frame unread.
 type SealedMapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -986,7 +1528,7 @@ type SealedMapRequest struct {
 
 func (x *SealedMapRequest) Reset() {
 	*x = SealedMapRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1540,7 @@ func (x *SealedMapRequest) String() string {
 func (*SealedMapRequest) ProtoMessage() {}
 
 func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1553,7 @@ func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapRequest.ProtoReflect.Descriptor instead.
 func (*SealedMapRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{9}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SealedMapRequest) GetMessage() isSealedMapRequest_Message {
@@ -1064,13 +1606,16 @@ type SealedMapCall struct {
 	Traceparent   string                 `protobuf:"bytes,5,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	IdPrefix      string                 `protobuf:"bytes,6,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
 	FirstIndex    uint32                 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
+	States        []byte                 `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
+	Edge          string                 `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	Timers        bool                   `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealedMapCall) Reset() {
 	*x = SealedMapCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1627,7 @@ func (x *SealedMapCall) String() string {
 func (*SealedMapCall) ProtoMessage() {}
 
 func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1640,7 @@ func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapCall.ProtoReflect.Descriptor instead.
 func (*SealedMapCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{10}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SealedMapCall) GetCallId() uint64 {
@@ -1147,6 +1692,27 @@ func (x *SealedMapCall) GetFirstIndex() uint32 {
 	return 0
 }
 
+func (x *SealedMapCall) GetStates() []byte {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *SealedMapCall) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
+func (x *SealedMapCall) GetTimers() bool {
+	if x != nil {
+		return x.Timers
+	}
+	return false
+}
+
 // The same bytes as MapResponse, columns unread.
 type SealedMapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1161,7 +1727,7 @@ type SealedMapResponse struct {
 
 func (x *SealedMapResponse) Reset() {
 	*x = SealedMapResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1739,7 @@ func (x *SealedMapResponse) String() string {
 func (*SealedMapResponse) ProtoMessage() {}
 
 func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1752,7 @@ func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapResponse.ProtoReflect.Descriptor instead.
 func (*SealedMapResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SealedMapResponse) GetMessage() isSealedMapResponse_Message {
@@ -1243,13 +1809,14 @@ type SealedMapAnswer struct {
 	Outcomes      []*Outcome             `protobuf:"bytes,9,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Arrow         []byte                 `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
+	Changes       []byte                 `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealedMapAnswer) Reset() {
 	*x = SealedMapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1828,7 @@ func (x *SealedMapAnswer) String() string {
 func (*SealedMapAnswer) ProtoMessage() {}
 
 func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1841,7 @@ func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapAnswer.ProtoReflect.Descriptor instead.
 func (*SealedMapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SealedMapAnswer) GetCallId() uint64 {
@@ -1354,6 +1921,183 @@ func (x *SealedMapAnswer) GetArrow() []byte {
 	return nil
 }
 
+func (x *SealedMapAnswer) GetChanges() []byte {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// The same bytes as StateEntries, columns unread.
+type SealedStateEntries struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RecordKeys    []byte                 `protobuf:"bytes,1,opt,name=record_keys,json=recordKeys,proto3" json:"record_keys,omitempty"`
+	Keys          []byte                 `protobuf:"bytes,2,opt,name=keys,proto3" json:"keys,omitempty"`
+	States        []byte                 `protobuf:"bytes,3,opt,name=states,proto3" json:"states,omitempty"`
+	Items         []byte                 `protobuf:"bytes,4,opt,name=items,proto3" json:"items,omitempty"`
+	Values        []byte                 `protobuf:"bytes,5,opt,name=values,proto3" json:"values,omitempty"`
+	Versions      []byte                 `protobuf:"bytes,6,opt,name=versions,proto3" json:"versions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedStateEntries) Reset() {
+	*x = SealedStateEntries{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedStateEntries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedStateEntries) ProtoMessage() {}
+
+func (x *SealedStateEntries) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedStateEntries.ProtoReflect.Descriptor instead.
+func (*SealedStateEntries) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SealedStateEntries) GetRecordKeys() []byte {
+	if x != nil {
+		return x.RecordKeys
+	}
+	return nil
+}
+
+func (x *SealedStateEntries) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *SealedStateEntries) GetStates() []byte {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *SealedStateEntries) GetItems() []byte {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *SealedStateEntries) GetValues() []byte {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SealedStateEntries) GetVersions() []byte {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+// The same bytes as StateChanges, columns unread.
+type SealedStateChanges struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []byte                 `protobuf:"bytes,1,opt,name=keys,proto3" json:"keys,omitempty"`
+	States        []byte                 `protobuf:"bytes,2,opt,name=states,proto3" json:"states,omitempty"`
+	Items         []byte                 `protobuf:"bytes,3,opt,name=items,proto3" json:"items,omitempty"`
+	Values        []byte                 `protobuf:"bytes,4,opt,name=values,proto3" json:"values,omitempty"`
+	Deleted       []byte                 `protobuf:"bytes,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	ExpiresUs     []byte                 `protobuf:"bytes,6,opt,name=expires_us,json=expiresUs,proto3" json:"expires_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedStateChanges) Reset() {
+	*x = SealedStateChanges{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedStateChanges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedStateChanges) ProtoMessage() {}
+
+func (x *SealedStateChanges) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedStateChanges.ProtoReflect.Descriptor instead.
+func (*SealedStateChanges) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SealedStateChanges) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *SealedStateChanges) GetStates() []byte {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *SealedStateChanges) GetItems() []byte {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *SealedStateChanges) GetValues() []byte {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SealedStateChanges) GetDeleted() []byte {
+	if x != nil {
+		return x.Deleted
+	}
+	return nil
+}
+
+func (x *SealedStateChanges) GetExpiresUs() []byte {
+	if x != nil {
+		return x.ExpiresUs
+	}
+	return nil
+}
+
 type SinkRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -1370,7 +2114,7 @@ type SinkRequest struct {
 
 func (x *SinkRequest) Reset() {
 	*x = SinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +2126,7 @@ func (x *SinkRequest) String() string {
 func (*SinkRequest) ProtoMessage() {}
 
 func (x *SinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +2139,7 @@ func (x *SinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkRequest.ProtoReflect.Descriptor instead.
 func (*SinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SinkRequest) GetMessage() isSinkRequest_Message {
@@ -1502,7 +2246,7 @@ type SinkCall struct {
 
 func (x *SinkCall) Reset() {
 	*x = SinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +2258,7 @@ func (x *SinkCall) String() string {
 func (*SinkCall) ProtoMessage() {}
 
 func (x *SinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +2271,7 @@ func (x *SinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkCall.ProtoReflect.Descriptor instead.
 func (*SinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SinkCall) GetCallId() uint64 {
@@ -1589,7 +2333,7 @@ type SealedSinkRequest struct {
 
 func (x *SealedSinkRequest) Reset() {
 	*x = SealedSinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +2345,7 @@ func (x *SealedSinkRequest) String() string {
 func (*SealedSinkRequest) ProtoMessage() {}
 
 func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +2358,7 @@ func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkRequest.ProtoReflect.Descriptor instead.
 func (*SealedSinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SealedSinkRequest) GetMessage() isSealedSinkRequest_Message {
@@ -1717,7 +2461,7 @@ type SealedSinkCall struct {
 
 func (x *SealedSinkCall) Reset() {
 	*x = SealedSinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +2473,7 @@ func (x *SealedSinkCall) String() string {
 func (*SealedSinkCall) ProtoMessage() {}
 
 func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +2486,7 @@ func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkCall.ProtoReflect.Descriptor instead.
 func (*SealedSinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SealedSinkCall) GetCallId() uint64 {
@@ -1802,7 +2546,7 @@ type SinkResponse struct {
 
 func (x *SinkResponse) Reset() {
 	*x = SinkResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2558,7 @@ func (x *SinkResponse) String() string {
 func (*SinkResponse) ProtoMessage() {}
 
 func (x *SinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2571,7 @@ func (x *SinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkResponse.ProtoReflect.Descriptor instead.
 func (*SinkResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SinkResponse) GetMessage() isSinkResponse_Message {
@@ -1913,7 +2657,7 @@ type SinkAnswer struct {
 
 func (x *SinkAnswer) Reset() {
 	*x = SinkAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2669,7 @@ func (x *SinkAnswer) String() string {
 func (*SinkAnswer) ProtoMessage() {}
 
 func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2682,7 @@ func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkAnswer.ProtoReflect.Descriptor instead.
 func (*SinkAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SinkAnswer) GetCallId() uint64 {
@@ -1982,7 +2726,7 @@ type SinkOpen struct {
 
 func (x *SinkOpen) Reset() {
 	*x = SinkOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2738,7 @@ func (x *SinkOpen) String() string {
 func (*SinkOpen) ProtoMessage() {}
 
 func (x *SinkOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2751,7 @@ func (x *SinkOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpen.ProtoReflect.Descriptor instead.
 func (*SinkOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SinkOpen) GetLane() string {
@@ -2038,7 +2782,7 @@ type SinkOpened struct {
 
 func (x *SinkOpened) Reset() {
 	*x = SinkOpened{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2794,7 @@ func (x *SinkOpened) String() string {
 func (*SinkOpened) ProtoMessage() {}
 
 func (x *SinkOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2807,7 @@ func (x *SinkOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpened.ProtoReflect.Descriptor instead.
 func (*SinkOpened) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SinkOpened) GetPosition() []byte {
@@ -2099,7 +2843,7 @@ type SinkFlush struct {
 
 func (x *SinkFlush) Reset() {
 	*x = SinkFlush{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2855,7 @@ func (x *SinkFlush) String() string {
 func (*SinkFlush) ProtoMessage() {}
 
 func (x *SinkFlush) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2868,7 @@ func (x *SinkFlush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlush.ProtoReflect.Descriptor instead.
 func (*SinkFlush) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SinkFlush) GetPosition() []byte {
@@ -2146,7 +2890,7 @@ type SinkFlushed struct {
 
 func (x *SinkFlushed) Reset() {
 	*x = SinkFlushed{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2902,7 @@ func (x *SinkFlushed) String() string {
 func (*SinkFlushed) ProtoMessage() {}
 
 func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2915,7 @@ func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlushed.ProtoReflect.Descriptor instead.
 func (*SinkFlushed) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SinkFlushed) GetPosition() []byte {
@@ -2210,7 +2954,7 @@ type SourceRequest struct {
 
 func (x *SourceRequest) Reset() {
 	*x = SourceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2966,7 @@ func (x *SourceRequest) String() string {
 func (*SourceRequest) ProtoMessage() {}
 
 func (x *SourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2979,7 @@ func (x *SourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRequest.ProtoReflect.Descriptor instead.
 func (*SourceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SourceRequest) GetMessage() isSourceRequest_Message {
@@ -2322,7 +3066,7 @@ type SourceOpen struct {
 
 func (x *SourceOpen) Reset() {
 	*x = SourceOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +3078,7 @@ func (x *SourceOpen) String() string {
 func (*SourceOpen) ProtoMessage() {}
 
 func (x *SourceOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +3091,7 @@ func (x *SourceOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceOpen.ProtoReflect.Descriptor instead.
 func (*SourceOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SourceOpen) GetPosition() []byte {
@@ -2383,7 +3127,7 @@ type SourceRead struct {
 
 func (x *SourceRead) Reset() {
 	*x = SourceRead{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +3139,7 @@ func (x *SourceRead) String() string {
 func (*SourceRead) ProtoMessage() {}
 
 func (x *SourceRead) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +3152,7 @@ func (x *SourceRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRead.ProtoReflect.Descriptor instead.
 func (*SourceRead) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SourceRead) GetRecordsMax() uint32 {
@@ -2442,7 +3186,7 @@ type SourceCommitted struct {
 
 func (x *SourceCommitted) Reset() {
 	*x = SourceCommitted{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +3198,7 @@ func (x *SourceCommitted) String() string {
 func (*SourceCommitted) ProtoMessage() {}
 
 func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +3211,7 @@ func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceCommitted.ProtoReflect.Descriptor instead.
 func (*SourceCommitted) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SourceCommitted) GetPosition() []byte {
@@ -2490,7 +3234,7 @@ type SourceResponse struct {
 
 func (x *SourceResponse) Reset() {
 	*x = SourceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +3246,7 @@ func (x *SourceResponse) String() string {
 func (*SourceResponse) ProtoMessage() {}
 
 func (x *SourceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +3259,7 @@ func (x *SourceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceResponse.ProtoReflect.Descriptor instead.
 func (*SourceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SourceResponse) GetMessage() isSourceResponse_Message {
@@ -2577,7 +3321,7 @@ type SourceBatch struct {
 
 func (x *SourceBatch) Reset() {
 	*x = SourceBatch{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +3333,7 @@ func (x *SourceBatch) String() string {
 func (*SourceBatch) ProtoMessage() {}
 
 func (x *SourceBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +3346,7 @@ func (x *SourceBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceBatch.ProtoReflect.Descriptor instead.
 func (*SourceBatch) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SourceBatch) GetFrame() *framev1.Frame {
@@ -2658,7 +3402,7 @@ type ReduceRequest struct {
 
 func (x *ReduceRequest) Reset() {
 	*x = ReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +3414,7 @@ func (x *ReduceRequest) String() string {
 func (*ReduceRequest) ProtoMessage() {}
 
 func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +3427,7 @@ func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceRequest.ProtoReflect.Descriptor instead.
 func (*ReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReduceRequest) GetMessage() isReduceRequest_Message {
@@ -2742,7 +3486,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +3498,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +3511,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Group) GetStartUs() int64 {
@@ -2815,7 +3559,7 @@ type ReducePart struct {
 
 func (x *ReducePart) Reset() {
 	*x = ReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3571,7 @@ func (x *ReducePart) String() string {
 func (*ReducePart) ProtoMessage() {}
 
 func (x *ReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +3584,7 @@ func (x *ReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReducePart.ProtoReflect.Descriptor instead.
 func (*ReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReducePart) GetGroups() []*Group {
@@ -2884,7 +3628,7 @@ type ReduceResponse struct {
 
 func (x *ReduceResponse) Reset() {
 	*x = ReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3640,7 @@ func (x *ReduceResponse) String() string {
 func (*ReduceResponse) ProtoMessage() {}
 
 func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3653,7 @@ func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceResponse.ProtoReflect.Descriptor instead.
 func (*ReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReduceResponse) GetMessage() isReduceResponse_Message {
@@ -2975,7 +3719,7 @@ type ReduceAnswer struct {
 
 func (x *ReduceAnswer) Reset() {
 	*x = ReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3731,7 @@ func (x *ReduceAnswer) String() string {
 func (*ReduceAnswer) ProtoMessage() {}
 
 func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3744,7 @@ func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceAnswer.ProtoReflect.Descriptor instead.
 func (*ReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReduceAnswer) GetCounts() []uint32 {
@@ -3068,7 +3812,7 @@ type GroupFailure struct {
 
 func (x *GroupFailure) Reset() {
 	*x = GroupFailure{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3824,7 @@ func (x *GroupFailure) String() string {
 func (*GroupFailure) ProtoMessage() {}
 
 func (x *GroupFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3837,7 @@ func (x *GroupFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupFailure.ProtoReflect.Descriptor instead.
 func (*GroupFailure) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GroupFailure) GetIndex() uint32 {
@@ -3138,7 +3882,7 @@ type SealedReduceRequest struct {
 
 func (x *SealedReduceRequest) Reset() {
 	*x = SealedReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3894,7 @@ func (x *SealedReduceRequest) String() string {
 func (*SealedReduceRequest) ProtoMessage() {}
 
 func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3907,7 @@ func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceRequest.ProtoReflect.Descriptor instead.
 func (*SealedReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SealedReduceRequest) GetMessage() isSealedReduceRequest_Message {
@@ -3219,7 +3963,7 @@ type SealedReducePart struct {
 
 func (x *SealedReducePart) Reset() {
 	*x = SealedReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3975,7 @@ func (x *SealedReducePart) String() string {
 func (*SealedReducePart) ProtoMessage() {}
 
 func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3988,7 @@ func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReducePart.ProtoReflect.Descriptor instead.
 func (*SealedReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SealedReducePart) GetGroups() []*Group {
@@ -3289,7 +4033,7 @@ type SealedReduceResponse struct {
 
 func (x *SealedReduceResponse) Reset() {
 	*x = SealedReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3301,7 +4045,7 @@ func (x *SealedReduceResponse) String() string {
 func (*SealedReduceResponse) ProtoMessage() {}
 
 func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3314,7 +4058,7 @@ func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceResponse.ProtoReflect.Descriptor instead.
 func (*SealedReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SealedReduceResponse) GetMessage() isSealedReduceResponse_Message {
@@ -3373,7 +4117,7 @@ type SealedReduceAnswer struct {
 
 func (x *SealedReduceAnswer) Reset() {
 	*x = SealedReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +4129,7 @@ func (x *SealedReduceAnswer) String() string {
 func (*SealedReduceAnswer) ProtoMessage() {}
 
 func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +4142,7 @@ func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceAnswer.ProtoReflect.Descriptor instead.
 func (*SealedReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SealedReduceAnswer) GetCounts() []uint32 {
@@ -3450,6 +4194,179 @@ func (x *SealedReduceAnswer) GetUnfinished() bool {
 	return false
 }
 
+type MetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsRequest) Reset() {
+	*x = MetricsRequest{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsRequest) ProtoMessage() {}
+
+func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
+func (*MetricsRequest) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
+}
+
+// What has been counted since the last response, on this stream or another. The server sends the first one as soon as
+// there is something, then at most one a second, and the last one when it has answered all calls and is about to end.
+type MetricsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Series        []*Series `protobuf:"bytes,1,rep,name=series,proto3" json:"series,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsResponse) Reset() {
+	*x = MetricsResponse{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsResponse) ProtoMessage() {}
+
+func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
+func (*MetricsResponse) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *MetricsResponse) GetSeries() []*Series {
+	if x != nil {
+		return x.Series
+	}
+	return nil
+}
+
+// One series of a metric: a name with labels.
+type Series struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits and `_`, the first not a digit; at most 63. The client exports it with the prefix `udf_`.
+	Name string      `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind Series_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=millstream.udf.v1.Series_Kind" json:"kind,omitempty"`
+	// At most 10. Names as above, but not those of the labels that the client adds: pipeline, vertex, vertex_type, replica
+	// and role.
+	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Value  float64           `protobuf:"fixed64,4,opt,name=value,proto3" json:"value,omitempty"`
+	// Upper bounds of all buckets but the last, which belong to the buckets; at most 50, rising, the same in each response.
+	Bounds []float64 `protobuf:"fixed64,5,rep,packed,name=bounds,proto3" json:"bounds,omitempty"`
+	// One more than `bounds`.
+	Counts        []uint64 `protobuf:"varint,6,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Series) Reset() {
+	*x = Series{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Series) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Series) ProtoMessage() {}
+
+func (x *Series) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Series.ProtoReflect.Descriptor instead.
+func (*Series) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Series) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Series) GetKind() Series_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Series_KIND_UNSPECIFIED
+}
+
+func (x *Series) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Series) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *Series) GetBounds() []float64 {
+	if x != nil {
+		return x.Bounds
+	}
+	return nil
+}
+
+func (x *Series) GetCounts() []uint64 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
 var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
@@ -3463,7 +4380,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xb7\x02\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xfa\x03\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -3473,7 +4390,15 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\areplica\x18\x06 \x01(\rR\areplica\x12!\n" +
 	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\x12'\n" +
 	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\x12(\n" +
-	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\"\xd4\x01\n" +
+	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\x12\x12\n" +
+	"\x04edge\x18\n" +
+	" \x01(\tR\x04edge\x12\x16\n" +
+	"\x06config\x18\f \x01(\tR\x06config\x12?\n" +
+	"\asecrets\x18\r \x03(\v2%.millstream.udf.v1.Hello.SecretsEntryR\asecrets\x12\x18\n" +
+	"\aversion\x18\x0e \x01(\tR\aversion\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -3482,26 +4407,50 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x0fkeeps_positions\x18\x04 \x01(\bR\x0ekeepsPositions\x12\x16\n" +
 	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
 	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
-	"takesArrow\"\xbe\x02\n" +
+	"takesArrow\x120\n" +
+	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xb8\x03\n" +
+	"\x05State\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1d.millstream.udf.v1.State.KindR\x04kind\x12\x14\n" +
+	"\x05codec\x18\x03 \x01(\tR\x05codec\x12\x1d\n" +
+	"\n" +
+	"item_codec\x18\x04 \x01(\tR\titemCodec\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\rR\aversion\x124\n" +
+	"\x05clock\x18\x06 \x01(\x0e2\x1e.millstream.udf.v1.State.ClockR\x05clock\x12%\n" +
+	"\x0eoldest_version\x18\a \x01(\rR\roldestVersion\"k\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"KIND_VALUE\x10\x01\x12\f\n" +
+	"\bKIND_MAP\x10\x02\x12\r\n" +
+	"\tKIND_LIST\x10\x03\x12\x10\n" +
+	"\fKIND_COUNTER\x10\x04\x12\x0e\n" +
+	"\n" +
+	"KIND_TIMER\x10\x05\"O\n" +
+	"\x05Clock\x12\x15\n" +
+	"\x11CLOCK_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10CLOCK_EVENT_TIME\x10\x01\x12\x19\n" +
+	"\x15CLOCK_PROCESSING_TIME\x10\x02\"\xd2\x02\n" +
 	"\aOutcome\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x129\n" +
 	"\x06result\x18\x02 \x01(\x0e2!.millstream.udf.v1.Outcome.ResultR\x06result\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x19\n" +
 	"\bdelay_us\x18\x05 \x01(\x04R\adelayUs\x12\x12\n" +
-	"\x04code\x18\x06 \x01(\rR\x04code\"\x82\x01\n" +
+	"\x04code\x18\x06 \x01(\rR\x04code\"\x96\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x12RESULT_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fRESULT_ERROR\x10\x01\x12\x10\n" +
 	"\fRESULT_RETRY\x10\x02\x12\x16\n" +
 	"\x12RESULT_DEAD_LETTER\x10\x03\x12\x0f\n" +
 	"\vRESULT_DROP\x10\x04\x12\x13\n" +
-	"\x0fRESULT_FALLBACK\x10\x05\"{\n" +
+	"\x0fRESULT_FALLBACK\x10\x05\x12\x12\n" +
+	"\x0eRESULT_HELD_UP\x10\x06\"{\n" +
 	"\n" +
 	"MapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x120\n" +
 	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xf1\x01\n" +
+	"\amessage\"\xd6\x02\n" +
 	"\aMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
 	"\x05frame\x18\x02 \x01(\v2\x1a.millstream.frame.v1.FrameR\x05frame\x12!\n" +
@@ -3510,11 +4459,31 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\x12\x1b\n" +
 	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
 	"\vfirst_index\x18\a \x01(\rR\n" +
-	"firstIndex\"\x88\x01\n" +
+	"firstIndex\x127\n" +
+	"\x06states\x18\b \x01(\v2\x1f.millstream.udf.v1.StateEntriesR\x06states\x12\x12\n" +
+	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
+	"\x06timers\x18\n" +
+	" \x01(\bR\x06timers\"\xe9\x01\n" +
+	"\fStateEntries\x12\x1f\n" +
+	"\vrecord_keys\x18\x01 \x03(\aR\n" +
+	"recordKeys\x12\x12\n" +
+	"\x04keys\x18\x02 \x03(\aR\x04keys\x12\x16\n" +
+	"\x06states\x18\x03 \x01(\fR\x06states\x126\n" +
+	"\x05items\x18\x04 \x01(\v2 .millstream.frame.v1.BytesColumnR\x05items\x128\n" +
+	"\x06values\x18\x05 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x12\x1a\n" +
+	"\bversions\x18\x06 \x03(\aR\bversions\"\xe5\x01\n" +
+	"\fStateChanges\x12\x12\n" +
+	"\x04keys\x18\x01 \x03(\aR\x04keys\x12\x16\n" +
+	"\x06states\x18\x02 \x01(\fR\x06states\x126\n" +
+	"\x05items\x18\x03 \x01(\v2 .millstream.frame.v1.BytesColumnR\x05items\x128\n" +
+	"\x06values\x18\x04 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x12\x18\n" +
+	"\adeleted\x18\x05 \x01(\fR\adeleted\x12\x1d\n" +
+	"\n" +
+	"expires_us\x18\x06 \x03(\x10R\texpiresUs\"\x88\x01\n" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xc4\x03\n" +
+	"\amessage\"\xff\x03\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -3527,11 +4496,12 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\boutcomes\x18\t \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
-	"\x05arrow\x18\v \x01(\fR\x05arrow\"\x87\x01\n" +
+	"\x05arrow\x18\v \x01(\fR\x05arrow\x129\n" +
+	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\"\x87\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xdb\x01\n" +
+	"\amessage\"\x9f\x02\n" +
 	"\rSealedMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
 	"\x05frame\x18\x02 \x01(\fR\x05frame\x12!\n" +
@@ -3540,11 +4510,15 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\x12\x1b\n" +
 	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
 	"\vfirst_index\x18\a \x01(\rR\n" +
-	"firstIndex\"\x94\x01\n" +
+	"firstIndex\x12\x16\n" +
+	"\x06states\x18\b \x01(\fR\x06states\x12\x12\n" +
+	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
+	"\x06timers\x18\n" +
+	" \x01(\bR\x06timers\"\x94\x01\n" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xc2\x02\n" +
+	"\amessage\"\xdc\x02\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x12\x16\n" +
@@ -3557,7 +4531,24 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\boutcomes\x18\t \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
-	"\x05arrow\x18\v \x01(\fR\x05arrow\"\x9b\x02\n" +
+	"\x05arrow\x18\v \x01(\fR\x05arrow\x12\x18\n" +
+	"\achanges\x18\f \x01(\fR\achanges\"\xab\x01\n" +
+	"\x12SealedStateEntries\x12\x1f\n" +
+	"\vrecord_keys\x18\x01 \x01(\fR\n" +
+	"recordKeys\x12\x12\n" +
+	"\x04keys\x18\x02 \x01(\fR\x04keys\x12\x16\n" +
+	"\x06states\x18\x03 \x01(\fR\x06states\x12\x14\n" +
+	"\x05items\x18\x04 \x01(\fR\x05items\x12\x16\n" +
+	"\x06values\x18\x05 \x01(\fR\x06values\x12\x1a\n" +
+	"\bversions\x18\x06 \x01(\fR\bversions\"\xa7\x01\n" +
+	"\x12SealedStateChanges\x12\x12\n" +
+	"\x04keys\x18\x01 \x01(\fR\x04keys\x12\x16\n" +
+	"\x06states\x18\x02 \x01(\fR\x06states\x12\x14\n" +
+	"\x05items\x18\x03 \x01(\fR\x05items\x12\x16\n" +
+	"\x06values\x18\x04 \x01(\fR\x06values\x12\x18\n" +
+	"\adeleted\x18\x05 \x01(\fR\adeleted\x12\x1d\n" +
+	"\n" +
+	"expires_us\x18\x06 \x01(\fR\texpiresUs\"\x9b\x02\n" +
 	"\vSinkRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x121\n" +
 	"\x04call\x18\x02 \x01(\v2\x1b.millstream.udf.v1.SinkCallH\x00R\x04call\x121\n" +
@@ -3707,20 +4698,40 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\bfailures\x18\x06 \x03(\v2\x1f.millstream.udf.v1.GroupFailureR\bfailures\x12\x1e\n" +
 	"\n" +
 	"unfinished\x18\a \x01(\bR\n" +
-	"unfinished*v\n" +
+	"unfinished\"\x10\n" +
+	"\x0eMetricsRequest\"D\n" +
+	"\x0fMetricsResponse\x121\n" +
+	"\x06series\x18\x01 \x03(\v2\x19.millstream.udf.v1.SeriesR\x06series\"\xe4\x02\n" +
+	"\x06Series\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1e.millstream.udf.v1.Series.KindR\x04kind\x12=\n" +
+	"\x06labels\x18\x03 \x03(\v2%.millstream.udf.v1.Series.LabelsEntryR\x06labels\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\x01R\x05value\x12\x16\n" +
+	"\x06bounds\x18\x05 \x03(\x01R\x06bounds\x12\x16\n" +
+	"\x06counts\x18\x06 \x03(\x04R\x06counts\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"R\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fKIND_COUNTER\x10\x01\x12\x0e\n" +
+	"\n" +
+	"KIND_GAUGE\x10\x02\x12\x12\n" +
+	"\x0eKIND_HISTOGRAM\x10\x03*v\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_MAP\x10\x01\x12\x19\n" +
 	"\x15KIND_SOURCE_TRANSFORM\x10\x02\x12\r\n" +
 	"\tKIND_SINK\x10\x03\x12\x0f\n" +
 	"\vKIND_SOURCE\x10\x04\x12\x0f\n" +
-	"\vKIND_REDUCE\x10\x052\x97\x03\n" +
+	"\vKIND_REDUCE\x10\x052\xeb\x03\n" +
 	"\x03Udf\x12S\n" +
 	"\bDescribe\x12\".millstream.udf.v1.DescribeRequest\x1a#.millstream.udf.v1.DescribeResponse\x12H\n" +
 	"\x03Map\x12\x1d.millstream.udf.v1.MapRequest\x1a\x1e.millstream.udf.v1.MapResponse(\x010\x01\x12K\n" +
 	"\x04Sink\x12\x1e.millstream.udf.v1.SinkRequest\x1a\x1f.millstream.udf.v1.SinkResponse(\x010\x01\x12Q\n" +
 	"\x06Source\x12 .millstream.udf.v1.SourceRequest\x1a!.millstream.udf.v1.SourceResponse(\x010\x01\x12Q\n" +
-	"\x06Reduce\x12 .millstream.udf.v1.ReduceRequest\x1a!.millstream.udf.v1.ReduceResponse(\x010\x01b\x06proto3"
+	"\x06Reduce\x12 .millstream.udf.v1.ReduceRequest\x1a!.millstream.udf.v1.ReduceResponse(\x010\x01\x12R\n" +
+	"\aMetrics\x12!.millstream.udf.v1.MetricsRequest\x1a\".millstream.udf.v1.MetricsResponse0\x01b\x06proto3"
 
 var (
 	file_millstream_udf_v1_udf_proto_rawDescOnce sync.Once
@@ -3734,129 +4745,157 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 	return file_millstream_udf_v1_udf_proto_rawDescData
 }
 
-var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
-	(Outcome_Result)(0),           // 1: millstream.udf.v1.Outcome.Result
-	(*DescribeRequest)(nil),       // 2: millstream.udf.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 3: millstream.udf.v1.DescribeResponse
-	(*Hello)(nil),                 // 4: millstream.udf.v1.Hello
-	(*Welcome)(nil),               // 5: millstream.udf.v1.Welcome
-	(*Outcome)(nil),               // 6: millstream.udf.v1.Outcome
-	(*MapRequest)(nil),            // 7: millstream.udf.v1.MapRequest
-	(*MapCall)(nil),               // 8: millstream.udf.v1.MapCall
-	(*MapResponse)(nil),           // 9: millstream.udf.v1.MapResponse
-	(*MapAnswer)(nil),             // 10: millstream.udf.v1.MapAnswer
-	(*SealedMapRequest)(nil),      // 11: millstream.udf.v1.SealedMapRequest
-	(*SealedMapCall)(nil),         // 12: millstream.udf.v1.SealedMapCall
-	(*SealedMapResponse)(nil),     // 13: millstream.udf.v1.SealedMapResponse
-	(*SealedMapAnswer)(nil),       // 14: millstream.udf.v1.SealedMapAnswer
-	(*SinkRequest)(nil),           // 15: millstream.udf.v1.SinkRequest
-	(*SinkCall)(nil),              // 16: millstream.udf.v1.SinkCall
-	(*SealedSinkRequest)(nil),     // 17: millstream.udf.v1.SealedSinkRequest
-	(*SealedSinkCall)(nil),        // 18: millstream.udf.v1.SealedSinkCall
-	(*SinkResponse)(nil),          // 19: millstream.udf.v1.SinkResponse
-	(*SinkAnswer)(nil),            // 20: millstream.udf.v1.SinkAnswer
-	(*SinkOpen)(nil),              // 21: millstream.udf.v1.SinkOpen
-	(*SinkOpened)(nil),            // 22: millstream.udf.v1.SinkOpened
-	(*SinkFlush)(nil),             // 23: millstream.udf.v1.SinkFlush
-	(*SinkFlushed)(nil),           // 24: millstream.udf.v1.SinkFlushed
-	(*SourceRequest)(nil),         // 25: millstream.udf.v1.SourceRequest
-	(*SourceOpen)(nil),            // 26: millstream.udf.v1.SourceOpen
-	(*SourceRead)(nil),            // 27: millstream.udf.v1.SourceRead
-	(*SourceCommitted)(nil),       // 28: millstream.udf.v1.SourceCommitted
-	(*SourceResponse)(nil),        // 29: millstream.udf.v1.SourceResponse
-	(*SourceBatch)(nil),           // 30: millstream.udf.v1.SourceBatch
-	(*ReduceRequest)(nil),         // 31: millstream.udf.v1.ReduceRequest
-	(*Group)(nil),                 // 32: millstream.udf.v1.Group
-	(*ReducePart)(nil),            // 33: millstream.udf.v1.ReducePart
-	(*ReduceResponse)(nil),        // 34: millstream.udf.v1.ReduceResponse
-	(*ReduceAnswer)(nil),          // 35: millstream.udf.v1.ReduceAnswer
-	(*GroupFailure)(nil),          // 36: millstream.udf.v1.GroupFailure
-	(*SealedReduceRequest)(nil),   // 37: millstream.udf.v1.SealedReduceRequest
-	(*SealedReducePart)(nil),      // 38: millstream.udf.v1.SealedReducePart
-	(*SealedReduceResponse)(nil),  // 39: millstream.udf.v1.SealedReduceResponse
-	(*SealedReduceAnswer)(nil),    // 40: millstream.udf.v1.SealedReduceAnswer
-	(*framev1.Frame)(nil),         // 41: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 42: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 43: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 44: millstream.frame.v1.HeadersColumn
+	(State_Kind)(0),               // 1: millstream.udf.v1.State.Kind
+	(State_Clock)(0),              // 2: millstream.udf.v1.State.Clock
+	(Outcome_Result)(0),           // 3: millstream.udf.v1.Outcome.Result
+	(Series_Kind)(0),              // 4: millstream.udf.v1.Series.Kind
+	(*DescribeRequest)(nil),       // 5: millstream.udf.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 6: millstream.udf.v1.DescribeResponse
+	(*Hello)(nil),                 // 7: millstream.udf.v1.Hello
+	(*Welcome)(nil),               // 8: millstream.udf.v1.Welcome
+	(*State)(nil),                 // 9: millstream.udf.v1.State
+	(*Outcome)(nil),               // 10: millstream.udf.v1.Outcome
+	(*MapRequest)(nil),            // 11: millstream.udf.v1.MapRequest
+	(*MapCall)(nil),               // 12: millstream.udf.v1.MapCall
+	(*StateEntries)(nil),          // 13: millstream.udf.v1.StateEntries
+	(*StateChanges)(nil),          // 14: millstream.udf.v1.StateChanges
+	(*MapResponse)(nil),           // 15: millstream.udf.v1.MapResponse
+	(*MapAnswer)(nil),             // 16: millstream.udf.v1.MapAnswer
+	(*SealedMapRequest)(nil),      // 17: millstream.udf.v1.SealedMapRequest
+	(*SealedMapCall)(nil),         // 18: millstream.udf.v1.SealedMapCall
+	(*SealedMapResponse)(nil),     // 19: millstream.udf.v1.SealedMapResponse
+	(*SealedMapAnswer)(nil),       // 20: millstream.udf.v1.SealedMapAnswer
+	(*SealedStateEntries)(nil),    // 21: millstream.udf.v1.SealedStateEntries
+	(*SealedStateChanges)(nil),    // 22: millstream.udf.v1.SealedStateChanges
+	(*SinkRequest)(nil),           // 23: millstream.udf.v1.SinkRequest
+	(*SinkCall)(nil),              // 24: millstream.udf.v1.SinkCall
+	(*SealedSinkRequest)(nil),     // 25: millstream.udf.v1.SealedSinkRequest
+	(*SealedSinkCall)(nil),        // 26: millstream.udf.v1.SealedSinkCall
+	(*SinkResponse)(nil),          // 27: millstream.udf.v1.SinkResponse
+	(*SinkAnswer)(nil),            // 28: millstream.udf.v1.SinkAnswer
+	(*SinkOpen)(nil),              // 29: millstream.udf.v1.SinkOpen
+	(*SinkOpened)(nil),            // 30: millstream.udf.v1.SinkOpened
+	(*SinkFlush)(nil),             // 31: millstream.udf.v1.SinkFlush
+	(*SinkFlushed)(nil),           // 32: millstream.udf.v1.SinkFlushed
+	(*SourceRequest)(nil),         // 33: millstream.udf.v1.SourceRequest
+	(*SourceOpen)(nil),            // 34: millstream.udf.v1.SourceOpen
+	(*SourceRead)(nil),            // 35: millstream.udf.v1.SourceRead
+	(*SourceCommitted)(nil),       // 36: millstream.udf.v1.SourceCommitted
+	(*SourceResponse)(nil),        // 37: millstream.udf.v1.SourceResponse
+	(*SourceBatch)(nil),           // 38: millstream.udf.v1.SourceBatch
+	(*ReduceRequest)(nil),         // 39: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 40: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 41: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 42: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 43: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 44: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 45: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 46: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 47: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 48: millstream.udf.v1.SealedReduceAnswer
+	(*MetricsRequest)(nil),        // 49: millstream.udf.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 50: millstream.udf.v1.MetricsResponse
+	(*Series)(nil),                // 51: millstream.udf.v1.Series
+	nil,                           // 52: millstream.udf.v1.Hello.SecretsEntry
+	nil,                           // 53: millstream.udf.v1.Series.LabelsEntry
+	(*framev1.Frame)(nil),         // 54: millstream.frame.v1.Frame
+	(*framev1.BytesColumn)(nil),   // 55: millstream.frame.v1.BytesColumn
+	(*framev1.ListColumn)(nil),    // 56: millstream.frame.v1.ListColumn
+	(*framev1.HeadersColumn)(nil), // 57: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
 	0,  // 1: millstream.udf.v1.Hello.kind:type_name -> millstream.udf.v1.Kind
-	1,  // 2: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
-	4,  // 3: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
-	8,  // 4: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	41, // 5: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
-	5,  // 6: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	10, // 7: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	42, // 8: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	43, // 9: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	43, // 10: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	44, // 11: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	6,  // 12: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	4,  // 13: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
-	12, // 14: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
-	5,  // 15: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	14, // 16: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
-	6,  // 17: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	4,  // 18: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	16, // 19: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	21, // 20: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	16, // 21: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
-	23, // 22: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	41, // 23: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
-	4,  // 24: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	18, // 25: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
-	21, // 26: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	18, // 27: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
-	23, // 28: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	5,  // 29: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	20, // 30: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
-	22, // 31: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
-	24, // 32: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
-	6,  // 33: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	4,  // 34: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
-	26, // 35: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
-	27, // 36: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
-	28, // 37: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
-	5,  // 38: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	30, // 39: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	41, // 40: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	4,  // 41: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	33, // 42: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
-	32, // 43: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
-	41, // 44: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
-	5,  // 45: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	35, // 46: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
-	42, // 47: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	43, // 48: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	43, // 49: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	44, // 50: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	36, // 51: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	4,  // 52: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	38, // 53: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
-	32, // 54: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
-	5,  // 55: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	40, // 56: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
-	36, // 57: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	2,  // 58: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	7,  // 59: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	15, // 60: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	25, // 61: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	31, // 62: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
-	3,  // 63: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	9,  // 64: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	19, // 65: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	29, // 66: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	34, // 67: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
-	63, // [63:68] is the sub-list for method output_type
-	58, // [58:63] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	52, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
+	9,  // 3: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
+	1,  // 4: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
+	2,  // 5: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
+	3,  // 6: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
+	7,  // 7: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
+	12, // 8: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
+	54, // 9: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	13, // 10: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
+	55, // 11: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
+	55, // 12: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
+	55, // 13: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
+	55, // 14: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
+	8,  // 15: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	16, // 16: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
+	55, // 17: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	56, // 18: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	56, // 19: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	57, // 20: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	10, // 21: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	14, // 22: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
+	7,  // 23: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
+	18, // 24: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
+	8,  // 25: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	20, // 26: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
+	10, // 27: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 28: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	24, // 29: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
+	29, // 30: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	24, // 31: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
+	31, // 32: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	54, // 33: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 34: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	26, // 35: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
+	29, // 36: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	26, // 37: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
+	31, // 38: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	8,  // 39: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	28, // 40: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
+	30, // 41: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
+	32, // 42: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
+	10, // 43: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 44: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
+	34, // 45: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
+	35, // 46: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
+	36, // 47: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
+	8,  // 48: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	38, // 49: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
+	54, // 50: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 51: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	41, // 52: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	40, // 53: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	54, // 54: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	8,  // 55: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	43, // 56: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	55, // 57: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	56, // 58: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	56, // 59: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	57, // 60: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	44, // 61: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	7,  // 62: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	46, // 63: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	40, // 64: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	8,  // 65: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	48, // 66: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	44, // 67: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	51, // 68: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
+	4,  // 69: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
+	53, // 70: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
+	5,  // 71: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	11, // 72: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	23, // 73: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	33, // 74: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	39, // 75: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	49, // 76: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
+	6,  // 77: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	15, // 78: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	27, // 79: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	37, // 80: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	42, // 81: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	50, // 82: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
+	77, // [77:83] is the sub-list for method output_type
+	71, // [71:77] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -3864,66 +4903,66 @@ func file_millstream_udf_v1_udf_proto_init() {
 	if File_millstream_udf_v1_udf_proto != nil {
 		return
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[5].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[6].OneofWrappers = []any{
 		(*MapRequest_Hello)(nil),
 		(*MapRequest_Call)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[7].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[10].OneofWrappers = []any{
 		(*MapResponse_Welcome)(nil),
 		(*MapResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[9].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[12].OneofWrappers = []any{
 		(*SealedMapRequest_Hello)(nil),
 		(*SealedMapRequest_Call)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[11].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[14].OneofWrappers = []any{
 		(*SealedMapResponse_Welcome)(nil),
 		(*SealedMapResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[13].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[18].OneofWrappers = []any{
 		(*SinkRequest_Hello)(nil),
 		(*SinkRequest_Call)(nil),
 		(*SinkRequest_Open)(nil),
 		(*SinkRequest_Check)(nil),
 		(*SinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[15].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[20].OneofWrappers = []any{
 		(*SealedSinkRequest_Hello)(nil),
 		(*SealedSinkRequest_Call)(nil),
 		(*SealedSinkRequest_Open)(nil),
 		(*SealedSinkRequest_Check)(nil),
 		(*SealedSinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[17].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[22].OneofWrappers = []any{
 		(*SinkResponse_Welcome)(nil),
 		(*SinkResponse_Answer)(nil),
 		(*SinkResponse_Opened)(nil),
 		(*SinkResponse_Flushed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[23].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{
 		(*SourceRequest_Hello)(nil),
 		(*SourceRequest_Open)(nil),
 		(*SourceRequest_Read)(nil),
 		(*SourceRequest_Committed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[27].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[32].OneofWrappers = []any{
 		(*SourceResponse_Welcome)(nil),
 		(*SourceResponse_Batch)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{}
-	file_millstream_udf_v1_udf_proto_msgTypes[29].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[33].OneofWrappers = []any{}
+	file_millstream_udf_v1_udf_proto_msgTypes[34].OneofWrappers = []any{
 		(*ReduceRequest_Hello)(nil),
 		(*ReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[32].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
 		(*ReduceResponse_Welcome)(nil),
 		(*ReduceResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[35].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[40].OneofWrappers = []any{
 		(*SealedReduceRequest_Hello)(nil),
 		(*SealedReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[42].OneofWrappers = []any{
 		(*SealedReduceResponse_Welcome)(nil),
 		(*SealedReduceResponse_Answer)(nil),
 	}
@@ -3932,8 +4971,8 @@ func file_millstream_udf_v1_udf_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   39,
+			NumEnums:      5,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,7 @@ const (
 	Udf_Sink_FullMethodName     = "/millstream.udf.v1.Udf/Sink"
 	Udf_Source_FullMethodName   = "/millstream.udf.v1.Udf/Source"
 	Udf_Reduce_FullMethodName   = "/millstream.udf.v1.Udf/Reduce"
+	Udf_Metrics_FullMethodName  = "/millstream.udf.v1.Udf/Metrics"
 )
 
 // UdfClient is the client API for Udf service.
@@ -51,6 +52,8 @@ type UdfClient interface {
 	Source(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SourceRequest, SourceResponse], error)
 	// Reduce: one stream for the windows of one Spark task.
 	Reduce(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReduceRequest, ReduceResponse], error)
+	// What the function counts. A server without metrics need not have it.
+	Metrics(ctx context.Context, in *MetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[MetricsResponse], error)
 }
 
 type udfClient struct {
@@ -123,6 +126,25 @@ func (c *udfClient) Reduce(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Udf_ReduceClient = grpc.BidiStreamingClient[ReduceRequest, ReduceResponse]
 
+func (c *udfClient) Metrics(ctx context.Context, in *MetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[MetricsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Udf_ServiceDesc.Streams[4], Udf_Metrics_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[MetricsRequest, MetricsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Udf_MetricsClient = grpc.ServerStreamingClient[MetricsResponse]
+
 // UdfServer is the server API for Udf service.
 // All implementations must embed UnimplementedUdfServer
 // for forward compatibility.
@@ -137,6 +159,8 @@ type UdfServer interface {
 	Source(grpc.BidiStreamingServer[SourceRequest, SourceResponse]) error
 	// Reduce: one stream for the windows of one Spark task.
 	Reduce(grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]) error
+	// What the function counts. A server without metrics need not have it.
+	Metrics(*MetricsRequest, grpc.ServerStreamingServer[MetricsResponse]) error
 	mustEmbedUnimplementedUdfServer()
 }
 
@@ -161,6 +185,9 @@ func (UnimplementedUdfServer) Source(grpc.BidiStreamingServer[SourceRequest, Sou
 }
 func (UnimplementedUdfServer) Reduce(grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]) error {
 	return status.Errorf(codes.Unimplemented, "method Reduce not implemented")
+}
+func (UnimplementedUdfServer) Metrics(*MetricsRequest, grpc.ServerStreamingServer[MetricsResponse]) error {
+	return status.Errorf(codes.Unimplemented, "method Metrics not implemented")
 }
 func (UnimplementedUdfServer) mustEmbedUnimplementedUdfServer() {}
 func (UnimplementedUdfServer) testEmbeddedByValue()             {}
@@ -229,6 +256,17 @@ func _Udf_Reduce_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Udf_ReduceServer = grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]
 
+func _Udf_Metrics_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(MetricsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(UdfServer).Metrics(m, &grpc.GenericServerStream[MetricsRequest, MetricsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Udf_MetricsServer = grpc.ServerStreamingServer[MetricsResponse]
+
 // Udf_ServiceDesc is the grpc.ServiceDesc for Udf service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -265,6 +303,11 @@ var Udf_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Udf_Reduce_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Metrics",
+			Handler:       _Udf_Metrics_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "millstream/udf/v1/udf.proto",

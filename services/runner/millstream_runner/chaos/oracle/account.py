@@ -1,6 +1,6 @@
 """The conservation account: where every record went, lane by lane and buffer by buffer. Pure.
 
-every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted + open
+every lane:    inputs + timers = processed + filtered + dead-lettered + dropped + diverted + open
 every buffer:  written by all lanes that write to it = read by the lane that reads it
 
 Vertices that run as one lane have one mark, with an account for each of them. An edge between two of them is held to
@@ -55,8 +55,9 @@ def _lanes(pipeline: OraclePipeline, marks: Marks, vertex: str, *, ended: bool) 
         account = mark.account
         gone = account.processed + account.filtered + account.dead_lettered + account.diverted
         gone += sum(account.dropped.values())
-        if account.inputs != gone + account.open:
-            faults.append(f"lane {lane}: {account.inputs:,} inputs, {gone:,} accounted for and {account.open:,} open")
+        given = f"{account.inputs:,} inputs and {account.timers:,} timers"
+        if account.inputs + account.timers != gone + account.open:
+            faults.append(f"lane {lane}: {given}, {gone:,} accounted for and {account.open:,} open")
         if ended and not mark.ended:
             faults.append(f"lane {lane} has not ended")
         if ended and account.open:
@@ -91,5 +92,9 @@ def _read(pipeline: OraclePipeline, marks: Marks, vertex: str, edge: str, partit
     if pipeline.kind(vertex) == "reduce":
         mark = marks.get((vertex, f"window.{partition}"))
         return 0 if mark is None else sum(one.records for one in mark.reduce.inputs if one.edge == edge)
+    mark = marks.get((vertex, f"_all.{partition}"))
+    if mark is not None:
+        # A map that remembers has one lane for all of its edges.
+        return sum(one.records for one in mark.inputs if one.edge == edge)
     mark = marks.get((vertex, f"{edge}.{partition}"))
     return 0 if mark is None else mark.account.inputs

@@ -22,7 +22,7 @@ def rows_of(directory: Path) -> Iterator[Row]:
     for path in finished_files(directory):
         match path.suffix:
             case ".jsonl":
-                yield from _json_lines(path)
+                yield from json_lines(path)
             case ".csv":
                 with path.open(encoding="utf-8", newline="") as file:
                     yield from csv.DictReader(file)
@@ -55,7 +55,8 @@ def unfinished_files(directory: Path) -> list[Path]:
     )
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[Row]:
+    """The objects of a file with one on each line. Raises `ValueError` if the last line is incomplete."""
     text = path.read_bytes()
     if text and not text.endswith(b"\n"):
         raise ValueError(f"the last line of {path} is incomplete")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.account import consumed
+from millstream.account import consumed, has_inputs, inputs_in
 from millstream.ledger.packs import finished_bytes, frames_in
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.ledger.rewriting import rewritten
@@ -115,7 +115,7 @@ class StageInputs:
 
     async def _kept_input(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
         """What is wrong with the input that was read and is kept."""
-        return await self._kept(upstream, lane, buffer, mark, _read_up_to(mark, buffer)[0])
+        return await self._kept(upstream, lane, buffer, mark, _read_up_to(lane, mark, buffer)[0])
 
     async def _milestones(self, own: Ledger, lane: LaneId, mark: mark_pb2.Mark) -> Reading:
         return await self._kept(own, lane, BufferId(lane.input, lane.partition), mark, _END)
@@ -143,7 +143,7 @@ class StageInputs:
         self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark, look: LogLook | None
     ) -> Reading:
         """What is wrong between the reader's position and the end of the buffer."""
-        sequence, read = _read_up_to(mark, buffer, look)
+        sequence, read = _read_up_to(lane, mark, buffer, look)
         written = {}
         for writer in self._stored.plan.upstream_lanes(buffer):
             stored = await self._stored.mark(upstream, writer)
@@ -193,14 +193,16 @@ class StageInputs:
                 last = (await upstream.take_over(writer, _OWNER)).sequence
             # There may be records to read again.
             mark.ended = False
+            if has_inputs(lane, mark) and buffer.edge not in {done.edge for done in inputs_in(mark)}:
+                inputs_in(mark).append(mark_pb2.InputProgress(edge=buffer.edge))
             if not reading.last_is_there and not mark.HasField("reduce"):
                 # A frame that was partly read is another frame now.
-                mark.record_index = 0
-                whole = [item for item in mark.read if item.sequence <= mark.sequence]
-                del mark.read[:]
-                mark.read.extend(whole)
-            if mark.HasField("reduce") and buffer.edge not in {done.edge for done in mark.reduce.inputs}:
-                mark.reduce.inputs.add(edge=buffer.edge)
+                of_edges = [done for done in inputs_in(mark) if done.edge == buffer.edge]
+                done = of_edges[0] if has_inputs(lane, mark) else mark
+                done.record_index = 0
+                whole = [item for item in done.read if item.sequence <= done.sequence]
+                del done.read[:]
+                done.read.extend(whole)
             records, size = await self._missing(upstream, lane, mark, reading, look)
             accepted = next((item for item in mark.accepted if item.edge == buffer.edge), None)
             accepted = accepted or mark.accepted.add(edge=buffer.edge)
@@ -221,13 +223,15 @@ class StageInputs:
             for total in stored.mark.written if stored is not None else ():
                 if _is(total, buffer):
                     records, size = records + total.records, size + total.bytes
+        index = 0
         for done in consumed(lane, mark):
             if done.buffer == buffer:
                 records, size = records - done.records, size - done.bytes
-        if reading.last_is_there and mark.record_index:
+                index = done.position.record_index
+        if reading.last_is_there and index:
             # What waits includes the whole frame that was read in part.
-            records += mark.record_index
-            size += await _counted_bytes(upstream, reading.up_to, mark.record_index)
+            records += index
+            size += await _counted_bytes(upstream, reading.up_to, index)
         if look is not None and look.contents is not None and not look.is_behind:
             for item in look.contents.unacknowledged:
                 for position in item.appended.message.inputs:
@@ -260,7 +264,7 @@ class StageInputs:
                 if own is None:
                     continue
                 look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
-                sequence, read = _read_up_to(mark, other, look)
+                sequence, read = _read_up_to(lane, mark, other, look)
                 if max(read, key=lambda item: item.sequence, default=None) == frame and frame.sequence <= sequence:
                     async with rewritten(own, lane, _OWNER) as changed:
                         _give_up(changed, other.edge, [GivenUp(frame.lane, frame.sequence, frame.number, frame.number)])
@@ -321,15 +325,17 @@ def _give_up(mark: mark_pb2.Mark, edge: str, gaps: Sequence[GivenUp]) -> None:
     mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in gaps)
 
 
-def _read_up_to(mark: mark_pb2.Mark, buffer: BufferId, look: LogLook | None = None) -> tuple[int, list[Witness]]:
+def _read_up_to(
+    lane: LaneId, mark: mark_pb2.Mark, buffer: BufferId, look: LogLook | None = None
+) -> tuple[int, list[Witness]]:
     """The sequence up to which a lane has read, and the last frames. `look`: at the log of a reduce lane."""
     if look is not None and look.contents is not None and not look.is_behind:
         # The lane has read beyond its mark, into its log.
         sequences, read = look.contents.sequences, look.contents.read
         return sequences.get(buffer.edge, 0), from_messages(read.get(buffer.edge, ()))
-    if not mark.HasField("reduce"):
+    if not has_inputs(lane, mark):
         return mark.sequence, from_messages(mark.read)
-    done = next((done for done in mark.reduce.inputs if done.edge == buffer.edge), mark_pb2.InputProgress())
+    done = next((done for done in inputs_in(mark) if done.edge == buffer.edge), mark_pb2.InputProgress())
     return done.sequence, from_messages(done.read)
 
 

@@ -183,6 +183,7 @@ class DiskImage(Image):
     def start_over(self) -> None:
         self._store.start_over()
         self._is_whole = False
+        self._steps, self._steps_bytes, self._position = [], 0, None
 
     def load(self, step: Step) -> None:
         self._steps.append(step)

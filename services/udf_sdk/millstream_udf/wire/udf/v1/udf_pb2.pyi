@@ -114,6 +114,26 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PIPELINE_FIELD_NUMBER: _builtins.int
@@ -123,6 +143,10 @@ class Hello(_message.Message):
     CALLS_SOCKET_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     MAY_RETURN_ARROW_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -138,6 +162,18 @@ class Hello(_message.Message):
     """Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other."""
     may_return_arrow: _builtins.bool
     """Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`."""
+    edge: _builtins.str
+    """Map and sink: the name of the edge by which all records of the stream come. Empty where each call has its own, in a
+    source transform, and from a client that does not say it.
+    """
+    config: _builtins.str
+    """Only for a server that the client has not started, which has the first two in its environment otherwise: `config` of
+    the program in the pipeline file, a JSON object of at most 64 KiB, and its `secrets`, in all at most 64 KiB.
+    """
+    version: _builtins.str
+    """Version of Millstream."""
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
@@ -150,10 +186,14 @@ class Hello(_message.Message):
         calls_socket: _builtins.bool = ...,
         keeps_positions: _builtins.bool = ...,
         may_return_arrow: _builtins.bool = ...,
+        edge: _builtins.str = ...,
+        config: _builtins.str = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +273,12 @@ class State(_message.Message):
         """Values in the order of their items, which are numbers of eight bytes, big-endian."""
         KIND_COUNTER: State._Kind.ValueType  # 4
         """One value: a signed number of eight bytes, little-endian."""
+        KIND_TIMER: State._Kind.ValueType  # 5
+        """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+        come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+        time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+        set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+        """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: State.Kind.ValueType  # 0
@@ -244,6 +290,12 @@ class State(_message.Message):
     """Values in the order of their items, which are numbers of eight bytes, big-endian."""
     KIND_COUNTER: State.Kind.ValueType  # 4
     """One value: a signed number of eight bytes, little-endian."""
+    KIND_TIMER: State.Kind.ValueType  # 5
+    """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
+    come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
+    time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
+    set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+    """
 
     class _Clock:
         ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -422,6 +474,8 @@ class MapCall(_message.Message):
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
@@ -436,6 +490,13 @@ class MapCall(_message.Message):
     """
     first_index: _builtins.int
     """Index, in the stored frame, of this call's first record."""
+    edge: _builtins.str
+    """The edge by which these records come, if Hello does not say it."""
+    timers: _builtins.bool
+    """The records are timers whose time has come, at most one of each key, in order; for functions with a state of
+    KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
+    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+    """
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     @_builtins.property
@@ -453,10 +514,12 @@ class MapCall(_message.Message):
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
         states: Global___StateEntries | None = ...,
+        edge: _builtins.str = ...,
+        timers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,6 +772,8 @@ class SealedMapCall(_message.Message):
     ID_PREFIX_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
@@ -717,6 +782,8 @@ class SealedMapCall(_message.Message):
     id_prefix: _builtins.str
     first_index: _builtins.int
     states: _builtins.bytes
+    edge: _builtins.str
+    timers: _builtins.bool
     def __init__(
         self,
         *,
@@ -728,10 +795,12 @@ class SealedMapCall(_message.Message):
         id_prefix: _builtins.str = ...,
         first_index: _builtins.int = ...,
         states: _builtins.bytes = ...,
+        edge: _builtins.str = ...,
+        timers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1738,3 +1807,135 @@ class SealedReduceAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealedReduceAnswer: _TypeAlias = SealedReduceAnswer  # noqa: Y015
+
+@_typing.final
+class MetricsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsRequest: _TypeAlias = MetricsRequest  # noqa: Y015
+
+@_typing.final
+class MetricsResponse(_message.Message):
+    """What has been counted since the last response, on this stream or another. The server sends the first one as soon as
+    there is something, then at most one a second, and the last one when it has answered all calls and is about to end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___Series]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        series: _abc.Iterable[Global___Series] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
+
+@_typing.final
+class Series(_message.Message):
+    """One series of a metric: a name with labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Series._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Series._Kind.ValueType  # 0
+        KIND_COUNTER: Series._Kind.ValueType  # 1
+        """`value` is what was added."""
+        KIND_GAUGE: Series._Kind.ValueType  # 2
+        """`value` is the last one."""
+        KIND_HISTOGRAM: Series._Kind.ValueType  # 3
+        """`bounds` and `counts` are what was recorded, and `value` is its sum."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: Series.Kind.ValueType  # 0
+    KIND_COUNTER: Series.Kind.ValueType  # 1
+    """`value` is what was added."""
+    KIND_GAUGE: Series.Kind.ValueType  # 2
+    """`value` is the last one."""
+    KIND_HISTOGRAM: Series.Kind.ValueType  # 3
+    """`bounds` and `counts` are what was recorded, and `value` is its sum."""
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    BOUNDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Letters, digits and `_`, the first not a digit; at most 63. The client exports it with the prefix `udf_`."""
+    kind: Global___Series.Kind.ValueType
+    value: _builtins.float
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """At most 10. Names as above, but not those of the labels that the client adds: pipeline, vertex, vertex_type, replica
+        and role.
+        """
+
+    @_builtins.property
+    def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Upper bounds of all buckets but the last, which belong to the buckets; at most 50, rising, the same in each response."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One more than `bounds`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___Series.Kind.ValueType = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        value: _builtins.float = ...,
+        bounds: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds", "counts", b"counts", "kind", b"kind", "labels", b"labels", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Series: _TypeAlias = Series  # noqa: Y015

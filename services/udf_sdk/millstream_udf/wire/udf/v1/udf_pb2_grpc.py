@@ -59,6 +59,11 @@ class UdfStub(object):
                 request_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.SerializeToString,
                 response_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_stream(
+                '/millstream.udf.v1.Udf/Metrics',
+                request_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsResponse.FromString,
+                _registered_method=True)
 
 
 class UdfServicer(object):
@@ -99,6 +104,13 @@ class UdfServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Metrics(self, request, context):
+        """What the function counts. A server without metrics need not have it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UdfServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_UdfServicer_to_server(servicer, server):
                     servicer.Reduce,
                     request_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.FromString,
                     response_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.SerializeToString,
+            ),
+            'Metrics': grpc.unary_stream_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsRequest.FromString,
+                    response_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Udf(object):
             '/millstream.udf.v1.Udf/Reduce',
             millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.SerializeToString,
             millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millstream.udf.v1.Udf/Metrics',
+            millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsRequest.SerializeToString,
+            millstream_dot_udf_dot_v1_dot_udf__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class UdfStub:
     """A user-defined source: one stream per lane."""
     Reduce: _grpc.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]
     """Reduce: one stream for the windows of one Spark task."""
+    Metrics: _grpc.UnaryStreamMultiCallable[_udf_pb2.MetricsRequest, _udf_pb2.MetricsResponse]
+    """What the function counts. A server without metrics need not have it."""
 
 @_typing.type_check_only
 class UdfAsyncStub(UdfStub):
@@ -65,6 +67,8 @@ class UdfAsyncStub(UdfStub):
     """A user-defined source: one stream per lane."""
     Reduce: _aio.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]  # type: ignore[assignment]
     """Reduce: one stream for the windows of one Spark task."""
+    Metrics: _aio.UnaryStreamMultiCallable[_udf_pb2.MetricsRequest, _udf_pb2.MetricsResponse]  # type: ignore[assignment]
+    """What the function counts. A server without metrics need not have it."""
 
 class UdfServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -106,5 +110,13 @@ class UdfServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_udf_pb2.ReduceResponse], _abc.AsyncIterator[_udf_pb2.ReduceResponse]]:
         """Reduce: one stream for the windows of one Spark task."""
+
+    @_abc_1.abstractmethod
+    def Metrics(
+        self,
+        request: _udf_pb2.MetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_udf_pb2.MetricsResponse], _abc.AsyncIterator[_udf_pb2.MetricsResponse]]:
+        """What the function counts. A server without metrics need not have it."""
 
 def add_UdfServicer_to_server(servicer: UdfServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,137 @@
+package udf
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/millstream/millstream/sdk/go/internal/keyed"
+	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
+)
+
+// timerNameBytesMax is the maximum number of bytes of the name of a timer.
+const timerNameBytesMax = 255
+
+// Timers are the timers of each key: set by name for the key of a record, they come to what [OnTimer] names when their
+// time has come, exactly once. A function has at most one Timers, named to its map with [States]:
+//
+//	var timers = udf.NewTimers()
+//
+//	func visit(ctx context.Context, record udf.Record) ([]udf.Message, error) {
+//		// The same name: each record moves the timer of its key.
+//		return nil, timers.Set(ctx, "idle", record.EventTime.Add(30*time.Minute))
+//	}
+//
+//	func leave(ctx context.Context, timer udf.Timer) ([]udf.Message, error) {
+//		...
+//
+//	func main() { udf.Main(udf.NewMap(visit, udf.States(timers), udf.OnTimer(leave))) }
+//
+// Setting and cancelling counts like a change of a state: with the record that does it, or not at all.
+type Timers struct{ declared }
+
+// NewTimers declares the timers of a function.
+func NewTimers() *Timers {
+	timers := &Timers{}
+	timers.declared, _ = declare(keyed.TimersName, udfv1.State_KIND_TIMER, "", "", nil)
+	return timers
+}
+
+// OnTimer names what gets the [Timers] of a map. It uses the states of the timer's key with its context, returns what
+// the map may return, and may set timers.
+func OnTimer(function TimerFunc) Option {
+	return func(served *Function) { served.onTimer = function }
+}
+
+// Set sets the timer of this name, or moves it. It fires when the watermark has reached that time.
+func (t *Timers) Set(ctx context.Context, name string, at time.Time) error {
+	return t.set(ctx, name, at, udfv1.State_CLOCK_EVENT_TIME)
+}
+
+// SetByProcessingTime is as Set, with the clock of the vertex in place of the watermark.
+func (t *Timers) SetByProcessingTime(ctx context.Context, name string, at time.Time) error {
+	return t.set(ctx, name, at, udfv1.State_CLOCK_PROCESSING_TIME)
+}
+
+// Cancel cancels the timer of this name, if there is one.
+func (t *Timers) Cancel(ctx context.Context, name string) error {
+	if err := checkTimerName(name); err != nil {
+		return err
+	}
+	return t.put(ctx, []byte(name), nil)
+}
+
+func (t *Timers) set(ctx context.Context, name string, at time.Time, clock udfv1.State_Clock) error {
+	if err := checkTimerName(name); err != nil {
+		return err
+	}
+	if year := at.UTC().Year(); at.IsZero() || year < 1 || year > 9999 {
+		return fmt.Errorf("the time of timer %s is not in the years 1 to 9999", name)
+	}
+	entries, err := t.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer entries.Leave()
+	value := binary.LittleEndian.AppendUint64([]byte{byte(clock)}, uint64(at.UnixMicro()))
+	eventUs := int64(0)
+	if clock == udfv1.State_CLOCK_PROCESSING_TIME {
+		eventUs = entries.EventTimeUs()
+	}
+	return entries.Put([]byte(name), binary.LittleEndian.AppendUint64(value, uint64(eventUs)))
+}
+
+func checkTimerName(name string) error {
+	if name == "" || len(name) > timerNameBytesMax || !utf8.ValidString(name) {
+		return fmt.Errorf("the name of a timer has 1 to %d bytes of UTF-8, unlike %q", timerNameBytesMax, name)
+	}
+	return nil
+}
+
+// checkTimers adds to the fault of a function what is wrong with its timers.
+func (f *Function) checkTimers() {
+	hasTimers := false
+	for _, state := range f.states {
+		hasTimers = hasTimers || state.IsTimers()
+	}
+	switch {
+	case hasTimers && f.onTimer == nil:
+		f.fault = errors.Join(f.fault, errors.New("the function has timers, and nothing that gets them when their time "+
+			"has come: name that to its map with udf.OnTimer"))
+	case !hasTimers && f.onTimer != nil:
+		f.fault = errors.Join(f.fault, errors.New("udf.OnTimer gets timers, and the function has none: name its "+
+			"udf.NewTimers() to its map with udf.States"))
+	}
+}
+
+// timersOf returns the timers of a call, from its records.
+func (f *Function) timersOf(records []Record) ([]Timer, error) {
+	if f.onTimer == nil {
+		return nil, errors.New("the call has timers, and the function has none")
+	}
+	timers := make([]Timer, len(records))
+	for i, record := range records {
+		var due struct {
+			Timer *string `json:"timer"`
+			AtUs  *int64  `json:"at_us"`
+			Clock string  `json:"clock"`
+		}
+		err := json.Unmarshal(record.Value, &due)
+		byProcessingTime := due.Clock == "processing"
+		if err == nil && (due.Timer == nil || due.AtUs == nil || (due.Clock != "event" && !byProcessingTime)) {
+			err = errors.New("it has no name, time and clock")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("a record of a call of timers is none: %w", err)
+		}
+		timers[i] = Timer{
+			Name: *due.Timer, At: time.UnixMicro(*due.AtUs).UTC(), ByProcessingTime: byProcessingTime,
+			Keys: record.Keys, EventTime: record.EventTime, ID: record.ID,
+		}
+	}
+	return timers, nil
+}

@@ -1,0 +1,271 @@
+"""Changes what functions remember between two runs: imports, edits and deletions.
+
+    rows ─► the states that the function declares ─► entries by lane ─► all fit? ─► commits of each lane
+
+Everything is checked before anything is changed. Whoever is killed afterwards has made the first changes of some lanes;
+made again, only the others are left.
+
+Above it: `millstream state`. Below it: the stored data of a pipeline that is not running, and the states of its lanes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millstream import codes
+from millstream.buffers.placed import placed
+from millstream.clock import SystemClock
+from millstream.errors import UdfError, UserError
+from millstream.ledger.protocol import DurabilityLevel, Ledger
+from millstream.plan import resolved
+from millstream.plan.diff import diff
+from millstream.plan.plan import Plan
+from millstream.plan.resolved import ResolvedPipeline
+from millstream.plan.shape import as_stored, shape_of
+from millstream.plurals import counted
+from millstream.record import LaneId
+from millstream.spec.loading import LoadedPipeline, load
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.protocol import StreamName
+from millstream.udf.states import DeclaredState
+from millstream.udf.streams import KeyedMapStream
+from millstream_runner.local.changing import check_complete, claim
+from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
+from millstream_runner.local.moving_states import bounds_of
+from millstream_runner.local.outputs import former_outputs, refuse_former_outputs
+from millstream_runner.local.prerequisites import refuse_small_disk
+from millstream_runner.local.processes import is_alive
+from millstream_runner.local.state_rows import RowEntry, entry_of
+from millstream_runner.local.stored import open_stored_buffer
+from millstream_runner.local.stored_states import StoredEntry, state_of
+from millstream_vertex.keyed.image import expires_us_of, stored_of
+from millstream_vertex.keyed.owned import OwnedState, open_owned_state
+from millstream_vertex.keyed.redistribution import home_of
+from millstream_vertex.keyed.state import EntryChange
+from millstream_vertex.settings import ledger_limits
+from millstream_worker.programs import open_programs
+
+OWNER = "millstream state"
+FAULTS_SHOWN_MAX = 10
+"""The most rows that a message says something about."""
+
+
+@dataclass(slots=True)
+class StateChange:
+    """What was done."""
+
+    changed: int = 0
+    """Entries that are different now."""
+    unchanged: int = 0
+    """Entries that were like that before."""
+    lanes: list[str] = field(default_factory=list)
+    """The lanes that were changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulVertex:
+    """A vertex whose state is to be changed, in the data directory of a pipeline that is not running."""
+
+    directory: DataDirectory
+    pipeline: ResolvedPipeline
+    vertex: str
+
+    @property
+    def plan(self) -> Plan:
+        return self.pipeline.plan
+
+    @property
+    def lanes(self) -> Sequence[LaneId]:
+        return self.plan.lanes_of(self.vertex)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each key has a state of its own; otherwise each lane has one."""
+        step = self.plan.vertex(self.vertex)
+        return step.definition.remembers(step.settings) == "key"
+
+
+def check_stopped(directory: DataDirectory, plan: Plan) -> None:
+    """Raise `UserError` while the pipeline runs: its lanes belong to its workers."""
+    runtime = directory.read_runtime()
+    if runtime is not None and is_alive(runtime.runner):
+        raise UserError(
+            codes.PIPELINE_RUNS,
+            f"pipeline {plan.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, change "
+            "its state, and run it again",
+        )
+
+
+def loaded_as_stored(file: Path, data_dir: Path | None) -> tuple[LoadedPipeline, DataDirectory, bool]:
+    """The pipeline of a file as it is stored, its data directory, and whether that has data. Raises `UserError` if they
+    do not fit."""
+    loaded = load(file)
+    directory = DataDirectory(root_of(loaded.pipeline.name, data_dir))
+    before = read_json(directory.shape)
+    if before is None:
+        return loaded, directory, False
+    check_complete(directory)
+    loaded, _ = as_stored(loaded, before)
+    found = diff(before, shape_of(loaded.plan))
+    if found.any:
+        raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"{file} is not what is stored in {directory.root}: {'; '.join(one.what for one in found.differences)}. "
+            "Run it, so that the change is made, or undo it",
+        )
+    return loaded, directory, True
+
+
+def begin(loaded: LoadedPipeline, directory: DataDirectory) -> None:
+    """Make the data directory of a pipeline that has never run, as its first run would."""
+    with held(directory.root.absolute()):
+        refuse_small_disk(loaded.plan, directory)
+        refuse_former_outputs(former_outputs(loaded.graph, loaded.base_dir), fresh=False)
+        directory.make()
+        claim(directory, loaded)
+
+
+def resolved_of(loaded: LoadedPipeline) -> ResolvedPipeline:
+    """The pipeline as workers get it."""
+    return resolved.load(resolved.dump(loaded.plan, loaded.base_dir))
+
+
+async def declared_states(pipeline: ResolvedPipeline, vertex: str) -> Sequence[DeclaredState]:
+    """The states that the function of a vertex declares: it is started as a run would start it. Raises `UdfError`."""
+    lane = pipeline.plan.lanes_of(vertex)[0]
+    name = StreamName(pipeline.pipeline.name, vertex, lane.key, 0)
+    async with (
+        open_programs(pipeline, vertex, 0) as programs,
+        programs.open_map("udf", FunctionKind.MAP, name) as stream,
+    ):
+        if isinstance(stream, KeyedMapStream) and stream.states:
+            return stream.states
+    raise UdfError(
+        codes.STATE_MISFIT, f"vertex {vertex} has `udf.state`, and its function declares no state. Declare one"
+    )
+
+
+def entries_by_lane(
+    of: StatefulVertex, declared: Sequence[DeclaredState], rows: Iterable[tuple[str, Any]]
+) -> Mapping[LaneId, Sequence[RowEntry]]:
+    """The entries that rows say, by the lane that they belong to. Raises `UserError`, with the places of those that are
+    wrong."""
+    by_name = {state.name: state for state in declared}
+    found: dict[LaneId, list[RowEntry]] = defaultdict(list)
+    places: dict[tuple[int, bytes, str, bytes], str] = {}
+    faults: list[str] = []
+    for place, row in rows:
+        try:
+            entry = entry_of(row, by_name)
+            partition = _partition(of, entry)
+        except ValueError as error:
+            faults.append(f"{place}: {error}")
+            continue
+        name = partition, entry.key, entry.state.name, entry.item
+        if name in places:
+            faults.append(f"{place}: {places[name]} is about the same entry")
+        places[name] = place
+        found[of.lanes[partition]].append(entry)
+    if faults:
+        more = len(faults) - FAULTS_SHOWN_MAX
+        listed = "".join(f"\n  {fault}" for fault in faults[:FAULTS_SHOWN_MAX])
+        raise UserError(
+            codes.STATE_NOT_CHANGED,
+            f"nothing was changed, because {counted(len(faults), 'entry', 'entries')} cannot be stored:{listed}"
+            + (f"\n  and {more:,} more" if more > 0 else ""),
+        )
+    return found
+
+
+def _partition(of: StatefulVertex, entry: RowEntry) -> int:
+    partitions = len(of.lanes)
+    if of.by_key:
+        if not entry.key and partitions > 1:
+            raise ValueError("the key has no parts, and the vertex has several partitions: its records need keys")
+        return home_of(entry.key, partitions)
+    if entry.key:
+        raise ValueError("the vertex has `scope: lane`, where entries have no key: `key` has to be an empty list")
+    if entry.partition is None and partitions > 1:
+        raise ValueError("the vertex has `scope: lane` and several partitions: give the `partition` of the entry")
+    partition = entry.partition or 0
+    if partition >= partitions:
+        raise ValueError(f"there is no partition {partition}: the vertex has {partitions}")
+    return partition
+
+
+async def store_entries(
+    of: StatefulVertex,
+    declared: Sequence[DeclaredState],
+    entries: Mapping[LaneId, Sequence[RowEntry]],
+    *,
+    keep_expiry: bool = False,
+) -> StateChange:
+    """Store these entries, in place of those with the same names. `keep_expiry`: they expire when those would."""
+
+    def changes(owned: OwnedState) -> list[EntryChange]:
+        owned.keyed.declare(declared)
+        numbers = {state.name: number for number, state in enumerate(owned.keyed.stored)}
+        made = []
+        for entry in entries[owned.lane]:
+            number, expires_us = numbers[entry.state.name], entry.expires_us
+            before = owned.keyed.entry(number, entry.key, entry.item) if keep_expiry else None
+            if before is not None:
+                expires_us = expires_us_of(before)
+            stored = stored_of(entry.value, expires_us, entry.version)
+            made.append(EntryChange(entry.key, number, entry.item, stored))
+        return made
+
+    async with _opened_ledger(of) as ledger:
+        return await _change(of, ledger, list(entries), changes)
+
+
+async def delete_entries(of: StatefulVertex, is_wanted: Callable[[StoredEntry], bool]) -> StateChange:
+    """Remove the entries that are wanted."""
+    found: dict[LaneId, list[EntryChange]] = {}
+    async with _opened_ledger(of) as ledger:
+        for lane in of.lanes:
+            state = await state_of(ledger, lane)
+            entries = state.entries() if state is not None else ()
+            if gone := [EntryChange(one.stored_key, one.number, one.item, None) for one in entries if is_wanted(one)]:
+                found[lane] = gone
+        return await _change(of, ledger, list(found), lambda owned: found[owned.lane])
+
+
+@asynccontextmanager
+async def _opened_ledger(of: StatefulVertex) -> AsyncIterator[Ledger]:
+    async with open_stored_buffer(of.directory, of.plan, "state", require=DurabilityLevel.FSYNC) as buffer:
+        broker = placed(buffer, of.plan).broker
+        # As a worker does: it may be the first that stores something there.
+        yield await broker.ledger(of.vertex, ledger_limits(of.plan, of.vertex))
+
+
+async def _change(
+    of: StatefulVertex,
+    ledger: Ledger,
+    lanes: Sequence[LaneId],
+    changes_of: Callable[[OwnedState], Sequence[EntryChange]],
+) -> StateChange:
+    done, bounds = StateChange(), bounds_of(of.plan, of.vertex)
+    compression = of.plan.pipeline.spec.compression
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(
+                open_owned_state(ledger, lane, OWNER, bounds, compression=compression, clock=SystemClock())
+            )
+            for lane in lanes
+        ]
+        changes = [changes_of(owned) for owned in opened]
+        for owned, some in zip(opened, changes, strict=True):
+            owned.check(some)
+        for owned, some in zip(opened, changes, strict=True):
+            changed = await owned.apply(some)
+            done.changed += changed
+            done.unchanged += len(some) - changed
+            if changed:
+                done.lanes.append(str(owned.lane))
+    return done

@@ -1,0 +1,140 @@
+"""Follows what functions remember: what changes of it, as it is committed.
+
+    state of a lane ─► frames of its changelog as they pass ─► entries that are different now
+
+A frame also has entries that are as they were, because slots are written anew. What was missed, because it was trimmed
+before it was seen, is found by comparing what is stored now.
+
+Above it: `millstream state watch`. Below it: the ledgers. It owns no lane, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from millstream.ledger.frames import decoded
+from millstream.ledger.protocol import Ledger
+from millstream.plan.plan import Plan
+from millstream.record import BufferId, LaneId
+from millstream_runner.local.state_rows import StateForm
+from millstream_runner.local.stored_states import LaneState, form_of, state_of
+from millstream_runner.local.view import PipelineView
+from millstream_vertex.keyed.changelog import changelog_buffer
+from millstream_vertex.keyed.image import Stored, Versioned, parts_of, stored_of
+from millstream_vertex.keyed.state import EntryChange
+from millstream_vertex.keyed.steps import decode_step
+
+_LOOK_S = 0.2
+"""Between two looks whether a lane remembers something now."""
+_QUEUED_MAX = 1000
+"""Changes that wait to be shown. A lane does not wait for them: what is trimmed meanwhile is compared."""
+
+
+class ChangedEntry(NamedTuple):
+    """What an entry is after a commit."""
+
+    lane: LaneId
+    sequence: int
+    """Of the frame that says so; of the mark, if that frame was missed."""
+    form: StateForm
+    key: bytes
+    item: bytes
+    stored: Versioned | None
+    """None: it is gone."""
+
+
+_Entries = dict[tuple[bytes, int, bytes], Stored]
+"""By key, state and item."""
+
+
+async def changed_entries(view: PipelineView, plan: Plan, vertex: str) -> AsyncGenerator[ChangedEntry]:
+    """What changes of the state of a vertex from now on, in the order of each lane. Without end."""
+    changes: asyncio.Queue[ChangedEntry] = asyncio.Queue(maxsize=_QUEUED_MAX)
+    async with asyncio.TaskGroup() as lanes:
+        for lane in plan.lanes_of(vertex):
+            lanes.create_task(_follow(view, lane, changes), name=f"watch the state of {lane}")
+        while True:
+            yield await changes.get()
+
+
+async def _follow(view: PipelineView, lane: LaneId, changes: asyncio.Queue[ChangedEntry]) -> None:
+    """Put the changes of a lane. What it remembers when the watch begins is no change."""
+    now = await _state(view, lane)
+    known = _entries_of(now)
+    while True:
+        if now is None:
+            await asyncio.sleep(_LOOK_S)
+        else:
+            for change in _differences(now, known):
+                await changes.put(change)
+            known = _entries_of(now)
+            async with aclosing(_passing(now, known, await view.existing_ledger(lane.vertex))) as passing:
+                async for change in passing:
+                    await changes.put(change)
+        now = await _state(view, lane)
+
+
+async def _state(view: PipelineView, lane: LaneId) -> LaneState | None:
+    ledger = await view.existing_ledger(lane.vertex)
+    return await state_of(ledger, lane) if ledger is not None else None
+
+
+async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> AsyncGenerator[ChangedEntry]:
+    """What frames change that are committed after a state, until one was missed, or has a state that is new. `known`:
+    the entries, which this keeps up to date."""
+    assert ledger is not None, "the state was read there"
+    buffer, forms = changelog_buffer(now.lane), [form_of(state) for state in now.keyed.stored]
+    number = next((one.frames for one in now.mark.written if BufferId(one.edge, one.partition) == buffer), 0)
+    async with ledger.watch(buffer, now.sequence) as frames:
+        async for frame in frames:
+            witness = frame.witness
+            if witness is None or witness.number <= number:
+                continue
+            changes = [change for value in decoded(ledger.vertex, buffer, frame).values() for change in _steps(value)]
+            if witness.number != number + 1 or any(change.state >= len(forms) for change in changes):
+                return
+            number = witness.number
+            for change in changes:
+                name = change.key, change.state, change.item
+                if known.get(name) == change.stored:
+                    continue
+                if change.stored is None:
+                    del known[name]
+                else:
+                    known[name] = change.stored
+                yield _changed(now.lane, frame.sequence, forms[change.state], change)
+
+
+def _steps(value: bytes) -> Iterator[EntryChange]:
+    """The entries of a step. Those of slots that are written anew are as they were: what is gone was said before."""
+    entries = decode_step(value).entries
+    count = len(entries)
+    items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
+    expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
+    rows = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
+    for key, state, item, written, gone, expiry_us, version in rows:
+        yield EntryChange(key, state, item, None if gone else stored_of(written, expiry_us, version))
+
+
+def _entries_of(state: LaneState | None) -> _Entries:
+    if state is None:
+        return {}
+    return {(key, number, item): stored_of(*stored) for key, number, item, stored in state.keyed.all()}
+
+
+def _differences(now: LaneState, known: _Entries) -> Iterator[ChangedEntry]:
+    """Entries that are other ones now."""
+    forms, gone = [form_of(state) for state in now.keyed.stored], dict(known)
+    for name, stored in _entries_of(now).items():
+        if gone.pop(name, None) != stored:
+            yield _changed(now.lane, now.sequence, forms[name[1]], EntryChange(*name, stored))
+    for name in gone:
+        yield _changed(now.lane, now.sequence, forms[name[1]], EntryChange(*name, None))
+
+
+def _changed(lane: LaneId, sequence: int, form: StateForm, change: EntryChange) -> ChangedEntry:
+    stored = None if change.stored is None else Versioned(*parts_of(change.stored))
+    return ChangedEntry(lane, sequence, form, change.key, change.item, stored)

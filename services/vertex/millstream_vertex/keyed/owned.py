@@ -1,0 +1,139 @@
+"""The state of a lane that no process runs, in the hands of whoever changes it from outside: as its rightful owner.
+
+    take over ─► mark, changelog ─► state ─► changes ─► COMMIT: changelog + mark, same position ─► ... ─► trim
+
+A commit is made by the same code as that of a running lane, so it is atomic and fenced, and rewrites slots as it does.
+Changes are committed in order, in parts of bounded size. Whoever is killed between two of them has made the first
+changes and none of the others; made again, all of them change nothing that was changed before.
+
+Above it: imports, edits, and changes of partitions. Below it: the state of the lane, its changelog, and the committer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from millstream import codes
+from millstream.background import beside
+from millstream.clock import Clock
+from millstream.compression import Compression
+from millstream.errors import InfrastructureError, UserError
+from millstream.ledger.protocol import Ledger
+from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
+from millstream.record import LaneId
+from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
+from millstream_vertex.keyed.image import parts_of
+from millstream_vertex.keyed.state import EntryChange, KeyedState
+from millstream_vertex.keyed.steps import ENTRY_BYTES
+from millstream_vertex.trimming import Trimmer
+from millstream_writer.backpressure import Backpressure
+from millstream_writer.committer import Committer, Unit
+from millstream_writer.routing import Router
+
+PART_BYTES_MAX = FRAME_BYTES_MAX
+"""Bytes of the changes of a commit, unless a single one has more. Slots that are written anew are as much again."""
+
+
+class StateBounds(NamedTuple):
+    """The bounds of the state of a lane, in bytes."""
+
+    size_max: int
+    key_size_max: int
+
+
+class OwnedState:
+    """The state of a lane that was taken over. Made by `open_owned_state`; for one task."""
+
+    def __init__(
+        self, lane: LaneId, keyed: KeyedState, changelog: Changelog, committer: Committer, clock: Clock
+    ) -> None:
+        self.lane = lane
+        self.keyed = keyed
+        self.changelog = changelog
+        self._committer = committer
+        self._clock = clock
+
+    def check(self, changes: Collection[EntryChange]) -> None:
+        """Raise `UserError` if the limits do not allow these changes, all of them together."""
+        if refused := self.keyed.refusal_of(changes):
+            raise UserError(codes.STATE_NOT_CHANGED, f"lane {self.lane}: {refused}. Nothing was changed")
+
+    async def apply(self, changes: Iterable[EntryChange]) -> int:
+        """Commit changes, which have been checked. Returns how many entries were different before. Raises `FencedError`
+        if the lane has another owner, and `InfrastructureError` if its ledger has no room."""
+        changed = size = 0
+        for change in changes:
+            if not self.keyed.write(change):
+                continue
+            changed += 1
+            size += _size(change)
+            if size >= PART_BYTES_MAX:
+                await self._commit(changed)
+                size = 0
+        if size:
+            await self._commit(changed)
+        return changed
+
+    async def _commit(self, changed: int) -> None:
+        frames = self.changelog.frames(self.keyed.take_steps(), self._clock.now_us())
+        unit = Unit(frames=frames, size=sum(frame.size for _, frame in frames), pieces=0)
+        unit.changes.states = {self.lane.vertex: self.keyed.encoded_states}
+        mark = self._committer.mark
+        try:
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                await self._committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
+        except TimeoutError:
+            raise InfrastructureError(
+                codes.BUFFERS_TAKE_NOTHING,
+                f"the ledger of lane {self.lane} accepts nothing: it is full, or the broker does not answer. Up to "
+                f"{changed:,} entries of the lane were changed before. Make room, then repeat the command: what was "
+                "changed is not changed again",
+            ) from None
+        results = self.changelog.committed([unit], self._committer.sequences)
+        self.keyed.committed(results, self.changelog.position)
+        self.keyed.begin()
+        self.changelog.begin()
+
+
+def _size(change: EntryChange) -> int:
+    value = b"" if change.stored is None else parts_of(change.stored)[0]
+    return len(change.key) + len(change.item) + len(value) + ENTRY_BYTES
+
+
+@asynccontextmanager
+async def open_owned_state(
+    ledger: Ledger, lane: LaneId, owner: str, bounds: StateBounds, *, compression: Compression, clock: Clock
+) -> AsyncIterator[OwnedState]:
+    """Take over a lane and load its state. Raises `DamageError` if that cannot be read, and `UserError` if the lane has
+    a delivery to finish first."""
+    before = await ledger.mark(lane)
+    if before is not None and before.mark.HasField("prepared"):
+        raise UserError(
+            codes.STATE_NOT_CHANGED,
+            f"lane {lane} was killed during a delivery to its sink, which it has to finish first: run the pipeline, "
+            "end it with Ctrl-C, and repeat this. Nothing was changed",
+        )
+    taken_over = await ledger.take_over(lane, owner)
+    buffer, mark = changelog_buffer(lane), taken_over.mark
+    # Only its changelog is written, to which no other lane writes, and which has no soft bound.
+    committer = Committer(
+        ledger,
+        lane,
+        taken_over,
+        {buffer: await ledger.last_sequence(buffer)},
+        Router([]),
+        Backpressure({}),
+        compression=compression,
+    )
+    trimmer = Trimmer(ledger.trim, sharing=ledger.sharing)
+    keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max)
+    keyed.watermark_us = mark.watermark_us
+    keyed.stored_states(mark.states.get(lane.vertex, b""))
+    changelog = Changelog(lane, trimmer, lambda: committer.mark)
+    await changelog.load(ledger, lane, mark, keyed)
+    async with beside(trimmer.run(), f"trim the changelog of {lane}"):
+        yield OwnedState(lane, keyed, changelog, committer, clock)
+    await trimmer.finish()

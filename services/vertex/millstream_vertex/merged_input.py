@@ -1,0 +1,185 @@
+"""The input of a lane that reads every edge into its vertex: slices of their frames, one edge at a time.
+
+    buffer of one edge ─► frame ───┐
+    buffer of another ─► frame ────┴─► the one that begins earlier ─► slices ─► (the lane) ─► committed ─► trims
+
+The frames of an edge stay in order. Between edges, only frames that are there are compared: a quiet edge holds nothing
+up. A position, the frames that were read last and what may be trimmed belong to one buffer each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from millstream.clock import END_OF_TIME_US
+from millstream.ledger.witness import newest
+from millstream.record import Position
+from millstream.statistics import LaneStatistics
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_reader.buffer import BufferReader, ReadFrame
+from millstream_vertex.buffer_input import Slice
+from millstream_vertex.core import LaneCore
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lineage import Lineage
+from millstream_vertex.trimming import Trimmer
+from millstream_writer.committer import Unit
+
+PASSED_OVER_MAX = 16
+"""How often a frame that is there may be passed over for frames of other edges that begin earlier."""
+
+
+@dataclass(slots=True)
+class MergedBuffer:
+    """One buffer of the lane."""
+
+    reader: BufferReader
+    lane_input: LaneInput
+    trimmer: Trimmer
+    run: str = ""
+    """Id of the ledger that has the buffer, for dead letters."""
+    passed_over: int = 0
+    """How often its next frame was passed over."""
+
+    @property
+    def edge(self) -> str:
+        return self.reader.buffer.edge
+
+
+class MergedInput:
+    """Several open buffers, as the input of one lane."""
+
+    prompt = False
+    moves_by_itself = True
+
+    def __init__(
+        self, core: LaneCore, buffers: Sequence[MergedBuffer], wake: asyncio.Event, changed: asyncio.Event
+    ) -> None:
+        """`wake`, `changed`: the events that all readers, and all inputs, have in common."""
+        self._core = core
+        self._buffers = {one.edge: one for one in buffers}
+        self._wake = wake
+        self._changed = changed
+        self._read: tuple[MergedBuffer, ReadFrame] | None = None
+        """The frame of which slices are left, and its buffer."""
+        self._start = 0
+        """Index of the next one in it."""
+        self._stopped = False
+
+    async def begin(self, *, ended: bool) -> None:
+        # A former owner may have been killed between its commit and its trim.
+        if not ended:
+            for edge in self._buffers:
+                self._consumed(edge, 0)
+
+    async def next(self, records_max: Callable[[], int | None], nothing: Callable[[], None]) -> Slice | None:
+        if self._read is None:
+            self._read, self._start = await self._next_frame(), 0
+        # A slow function may take long for a frame. What is left of it when the lane is stopped is read again.
+        if self._read is None or self._stopped:
+            return None
+        (buffer, read), start = self._read, self._start
+        records, wanted = read.frame.records, records_max()
+        stop = records if wanted is None else min(records, start + wanted)
+        if stop < records:
+            self._start = stop
+        else:
+            self._read = None
+        lineage = Lineage(f"{read.sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
+        return Slice(read, start, read.frame.slice(start, stop), lineage)
+
+    async def _next_frame(self) -> tuple[MergedBuffer, ReadFrame] | None:
+        """The next frame of any buffer; None when all have ended, or after `stop`."""
+        while not self._stopped:
+            watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
+            if (chosen := self._chosen()) is not None:
+                return chosen, replace(chosen.reader.take(), watermark_us=watermark_us)
+            # Each is asked, because it notes that it has ended.
+            ended = [one.reader.has_ended() for one in self._buffers.values()]
+            if all(ended):
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return None
+
+    def _chosen(self) -> MergedBuffer | None:
+        """The buffer whose next frame is read next; None if there is no frame for now."""
+        ready = [(one, frame) for one in self._buffers.values() if (frame := one.reader.ready) is not None]
+        if not ready:
+            return None
+        waited, _ = max(ready, key=lambda pair: pair[0].passed_over)
+        earliest, _ = min(ready, key=lambda pair: pair[1].event_time_min_us)
+        # An edge that always has earlier records, such as old ones that are read for the first time, does not keep the
+        # others waiting for ever.
+        chosen = waited if waited.passed_over >= PASSED_OVER_MAX else earliest
+        for one, _ in ready:
+            one.passed_over += 1
+        chosen.passed_over = 0
+        return chosen
+
+    def stop(self) -> None:
+        self._stopped = True
+        for one in self._buffers.values():
+            one.reader.stop()
+
+    @property
+    def has_read_all(self) -> bool:
+        return all(one.reader.ended for one in self._buffers.values())
+
+    @property
+    def ended(self) -> bool:
+        return self.has_read_all and all(
+            self._done(edge).sequence >= one.reader.sequence for edge, one in self._buffers.items()
+        )
+
+    def _done(self, edge: str) -> mark_pb2.InputProgress:
+        """What the mark says about an edge."""
+        marked = self._core.committer.mark.inputs
+        return next((done for done in marked if done.edge == edge), mark_pb2.InputProgress())
+
+    def _watermark(self, sequences: dict[str, int]) -> int:
+        """The watermark of all buffers together, for what was read of each."""
+        return min(
+            (
+                one.lane_input.watermark_at(sequences[edge])
+                for edge, one in self._buffers.items()
+                if not one.lane_input.back_edge
+            ),
+            default=END_OF_TIME_US,
+        )
+
+    def watermark_after(self, units: Sequence[Unit]) -> int:
+        # As for one buffer: the input's watermark at the last frames that are committed completely.
+        sequences = {edge: self._done(edge).sequence for edge in self._buffers}
+        positions: dict[str, Position] = {unit.edge: unit.position for unit in units if unit.position is not None}
+        sequences.update((edge, position.sequence) for edge, position in positions.items())
+        return self._watermark(sequences)
+
+    async def committed(self, units: Sequence[Unit]) -> None:
+        sizes = Counter[str]()
+        for unit in units:
+            if unit.edge:
+                sizes[unit.edge] += unit.account.input_bytes
+        for edge, size in sizes.items():
+            self._consumed(edge, size)
+            self._buffers[edge].lane_input.forget(self._done(edge).sequence)
+        # Updates that arrived during the commit were evaluated with the previous mark, and no more may follow.
+        if self.watermark_after(()) > self._core.watermark_us:
+            self._changed.set()
+
+    async def moved(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
+
+    def advance(self, *, quiet: bool) -> int:
+        return self.watermark_after(())
+
+    def statistics(self, numbers: LaneStatistics) -> LaneStatistics:
+        return numbers
+
+    def _consumed(self, edge: str, size: int) -> None:
+        # Keep the newest frame that was read: the next reader checks that it is still the same frame.
+        one = self._buffers[edge]
+        one.trimmer.consumed(one.reader.buffer, newest(self._done(edge).read) - 1, size)

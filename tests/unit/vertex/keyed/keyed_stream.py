@@ -1,0 +1,56 @@
+"""Functions with states of the real SDK in this process, as the stream of a lane."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from millstream.frame import Frame
+from millstream.udf.answers import MapAnswer
+from millstream.udf.checks import check_changes
+from millstream.udf.native.messages import entries_message, map_answer_of, states_of
+from millstream.udf.states import DeclaredState, StateEntries
+from millstream_udf.answering import answer_map, context_of, encode_map
+from millstream_udf.defining import define
+from millstream_udf.execution import FunctionLane, open_function
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+
+class KeyedStream:
+    """What is asked and answered is encoded as on the wire."""
+
+    calls_max = 8
+    takes_arrow = False
+
+    def __init__(self, lane: FunctionLane, hello: udf_pb2.Hello) -> None:
+        self._lane = lane
+        self._hello = hello
+        welcome = udf_pb2.Welcome(states=[spec.message() for spec in lane.definition.states])
+        self.states: tuple[DeclaredState, ...] = states_of(welcome, "test")
+        self.timer_calls: list[int] = []
+        """How many timers each call has had."""
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        raise AssertionError("its calls have states")
+
+    async def keyed_call(
+        self, frame: Frame, states: StateEntries, *, alone: bool = False, timers: bool = False, **options: Any
+    ) -> MapAnswer:
+        if timers:
+            self.timer_calls.append(frame.records)
+        call = udf_pb2.SealedMapCall(
+            call_id=1, frame=frame.encode(), states=entries_message(states), timers=timers, **options
+        )
+        data = b"".join(encode_map(await answer_map(self._lane, self._hello, call)))
+        answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records)
+        check_changes(answer, max(states.record_keys) + 1, self.states)
+        return answer
+
+
+@asynccontextmanager
+async def open_keyed_stream(function: Any) -> AsyncIterator[KeyedStream]:
+    definition = define(function, function.__name__)
+    hello = udf_pb2.Hello(protocol_version=1, kind=udf_pb2.KIND_MAP, pipeline="p", vertex="map", lane="in-map.0")
+    async with open_function(definition, context_of(hello)) as opened:
+        yield KeyedStream(opened.lane(), hello)
