@@ -48,6 +48,8 @@ class OraclePipeline:
         kind = self.kind(vertex)
         if kind in ("source", "reduce"):
             return [f"{'source' if kind == 'source' else 'window'}.{number}" for number in partitions]
+        if kind == "map" and "state" in self.vertices[vertex]["udf"]:
+            return [f"_all.{number}" for number in partitions]
         names = [edge.name for edge in self.edges if edge.target == vertex]
         return [f"{name}.{number}" for name in names for number in partitions]
 
