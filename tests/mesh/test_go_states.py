@@ -169,7 +169,9 @@ async def test_timers_belong_to_no_language(files: PipelineFiles, program: Path,
             await drained(run)
     counts, still_set = fired(files), await set_timers(tmp_path)
     assert set(counts.values()) == {1}
-    waiting = {(one["item"], one["value"]["at_us"] // 1_000_000) for one in still_set if one["item"].startswith("order")}
+    waiting = {
+        (one["item"], one["value"]["at_us"] // 1_000_000) for one in still_set if one["item"].startswith("order")
+    }
     wanted = [(f"order {row['number']}", row["at"] + 20) for row in rows]
     assert counts.keys() == set(wanted[:-100])
     assert waiting == set(wanted[-100:])
