@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US
@@ -32,6 +32,7 @@ class StageInput:
     """The watermark that is valid before these records."""
     origin: Origin = NO_ORIGIN
     """Names the records."""
+    _: KW_ONLY
     edge: str = ""
     """The edge by which they came, in a lane that reads all edges into its vertex; otherwise empty."""
     traceparent: str = ""

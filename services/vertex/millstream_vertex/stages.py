@@ -107,7 +107,7 @@ class Stages:
         with step.span(frame, sequence) as span:
             # Those after the first of a chain have one edge.
             edge = "" if place else lineage.edge
-            given = StageInput(frame, watermark_us, step.origin(lineage), edge, span.traceparent)
+            given = StageInput(frame, watermark_us, step.origin(lineage), edge=edge, traceparent=span.traceparent)
             result = await step.stage.on_frame(given)
         if step.timed_as:
             seconds = self._clock.monotonic_s() - started_s
@@ -163,7 +163,7 @@ class Stages:
             unit, lineage, frame = self.unit(), Lineage("timer/", names=due.names), due.frame
             started_s = self._clock.monotonic_s()
             with step.span(frame, 0) as span:
-                given = StageInput(frame, watermark_us, step.origin(lineage), span.traceparent)
+                given = StageInput(frame, watermark_us, step.origin(lineage), traceparent=span.traceparent)
                 result = await step.stage.on_timers(given)
             seconds = self._clock.monotonic_s() - started_s
             step.telemetry.observe_processing(step.timed_as, seconds)
