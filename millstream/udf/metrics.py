@@ -24,7 +24,8 @@ from millstream_udf.metrics import (
     SERIES_MAX,
 )
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class FunctionMetrics:
@@ -72,7 +73,7 @@ def _check(series: FunctionSeries) -> None:
     if not _NAME.fullmatch(name) or series.kind not in ("counter", "gauge", "histogram"):
         raise ValueError(f"{name[:80]!r} is not a metric")
     if len(labels) > LABELS_MAX or any(
-        not _NAME.fullmatch(label) or len(value) > LABEL_CHARACTERS_MAX for label, value in labels.items()
+        not _LABEL.fullmatch(label) or len(value) > LABEL_CHARACTERS_MAX for label, value in labels.items()
     ):
         raise ValueError(f"the metric {name} has labels that it cannot have")
     if labels != OVERFLOW and RESERVED_LABELS & labels.keys():

@@ -32,6 +32,8 @@ type States struct {
 
 	t        testing.TB
 	function *udf.Function
+	// promised is the watermark that outputs are not behind.
+	promised time.Time
 	specs    []*keyed.Spec
 	stored   map[string]*keyStates
 }
@@ -124,7 +126,7 @@ func (s *States) All() []StateEntry {
 func (s *States) For(function *udf.Function) *States {
 	s.t.Helper()
 	other := NewStates(s.t, function)
-	other.Watermark, other.Now = s.Watermark, s.Now
+	other.Watermark, other.Now, other.promised = s.Watermark, s.Now, s.promised
 	for _, spec := range s.specs {
 		if !slices.ContainsFunc(other.specs, spec.Same) && s.has(spec.Name) {
 			s.t.Fatalf("state %s is not there in the same form, and values of it are stored", spec.Name)

@@ -97,8 +97,10 @@ func (s *States) fire(timers []udf.Timer, failed map[string]bool) Results {
 	fired, records, taken := slices.Clone(timers), make([]udf.Record, len(timers)), make([]storedEntry, len(timers))
 	for i := range fired {
 		timer := &fired[i]
-		if timer.ByProcessingTime && s.Watermark.After(timer.EventTime) {
-			timer.EventTime = s.Watermark
+		if timer.ByProcessingTime {
+			timer.EventTime = later(timer.EventTime, s.Watermark)
+		} else {
+			timer.EventTime, s.promised = later(timer.EventTime, s.promised), later(timer.At, s.promised)
 		}
 		records[i] = udf.Record{Value: dueOf(*timer), Keys: timer.Keys, EventTime: timer.EventTime}
 		entries := s.stored[nameOf(timer.Keys)].entries
@@ -115,6 +117,13 @@ func (s *States) fire(timers []udf.Timer, failed map[string]bool) Results {
 	}
 	results.Timers = fired
 	return results
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func placeOf(timer udf.Timer) place { return place{keyed.TimersName, timer.Name} }

@@ -112,6 +112,9 @@ func mapWith(
 	keys := keysOf(records)
 	if len(declared) > 0 {
 		states.declare(declared)
+		if timers == nil {
+			states.promised = later(states.promised, states.Watermark)
+		}
 		call.States = states.entries(keys, timers)
 		if !states.Watermark.IsZero() {
 			call.WatermarkUs = states.Watermark.UnixMicro()

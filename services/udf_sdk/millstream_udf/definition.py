@@ -186,7 +186,10 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
             )
         return definition
     if definition.is_async:
-        return replace(definition, options=replace(definition.options, concurrency=number))
+        timer = definition.on_timer
+        if timer is not None:
+            timer = replace(timer, options=replace(timer.options, concurrency=number))
+        return replace(definition, options=replace(definition.options, concurrency=number), on_timer=timer)
     if definition.options.threads:
         return replace(definition, options=replace(definition.options, threads=number))
     if number > 1:

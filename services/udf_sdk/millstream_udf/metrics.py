@@ -45,7 +45,8 @@ OVERFLOW: Mapping[str, str] = {"overflow": "true"}
 BOUNDS = tuple(round(digit * 10.0**power, -power) for power in range(-3, 5) for digit in (1, 2, 5))
 """Default bounds of a histogram: 1, 2 and 5 times each power of ten, from 0.001 to 50,000."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_NAMES = {"metric": re.compile(r"[a-z_][a-z0-9_]{0,62}"), "label": re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")}
+"""OpenTelemetry makes no difference between small and capital letters in the names of metrics."""
 _log = logging.getLogger("millstream_udf.metrics")
 
 
@@ -286,8 +287,9 @@ def histogram(
 
 def _check(name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> None:
     for what, text in (("metric", name), *(("label", label) for label in labels)):
-        if not _NAME.fullmatch(text):
-            raise ValueError(f"{text!r} is not the name of a {what}: letters, digits and _, at most 63 characters")
+        if not _NAMES[what].fullmatch(text):
+            letters = "small letters" if what == "metric" else "letters"
+            raise ValueError(f"{text!r} is not the name of a {what}: {letters}, digits and _, at most 63 characters")
     if reserved := RESERVED_LABELS & labels.keys():
         raise ValueError(f"the metric {name} cannot have the label {min(reserved)}, which Millstream uses")
     if len(labels) > LABELS_MAX:
@@ -301,7 +303,8 @@ def _check(name: str, labels: Mapping[str, str], bounds: Sequence[float] | None)
 
 
 def _text(value: object) -> str:
-    return str(value)[:LABEL_CHARACTERS_MAX]
+    # Half of a character cannot be sent.
+    return str(value)[:LABEL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 
 def _listed(labels: Iterable[str]) -> str:

@@ -335,11 +335,18 @@ def load(target: str, directory: str = "", context: Context | None = None, confi
     # One process may have the functions of several vertices, one after the other.
     settings = Settings(config or "{}")
     hold(settings)
-    with declared() as kinds:
-        _definition(target, directory)
-    if refused := refusal(kinds):
+    if refused := _refused(target, directory, settings.text):
         raise LoadError(f"{target}: {refused}")
     return partial(_answers, target, directory, context or Context(), settings)
+
+
+@cache
+def _refused(target: str, directory: str, config: str) -> str:
+    """Why the config does not fit the function; empty if it does. Once in a process: a module that is imported again
+    declares no types, and a file that is executed again would keep its types, and all that it has, once more."""
+    with declared() as kinds:
+        _definition(target, directory)
+    return refusal(kinds)
 
 
 def _answers(

@@ -239,6 +239,9 @@ class _Typed:
     def __len__(self) -> int:
         return len(self._object())
 
+    def __bool__(self) -> bool:
+        return bool(self._object())
+
     def __contains__(self, name: object) -> bool:
         return name in self._object()
 

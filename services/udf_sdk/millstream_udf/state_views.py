@@ -328,7 +328,7 @@ class State(MutableMapping[str, Any]):
     def timer(
         self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
     ) -> None:
-        """As `udf.timer`, for this key."""
+        """As `udf.timer`, for this key. `after` counts from the latest record of the key in the call."""
         set_timer(self._turn, name, at, after, clock)
 
     def cancel_timer(self, name: str) -> None:

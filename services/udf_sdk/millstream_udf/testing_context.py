@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_udf.metrics import REGISTRY, Reading
-from millstream_udf.settings import Settings, held
+from millstream_udf.settings import Settings, current, held
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,11 @@ def given(*, config: Mapping[str, Any] | None = None, secrets: Mapping[str, str]
 
 @contextmanager
 def settled(config: Mapping[str, Any] | None, secrets: Mapping[str, str] | None) -> Iterator[None]:
-    """In the block, functions have these; those around it if both are None."""
-    settings = Settings(json.dumps(config or {}), dict(secrets or {}))
+    """In the block, functions have these; those around it where it is None."""
+    around = current() or Settings()
+    settings = Settings(
+        around.text if config is None else json.dumps(config), around.secrets if secrets is None else dict(secrets)
+    )
     with nullcontext() if config is None and secrets is None else held(settings):
         yield
 

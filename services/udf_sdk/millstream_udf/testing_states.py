@@ -45,6 +45,8 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     def __init__(self, function: Any, contents: Mapping[Any, Mapping[str, Any]] | None = None) -> None:
         self._specs = {spec.name: spec for spec in _definition_of(function).states}
         self._entries: dict[tuple[str, ...], _Entries] = {}
+        self._promised_us = -(2**63)
+        """The watermark that outputs are not behind."""
         for key, values in (contents or {}).items():
             self[key] = values
 
@@ -58,6 +60,7 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
                 if there is None or _form(here) != _form(there):
                     raise TypeError(f"state {name} is not {_form(here)} there")
             other._entries[key] = dict(entries)
+        other._promised_us = self._promised_us
         return other
 
     def check(self, function: Any) -> None:
@@ -81,7 +84,10 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     def take_timer(self, timer: Timer, watermark_us: int) -> Timer:
         """Forget a timer that fires at this watermark. Returns it as its function gets it."""
         del self._entries[timer.keys][TIMERS_NAME, timer.name.encode()]
-        event_us = timer.event_time_us if timer.clock == "event" else max(timer.event_time_us, watermark_us)
+        by_event_time = timer.clock == "event"
+        event_us = max(timer.event_time_us, self._promised_us if by_event_time else watermark_us)
+        if by_event_time:
+            self._promised_us = max(self._promised_us, timer.at_us)
         return Timer(timer.name, timer.at_us, timer.keys, clock=timer.clock, event_time=event_us)
 
     def put_timer(self, timer: Timer) -> None:
@@ -115,6 +121,8 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
     def sent(self, inputs: FrameInputs, *, watermark_us: int, now_us: int, timers: Sequence[Timer] = ()) -> bytes:
         """Encoded `StateEntries` for these records, without what has expired, which is forgotten. `timers`: they are
         these, which see what expires with them."""
+        if not timers:
+            self._promised_us = max(self._promised_us, watermark_us)
         numbers: dict[tuple[str, ...], int] = {}
         record_keys = array("I", [numbers.setdefault(key, len(numbers)) for key in inputs.keys])
         places = {name: place for place, name in enumerate(self._specs)}

@@ -47,6 +47,8 @@ def test_a_collection_has_what_was_added_since_the_last_one() -> None:
     [
         (Counter, "with-dash", None, None, "'with-dash' is not the name of a metric"),
         (Counter, "a", {"1": "x"}, None, "'1' is not the name of a label"),
+        # OpenTelemetry takes it for the same name as `orders`.
+        (Counter, "Orders", None, None, "small letters"),
         (Counter, "a", {"vertex": "x"}, None, "cannot have the label vertex"),
         (Counter, "a", dict.fromkeys("abcdefghijk", 1), None, "11 labels; at most 10"),
         (Gauge, "known", {"b": 1}, None, "known is a counter elsewhere"),
@@ -154,3 +156,20 @@ def test_a_test_sees_what_its_function_counts() -> None:
         assert run(counted, [{"price": 1.0}]).metrics['orders{large="False"}'] == 1
     assert both['orders{large="False"}'] == 2
     assert both["price"] == Observed(4, 56.0)
+
+
+def test_what_a_record_has_as_a_label_can_always_be_sent() -> None:
+    registry = Registry()
+    registry.series(Counter, "seen", {"user": "\ud800x"}).add()
+    (reading,) = registry.take()
+    assert {name: value.encode() for name, value in reading.labels.items()} == {"user": b"?x"}
+
+
+def test_a_run_keeps_what_is_given_around_it() -> None:
+    @udf.map
+    def both(record: udf.Record) -> str:
+        return f"{udf.config()['a']} {udf.secret('token')}"
+
+    with given(config={"a": 1}, secrets={"token": "t"}):
+        assert run(both, [b"x"], config={"a": 2}).values == [b"2 t"]
+        assert run(both, [b"x"], secrets={"token": "u"}).values == [b"1 u"]

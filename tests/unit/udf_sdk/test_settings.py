@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict
 
 import msgspec
@@ -13,6 +14,8 @@ import pytest
 
 import millstream_udf as udf
 from millstream_udf import settings
+from millstream_udf.loading import LoadError
+from millstream_udf.reducing import load
 from millstream_udf.settings import Settings
 from millstream_udf.testing import given, read_source, run, run_reduce
 
@@ -174,3 +177,21 @@ def test_every_kind_of_function_has_them_in_a_test() -> None:
         assert read_source(udf.source(Numbers))[0].records[0].value == b"k"
         assert run(lambda value: str(udf.config()["a"]), [b"x"]).values == [b"1"]
     assert counted == {"reads": 1}
+
+
+def test_each_task_that_loads_a_function_judges_its_config_alike(tmp_path: Path) -> None:
+    (tmp_path / "shared_of_windows.py").write_text(
+        "from dataclasses import dataclass\nimport millstream_udf as udf\n\n"
+        "@dataclass\nclass Shared:\n    region: str = 'eu'\n\nshared = udf.config(Shared)\n"
+    )
+    (tmp_path / "windows.py").write_text(
+        "from dataclasses import dataclass\nimport millstream_udf as udf\nfrom shared_of_windows import shared\n\n"
+        "@dataclass\nclass Own:\n    limit: int = 1\n\nown = udf.config(Own)\n\n"
+        "@udf.reduce\ndef total(group, records):\n    return b'x'\n"
+    )
+    known = len(settings._PROCESS.kinds)
+    for _ in range(3):
+        load("windows.py:total", str(tmp_path), config='{"limit": 5, "region": "us"}')
+        with pytest.raises(LoadError, match="did you mean `limit`"):
+            load("windows.py:total", str(tmp_path), config='{"limt": 5}')
+    assert len(settings._PROCESS.kinds) <= known + 4

@@ -9,6 +9,7 @@ import pytest
 
 import millstream_udf as udf
 from millstream_udf.defining import define
+from millstream_udf.definition import with_concurrency
 from millstream_udf.state_specs import StateError
 from millstream_udf.testing import KeptStates, Results, run, run_timers
 
@@ -304,3 +305,15 @@ def test_elsewhere_they_cannot_be_set() -> None:
 
     with pytest.raises(RuntimeError, match=r"use states\[i\].timer"):
         run(process, [record("a", 1)])
+
+
+def test_one_that_is_late_has_the_time_of_the_watermark() -> None:
+    states = run(Plain, [record("a", 1, "late 50,next 200")], watermark_us=100 * SECOND).states
+    fired = run_timers(Plain, states, watermark_us=300 * SECOND)
+    assert [message.event_time_us // SECOND for message in fired.messages] == [100, 200]
+
+
+def test_the_pipeline_says_how_many_run_at_once() -> None:
+    definition = with_concurrency(define(Async, "Async"), "2")
+    assert definition.on_timer is not None
+    assert (definition.options.concurrency, definition.on_timer.options.concurrency) == (2, 2)

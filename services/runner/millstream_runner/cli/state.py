@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import heapq
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
@@ -131,7 +132,7 @@ async def _show(read: _Read, arguments: argparse.Namespace) -> int:
             print(json.dumps(_row(entry) | lane.place) if arguments.json else _line(entry))
     if not arguments.json:
         size = sum(lane.keyed.size for lane in lanes)
-        after_last = "".join(f" --after {part}" for part in map(in_line, _text_parts(last)))
+        after_last = "".join(f" --after={shlex.quote(in_line(part))}" for part in _text_parts(last))
         more = f"; {left:,} more follow (`{after_last.strip()}`)" if left else ""
         print(f"{counted(shown, 'entry', 'entries')} of {counted(len(lanes), 'lane')}, which have {size:,} bytes{more}")
     return 0
@@ -155,7 +156,7 @@ def _is_named(key: bytes, state: str, arguments: argparse.Namespace) -> bool:
     parts = _text_parts(key)
     if arguments.key and parts != tuple(arguments.key):
         return False
-    if arguments.prefix is not None and not (parts and parts[0].startswith(arguments.prefix)):
+    if arguments.prefix and not (parts and parts[0].startswith(arguments.prefix)):
         return False
     return arguments.name is None or state == arguments.name
 
