@@ -196,6 +196,13 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
         for name, old in before["vertices"].items()
         if "state" not in old and "state" in now["vertices"].get(name, {})
     }
+    for name in gathered:
+        # What a chain keeps for its sink is in marks of its lanes.
+        emptied |= {
+            edge: f"vertex {name} had no state and now has one"
+            for edge, ends in before["edges"].items()
+            if "chained" in ends and head_of(before, ends["from"]) == name
+        }
     return Diff(refused, emptied, closed, gone, separated, removed, added, gathered, moved)
 
 

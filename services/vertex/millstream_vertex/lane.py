@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
@@ -293,12 +294,15 @@ class Lane:
         """Fire some of the timers that are due by a clock; their result is a unit of its own. Returns whether there
         were any. With the lock."""
         pace, core, begun_s = self._timers_pace, self.core, self.core.clock.monotonic_s()
-        most = pace.records()
+        most, held_us = pace.records(), self._holds_us[-1]
         while True:
             self._stages.begin()
             floor_us = max(core.watermark_us, self._promised_us)
+            # Nothing more is promised until the result is committed.
+            self._holds_us[-1] = min(held_us, floor_us)
             unit = await self._stages.fire(clock, until_us, watermark_us=self._passed_us, floor_us=floor_us, most=most)
             if unit is None:
+                self._holds_us[-1] = held_us
                 return False
             timers = unit.account.timers
             if timers == 1 or not self._may_grow or unit.fits_a_commit:
@@ -317,15 +321,13 @@ class Lane:
     @property
     def _is_quiet(self) -> bool:
         """Whether everything that was read is committed, and nothing is being made."""
-        return self._is_committed and not self._lock.locked()
-
-    @property
-    def _is_committed(self) -> bool:
-        return len(self.core.tracker) == 0 and self._output.is_empty
+        return len(self.core.tracker) == 0 and self._output.is_empty and not self._lock.locked()
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         if units:
-            self._promised_us = min(self._input.watermark_after(units), units[-1].holds_us)
+            # Also those that are made after them.
+            later_us = islice(self._holds_us, len(units), None)
+            self._promised_us = min(self._input.watermark_after(units), units[-1].holds_us, *later_us)
             return self._promised_us
         # Also what is made and not committed may be older than what has been read.
         return min(self._input.watermark_after(units), *self._holds_us)
@@ -335,6 +337,8 @@ class Lane:
         if self._stages.is_stateful:
             for _ in units:
                 self._holds_us.popleft()
+            # The watermark may have passed a timer meanwhile.
+            self._timers_changed.set()
         self._stages.committed(units, self.core.committer.sequences)
         await self._input.committed(units)
 
@@ -355,16 +359,21 @@ class Lane:
         """Let the stages know the watermark while nothing is read."""
         async with self._lock:
             watermark_us = self._input.watermark_after(())
-            if self._reading and self._is_committed:
+            # What is read and not committed has passed the stages, and this is a promise about the rest.
+            if self._reading:
                 await self._reach(watermark_us)
 
     async def _follow_timers(self) -> None:
         """Let the stages know when their timers are due."""
         while True:
             self._timers_changed.clear()
+            await self._pass_watermark()
             timer_us, now_us = self._stages.timer_us, self.core.clock.now_us()
             if timer_us is not None and timer_us <= now_us:
                 async with self._lock:
+                    if max(self._passed_us, self._promised_us, self.core.watermark_us) >= END_OF_TIME_US:
+                        # The input has ended: those that are still set wait for more.
+                        return
                     if await self._fire(StateClock.PROCESSING_TIME, now_us):
                         await self._fire_due()
                     else:

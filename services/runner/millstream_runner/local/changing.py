@@ -124,7 +124,7 @@ class PipelineChange:
                 await buffer.stores.delete(vertex)
                 for ledger_name in {vertex, former.ledger_of(vertex)} - used:
                     await buffer.broker.delete(ledger_name)
-                self._remove_windows(vertex)
+                self._remove_files(vertex)
         write_json(self.directory.shape, after)
 
     async def _keep_closed(
@@ -161,11 +161,11 @@ class PipelineChange:
             )
         return plan
 
-    def _remove_windows(self, vertex: str) -> None:
-        """Remove the logs of a reduce that is not part of the new pipeline."""
-        path = self.directory.windows / vertex
-        with explained(f"cannot remove {path}"), suppress(FileNotFoundError), step("data.leave"):
-            shutil.rmtree(path)
+    def _remove_files(self, vertex: str) -> None:
+        """Remove the logs of a reduce, or the stores of a map, that is not part of the new pipeline."""
+        for path in (self.directory.windows / vertex, self.directory.states / vertex):
+            with explained(f"cannot remove {path}"), suppress(FileNotFoundError), step("data.leave"):
+                shutil.rmtree(path)
 
 
 def plan_change(

@@ -151,6 +151,7 @@ class KeyedStage(MapStage):
         return DueTimers(frame, [timer.id for timer in due])
 
     async def on_timers(self, given: StageInput) -> StageResult:
+        await wait_for_room(self._keyed, self._where)
         try:
             result = await super().on_frame(given)
         finally:

@@ -81,6 +81,8 @@ class KeyedState:
         self._next_slot = 0
         self._changes_read = 0
         """How many steps of changes were read in the changelog."""
+        self._is_loading = False
+        """Whether a part of the changelog that was read is not in the image yet."""
         self._cycle_before = SlotCycle(0, 0)
         """These before that result."""
         self._timer_state: int | None = None
@@ -141,6 +143,7 @@ class KeyedState:
         """The image is not, or what was loaded was not complete: everything will be loaded."""
         self._image.start_over()
         self._next_slot = self._unwritten = self._changes_read = 0
+        self._is_loading = False
 
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
@@ -162,8 +165,14 @@ class KeyedState:
         self._image.reached(position, self._cycle)
 
     def loaded(self) -> None:
-        """The changelog is loaded."""
+        """The changelog is loaded, or will be with the next `store`, if the image is behind."""
         self._image.loaded()
+        self._is_loading = True
+        if not self._image.is_behind:
+            self._finish_loading()
+
+    def _finish_loading(self) -> None:
+        self._is_loading = False
         self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
         self._timers.load()
@@ -418,6 +427,8 @@ class KeyedState:
     def store(self) -> None:
         """Keep what is committed. Raises `StorageFullError`, after which nothing is lost."""
         self._image.store()
+        if self._is_loading:
+            self._finish_loading()
 
     def _take_back(self, undone: int) -> None:
         for state, key, item, before in reversed(self._undo[undone:]):

@@ -40,7 +40,8 @@ class Timer(NamedTuple):
     def id(self) -> str:
         """Names it among all timers of the lane; the same if it fires again after a kill."""
         digest = blake2b(len(self.key).to_bytes(4, "big") + self.key + self.name, digest_size=8).hexdigest()
-        return f"{self.at_us}-{digest}" + (f"-{self.number}" if self.number else "")
+        clock = "p" if self.clock is StateClock.PROCESSING_TIME else ""
+        return f"{self.at_us}-{digest}{clock}" + (f"-{self.number}" if self.number else "")
 
 
 def stored_timer(value: bytes, *, number: int, set_at_end: bool) -> bytes:
@@ -101,7 +102,20 @@ class Timers:
         timer = timer_of(key, name, after)
         heapq.heappush(self._heaps[timer.clock], timer[:3])
         if sum(map(len, self._heaps.values())) > 2 * self._set + STALE_MAX:
-            self.load()
+            self._forget_stale()
+
+    def _forget_stale(self) -> None:
+        for clock, heap in self._heaps.items():
+            heap[:] = {one for one in heap if self._is_set(clock, one)}
+            heapq.heapify(heap)
+
+    def _is_set(self, clock: StateClock, one: tuple[int, bytes, bytes]) -> bool:
+        at_us, key, name = one
+        stored = self._stored(key, name)
+        if stored is None:
+            return False
+        timer = timer_of(key, name, stored)
+        return timer.at_us == at_us and timer.clock is clock
 
     def first(self, clock: StateClock) -> Timer | None:
         """The next timer by a clock."""

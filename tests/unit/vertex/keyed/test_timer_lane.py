@@ -289,6 +289,47 @@ async def test_by_processing_time_they_fire_by_the_clock_and_never_behind_the_wa
         assert await set_timers(rig) == [("b", "clock", now + 3600)]
 
 
+@pytest.mark.guarantee("I5")
+async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(rig: Rig) -> None:
+    clock, entered, gate = SettableClock(), asyncio.Event(), asyncio.Event()
+    due_us = (int(clock.time_s) + 5) * SECOND
+    downstream = LaneInput(OUT, [LANE], back_edge=False)
+
+    @udf.map
+    class Slow:
+        seen = udf.counter()
+
+        async def process(self, record: udf.Record) -> None:
+            udf.timer("clock", at=due_us, clock="processing")
+
+        async def on_timer(self, timer: udf.Timer) -> str:
+            entered.set()
+            await gate.wait()
+            return timer.name
+
+    async with open_keyed_stream(Slow) as stream, asyncio.TaskGroup() as tasks:
+        observing = tasks.create_task(follow(await rig.stores.store(LANE.vertex), [downstream.observe]))
+        await rig.feed(frame_of([("a", 10, "")]), watermark_us=0)
+        async with owned(rig, stream, clock) as lane, running(lane):
+
+            async def is_set() -> bool:
+                return bool((await rig.mark()).states) and len(await set_timers(rig)) == 1
+
+            await until(is_set)
+        clock.time_s += 6
+        async with owned(rig, stream, clock) as lane, running(lane):
+            await entered.wait()
+            await rig.tell(15 * SECOND)
+            # It has the time to promise too much.
+            await asyncio.sleep(0.05)
+            gate.set()
+            assert await until_put_out(rig, 1) == [("a", "clock", 10)]
+            await until_published(lane, 15 * SECOND)
+            await (await rig.stores.store(LANE.vertex)).flush()
+        assert await late_records(rig, downstream) == 0
+        observing.cancel()
+
+
 async def until_published(lane: Lane, watermark_us: int) -> None:
     async def is_published() -> bool:
         return lane.core.watermark_us >= watermark_us

@@ -248,3 +248,18 @@ def test_a_change_that_is_no_timer_breaks_the_protocol(name: bytes, value: bytes
     changes = StateChanges(array("I", [0]), b"\1", [name], [value])
     with pytest.raises(ValueError, match=says):
         check_changes(MapAnswer(changes=changes), 1, (TOTAL, TIMERS))
+
+
+def test_timers_of_both_clocks_have_names_of_their_own() -> None:
+    ids = {Timer(5, b"a", b"x", clock, 0).id for clock in StateClock}
+    assert len(ids) == len(StateClock)
+
+
+def test_moves_leave_few_stale_times_and_all_that_are_set_fire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers_module, "STALE_MAX", 10)
+    state = opened()
+    for at_us in range(1, 200):
+        put(state, "a", "x", at_us)
+    put(state, "b", "x", 5)
+    assert sum(map(len, state._timers._heaps.values())) < 30
+    assert due(state, 1000) == ["b.x@5,a.x@199"]

@@ -184,6 +184,7 @@ class DiskImage(Image):
         self._store.start_over()
         self._is_whole = False
         self._steps, self._steps_bytes, self._position = [], 0, None
+        self.sizes, self.size = self._store.sizes.copy(), 0
 
     def load(self, step: Step) -> None:
         self._steps.append(step)
