@@ -290,7 +290,9 @@ async def test_by_processing_time_they_fire_by_the_clock_and_never_behind_the_wa
 
 
 @pytest.mark.guarantee("I5")
-async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(rig: Rig) -> None:
+async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, entered, gate = SettableClock(), asyncio.Event(), asyncio.Event()
     due_us = (int(clock.time_s) + 5) * SECOND
     downstream = LaneInput(OUT, [LANE], back_edge=False)
@@ -318,6 +320,13 @@ async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(rig: R
             await until(is_set)
         clock.time_s += 6
         async with owned(rig, stream, clock) as lane, running(lane):
+            commit = lane.core.committer.commit
+
+            async def commit_slowly(*arguments: Any, **options: Any) -> Any:
+                await asyncio.sleep(0.05)
+                return await commit(*arguments, **options)
+
+            monkeypatch.setattr(lane.core.committer, "commit", commit_slowly)
             await entered.wait()
             await rig.tell(15 * SECOND)
             # It has the time to promise too much.
