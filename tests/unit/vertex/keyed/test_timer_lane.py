@@ -323,14 +323,18 @@ async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(
             commit = lane.core.committer.commit
 
             async def commit_slowly(*arguments: Any, **options: Any) -> Any:
-                await asyncio.sleep(0.05)
+                # It has the time to promise too much.
+                for _ in range(100):
+                    await asyncio.sleep(0)
                 return await commit(*arguments, **options)
+
+            async def knows_watermark() -> bool:
+                return lane._input.watermark_after(()) >= 15 * SECOND
 
             monkeypatch.setattr(lane.core.committer, "commit", commit_slowly)
             await entered.wait()
             await rig.tell(15 * SECOND)
-            # It has the time to promise too much.
-            await asyncio.sleep(0.05)
+            await until(knows_watermark)
             gate.set()
             assert await until_put_out(rig, 1) == [("a", "clock", 10)]
             await until_published(lane, 15 * SECOND)
