@@ -254,6 +254,6 @@ async def test_pages_have_whole_keys(tmp_path: Path) -> None:
     assert pages == every
     said = await state(tmp_path, "list", "total", "--count", "1", "--prefix", "u")
     assert said.out.splitlines()[-1].startswith("3 entries of 2 lanes, which have ")
-    assert said.out.splitlines()[-1].endswith("; 18 more follow (`--after u0`)")
+    assert said.out.splitlines()[-1].endswith("; 18 more follow (`--after=u0`)")
     one = await state(tmp_path, "get", "total", "--key", "u6", "--name", "seen")
     assert one.out.splitlines()[:2] == ["u6  seen[0] = 20", "u6  seen[1] = 13"]
