@@ -54,6 +54,7 @@ def test_tests_notice_them() -> None:
     assert [outcome["caught"] for outcome in json.loads(done.stdout)] == [True] * CAUGHT_HERE
 
 
+@pytest.mark.slow
 def test_a_sample_has_those_in_changed_files_first_and_no_slow_tests() -> None:
     fast = [defect for defect in DEFECTS if defects.is_fast(defect.test)]
     path = next(iter(CODE.paths(fast[0].changes)))

@@ -78,6 +78,7 @@ def cut(data: bytes, rng: random.Random, most: int) -> list[bytes]:
     return pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 3, 40, 1000, 5000])
 async def test_messages_are_those_of_the_library(most: int) -> None:
     rng = random.Random(most)

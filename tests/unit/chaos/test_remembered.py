@@ -158,6 +158,7 @@ def _older(states: States) -> None:
     states["key-7"] = replace(state, records=state.records - 1, total=state.total - last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "checks", "word"),
     [

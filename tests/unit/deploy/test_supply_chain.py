@@ -57,6 +57,7 @@ def test_each_part_of_one_alternative_has_to_be_allowed(expression: str, allowed
     assert Licences().allows(expression) is allowed
 
 
+@pytest.mark.slow
 def test_the_list_of_licences_has_nothing_to_spare(everything: list[Component]) -> None:
     licences = Licences()
     stated = {part for component in everything for part in component.licence.split(" OR ")}

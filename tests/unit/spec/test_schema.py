@@ -76,11 +76,13 @@ def test_there_are_files_of_every_sort() -> None:
         assert [name for name in FILES if name.startswith(folder)], folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_pipelines_that_users_start_from_are_accepted(name: str) -> None:
     assert refusals(FILES[name]) == []
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(pipelines)
 def test_what_the_models_accept_the_schema_accepts(document: dict[str, Any]) -> None:

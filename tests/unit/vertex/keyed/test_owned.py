@@ -176,6 +176,7 @@ async def assert_at_home(rig: Rig, entries: Entries, lanes: int, partitions: int
         assert await stored(rig, partition) == own
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("commits", [0, 2, 5, 9, 14])
 async def test_entries_move_to_the_lanes_of_their_keys_whenever_that_is_interrupted(rig: Rig, commits: int) -> None:

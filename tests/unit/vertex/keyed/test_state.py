@@ -100,6 +100,7 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     assert again.size == state.size
 
 
+@pytest.mark.slow
 def test_as_many_bytes_of_slots_are_written_as_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 500)
     monkeypatch.setattr(StateImage, "cycle_results_max", 1 << 30)

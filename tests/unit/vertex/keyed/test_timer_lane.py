@@ -185,6 +185,7 @@ async def late_records(rig: Rig, downstream: LaneInput) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2", "I5", "I7", "I12")
 @pytest.mark.parametrize("seed", range(4))
 async def test_each_timer_fires_once_whoever_owns_the_lane(
