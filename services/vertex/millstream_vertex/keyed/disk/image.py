@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -65,6 +66,30 @@ class _Result(NamedTuple):
     cycle: SlotCycle
 
 
+@dataclass(slots=True)
+class _Loaded:
+    """Steps of the changelog that are not in the store."""
+
+    steps: list[Step] = field(default_factory=list)
+    size: int = 0
+    """Their bytes."""
+
+
+@dataclass(slots=True)
+class _Committed:
+    """What is committed, and not in the store."""
+
+    changes: Changes = field(default_factory=dict)
+    size: int = 0
+    """Bytes of the results that it is from."""
+    results: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it is written to the store."""
+        return self.size >= WRITTEN_FROM_BYTES or self.results >= WRITTEN_FROM_RESULTS
+
+
 class DiskImage(Image):
     """The image over a store. Made by `open_disk_image`."""
 
@@ -79,9 +104,7 @@ class DiskImage(Image):
         self._slots: list[dict[bytes, KeyEntries]] = [{} for _ in range(SLOTS)]
         """The keys in memory, with all of their entries."""
         self._agendas: list[_DiskAgenda] = []
-        self._steps: list[Step] = []
-        """What was loaded and is not in the store."""
-        self._steps_bytes = 0
+        self._loaded = _Loaded()
         self._is_whole = store.kept is not None
         """Whether what was loaded, with what the store had before, is everything up to a position."""
         self._is_read = False
@@ -96,9 +119,7 @@ class DiskImage(Image):
         """Of the result that is being made."""
         self._changed: dict[bytes, int] = {}
         """Keys with changes that are not in the store: the last result that has changed each."""
-        self._committed: Changes = {}
-        """Committed, and not in the store."""
-        self._committed_bytes = self._committed_results = 0
+        self._committed = _Committed()
         self._through = -1
         """The last result that is committed."""
         self._position: Callable[[], Position] | None = None
@@ -183,16 +204,16 @@ class DiskImage(Image):
     def start_over(self) -> None:
         self._store.start_over()
         self._is_whole = False
-        self._steps, self._steps_bytes, self._position = [], 0, None
+        self._loaded, self._position = _Loaded(), None
         self.sizes, self.size = self._store.sizes.copy(), 0
 
     def load(self, step: Step) -> None:
-        self._steps.append(step)
-        self._steps_bytes += step.size
+        self._loaded.steps.append(step)
+        self._loaded.size += step.size
 
     def reached(self, position: Callable[[], Position], cycle: SlotCycle) -> None:
         self._position, self._cycle = position, cycle
-        if self._steps_bytes >= LOADED_FROM_BYTES:
+        if self._loaded.size >= LOADED_FROM_BYTES:
             self._attempt()
 
     def loaded(self) -> None:
@@ -222,13 +243,12 @@ class DiskImage(Image):
         for _ in range(results):
             self._through, changes, self._cycle = self._results.popleft()
             names = zip(changes.keys, changes.states, changes.items, strict=True)
-            self._committed.update(zip(names, stored_in(changes), strict=True))
-            self._committed_bytes += changes.size
+            self._committed.changes.update(zip(names, stored_in(changes), strict=True))
+            self._committed.size += changes.size
         self._kept_results = max(0, self._kept_results - results)
-        self._committed_results += results
+        self._committed.results += results
         self._position = position
-        is_enough = self._committed_bytes >= WRITTEN_FROM_BYTES or self._committed_results >= WRITTEN_FROM_RESULTS
-        if is_enough and not self._is_full:
+        if self._committed.is_enough and not self._is_full:
             self._attempt()
 
     @property
@@ -246,13 +266,13 @@ class DiskImage(Image):
         if self._position is not None:
             kept = self._position(), self._cycle
             if not self._is_loaded:
-                self._store.write_steps(self._steps, kept if self._is_whole else None)
-                self._steps, self._steps_bytes, self._is_loaded = [], 0, self._is_read
+                self._store.write_steps(self._loaded.steps, kept if self._is_whole else None)
+                self._loaded, self._is_loaded = _Loaded(), self._is_read
                 self.sizes = self._store.sizes.copy()
                 self.size = sum(self.sizes)
-            if self._committed:
-                self._store.write(self._committed, *kept)
-                self._committed, self._committed_bytes, self._committed_results = {}, 0, 0
+            if self._committed.changes:
+                self._store.write(self._committed.changes, *kept)
+                self._committed = _Committed()
             self._changed = {key: number for key, number in self._changed.items() if number > self._through}
             self._forget_keys()
             for agenda in self._agendas:
