@@ -280,7 +280,24 @@ def number_of(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-class State(MutableMapping[str, Any]):
+class KeyTimers:
+    """The timers of one key, for what users' code has of its states."""
+
+    __slots__ = ()
+    _turn: Turn
+
+    def timer(
+        self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
+    ) -> None:
+        """As `udf.timer`, for this key. `after` counts from the latest record of the key in the call."""
+        set_timer(self._turn, name, at, after, clock)
+
+    def cancel_timer(self, name: str) -> None:
+        """As `udf.cancel_timer`, for this key."""
+        cancel(self._turn, name)
+
+
+class State(KeyTimers, MutableMapping[str, Any]):
     """What a plain function remembers for the key of its record: JSON values and bytes by name, and counters."""
 
     __slots__ = ("_json", "_turn")
@@ -324,16 +341,6 @@ class State(MutableMapping[str, Any]):
     def get_counter(self, name: str) -> int:
         """The count of this name; 0 at first."""
         return self._counters().get(name, 0)
-
-    def timer(
-        self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
-    ) -> None:
-        """As `udf.timer`, for this key. `after` counts from the latest record of the key in the call."""
-        set_timer(self._turn, name, at, after, clock)
-
-    def cancel_timer(self, name: str) -> None:
-        """As `udf.cancel_timer`, for this key."""
-        cancel(self._turn, name)
 
     def get(self, name: str, default: Any = None, /) -> Any:
         """As `get_state`."""

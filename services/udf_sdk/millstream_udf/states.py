@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -36,8 +36,16 @@ from millstream_udf.state_specs import (
     lifetime_of,
     migrations_of,
 )
-from millstream_udf.state_views import BYTES_NAME, COUNTERS_NAME, JSON_NAME, Counter, State, StateList, StateMap
-from millstream_udf.timers import cancel, set_timer
+from millstream_udf.state_views import (
+    BYTES_NAME,
+    COUNTERS_NAME,
+    JSON_NAME,
+    Counter,
+    KeyTimers,
+    State,
+    StateList,
+    StateMap,
+)
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = ["Counter", "State", "StateList", "StateMap", "counter", "list_state", "map_state", "value"]
@@ -259,7 +267,7 @@ def declarations_of(target: Any, owner: str) -> Mapping[str, Declaration]:
     return found
 
 
-class KeyStates:
+class KeyStates(KeyTimers):
     """The states of one key, in a batch function: those that the class declares, as attributes."""
 
     __slots__ = ("_declarations", "_turn")
@@ -267,16 +275,6 @@ class KeyStates:
     def __init__(self, declarations: Mapping[str, Declaration], turn: Turn) -> None:
         object.__setattr__(self, "_declarations", declarations)
         object.__setattr__(self, "_turn", turn)
-
-    def timer(
-        self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
-    ) -> None:
-        """As `udf.timer`, for this key. `after` counts from the latest record of the key in the call."""
-        set_timer(self._turn, name, at, after, clock)
-
-    def cancel_timer(self, name: str) -> None:
-        """As `udf.cancel_timer`, for this key."""
-        cancel(self._turn, name)
 
     def __getattr__(self, name: str) -> Any:
         return self._declared(name).read(self._turn)

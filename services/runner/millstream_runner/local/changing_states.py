@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from millstream import codes
 from millstream.buffers.placed import placed
-from millstream.clock import SystemClock
 from millstream.errors import UdfError, UserError
 from millstream.ledger.protocol import DurabilityLevel, Ledger
 from millstream.plan import resolved
@@ -36,7 +35,7 @@ from millstream.udf.states import DeclaredState
 from millstream.udf.streams import KeyedMapStream
 from millstream_runner.local.changing import check_complete, claim
 from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
-from millstream_runner.local.moving_states import bounds_of
+from millstream_runner.local.moving_states import owned_states
 from millstream_runner.local.outputs import former_outputs, refuse_former_outputs
 from millstream_runner.local.prerequisites import refuse_small_disk
 from millstream_runner.local.processes import is_alive
@@ -44,7 +43,7 @@ from millstream_runner.local.state_rows import RowEntry, entry_of
 from millstream_runner.local.stored import open_stored_buffer
 from millstream_runner.local.stored_states import StoredEntry, state_of
 from millstream_vertex.keyed.image import expires_us_of, stored_of
-from millstream_vertex.keyed.owned import OwnedState, open_owned_state
+from millstream_vertex.keyed.owned import OwnedState
 from millstream_vertex.keyed.redistribution import home_of
 from millstream_vertex.keyed.state import EntryChange
 from millstream_vertex.settings import ledger_limits
@@ -250,15 +249,10 @@ async def _change(
     lanes: Sequence[LaneId],
     changes_of: Callable[[OwnedState], Sequence[EntryChange]],
 ) -> StateChange:
-    done, bounds = StateChange(), bounds_of(of.plan, of.vertex)
-    compression = of.plan.pipeline.spec.compression
-    async with AsyncExitStack() as stack:
-        opened = [
-            await stack.enter_async_context(
-                open_owned_state(ledger, lane, OWNER, bounds, compression=compression, clock=SystemClock())
-            )
-            for lane in lanes
-        ]
+    done = StateChange()
+    if not lanes:
+        return done
+    async with owned_states(of.plan, ledger, lanes, OWNER) as opened:
         changes = [changes_of(owned) for owned in opened]
         for owned, some in zip(opened, changes, strict=True):
             owned.check(some)

@@ -32,7 +32,7 @@ async def check_states_fit(plan: Plan, broker: Broker, vertex: str, former: int,
     most."""
     ledger = await broker.existing_ledger(vertex)
     if ledger is not None:
-        async with _opened(plan, ledger, vertex, former, owner) as lanes:
+        async with owned_states(plan, ledger, _lanes(plan, vertex, former), owner) as lanes:
             check_room(lanes, plan.vertex(vertex).partitions)
 
 
@@ -47,7 +47,7 @@ async def move_states(plan: Plan, broker: Broker, stores: OtStores, vertex: str,
         # With the room of more lanes. That of fewer is taken away by the run, when nothing is in the others.
         ledger = await broker.ledger(vertex, ledger_limits(plan, vertex))
     ids = _lanes(plan, vertex, former)
-    async with _opened(plan, ledger, vertex, former, owner) as lanes:
+    async with owned_states(plan, ledger, ids, owner) as lanes:
         moved = await redistribute(lanes, partitions)
     # The others have promised nothing yet.
     marks = [stored.mark for lane in ids[:former] if (stored := await ledger.mark(lane)) is not None]
@@ -75,17 +75,19 @@ def _lanes(plan: Plan, vertex: str, former: int) -> Sequence[LaneId]:
 
 
 @asynccontextmanager
-async def _opened(
-    plan: Plan, ledger: Ledger, vertex: str, former: int, owner: str
-) -> AsyncIterator[Sequence[OwnedState]]:
-    bounds = bounds_of(plan, vertex)
-    compression = plan.pipeline.spec.compression
+async def owned_states(
+    plan: Plan, ledger: Ledger, lanes: Sequence[LaneId], owner: str
+) -> AsyncIterator[list[OwnedState]]:
+    """The states of these lanes of a vertex, taken over. Raises as `open_owned_state`."""
+    bounds = bounds_of(plan, lanes[0].vertex)
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                open_owned_state(ledger, lane, owner, bounds, compression=compression, clock=SystemClock())
+                open_owned_state(
+                    ledger, lane, owner, bounds, compression=plan.pipeline.spec.compression, clock=SystemClock()
+                )
             )
-            for lane in _lanes(plan, vertex, former)
+            for lane in lanes
         ]
 
 

@@ -23,7 +23,7 @@ from millstream_runner.local.state_rows import StateForm
 from millstream_runner.local.stored_states import LaneState, form_of, state_of
 from millstream_runner.local.view import PipelineView
 from millstream_vertex.keyed.changelog import changelog_buffer
-from millstream_vertex.keyed.image import Stored, Versioned, parts_of, stored_of
+from millstream_vertex.keyed.image import Stored, Versioned, parts_of, rows_of, stored_of
 from millstream_vertex.keyed.state import EntryChange
 from millstream_vertex.keyed.steps import decode_step
 
@@ -110,13 +110,8 @@ async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> As
 
 def _steps(value: bytes) -> Iterator[EntryChange]:
     """The entries of a step. Those of slots that are written anew are as they were: what is gone was said before."""
-    entries = decode_step(value).entries
-    count = len(entries)
-    items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
-    expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
-    rows = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
-    for key, state, item, written, gone, expiry_us, version in rows:
-        yield EntryChange(key, state, item, None if gone else stored_of(written, expiry_us, version))
+    for key, state, item, stored in rows_of(decode_step(value).entries):
+        yield EntryChange(key, state, item, stored)
 
 
 def _entries_of(state: LaneState | None) -> _Entries:

@@ -53,8 +53,17 @@ def stored_in(entries: Entries) -> Sequence[Stored | None]:
     """The value of each entry; None: it is gone."""
     if entries.is_plain:
         return entries.values
-    columns = zip(entries.values, entries.deleted, entries.expires_us, entries.versions, strict=True)
-    return [None if gone else stored_of(value, expires_us, version) for value, gone, expires_us, version in columns]
+    count = len(entries)
+    deleted, expires_us = entries.deleted or bytes(count), entries.expires_us or [0] * count
+    columns = zip(entries.values, deleted, expires_us, entries.versions or [1] * count, strict=True)
+    return [None if gone else stored_of(value, time_us, version) for value, gone, time_us, version in columns]
+
+
+def rows_of(entries: Entries) -> Iterator[tuple[bytes, int, bytes, Stored | None]]:
+    """Key, state, item and value of each entry; None: it is gone. Columns may be absent, as in a step that was
+    decoded."""
+    items = entries.items or [b""] * len(entries)
+    return zip(entries.keys, entries.states, items, stored_in(entries), strict=True)
 
 
 def expires_us_of(stored: Stored | None) -> int:
@@ -280,12 +289,8 @@ class StateImage(Image):
             for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
                 tables[state][crc32(key) & LAST_SLOT][key] = value
             return
-        count = len(entries)
-        items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
-        expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
-        rows = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
-        for key, state, item, value, gone, expiry_us, version in rows:
-            self.put(state, key, item, None if gone else stored_of(value, expiry_us, version))
+        for key, state, item, stored in rows_of(entries):
+            self.put(state, key, item, stored)
 
     def loaded(self) -> None:
         self.sizes = [sum(self._sizes(slot)) for slot in range(SLOTS)]

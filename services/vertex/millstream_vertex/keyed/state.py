@@ -31,7 +31,7 @@ from millstream_vertex.keyed.image import (
     Versioned,
     expires_us_of,
     parts_of,
-    stored_in,
+    rows_of,
 )
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
@@ -299,7 +299,7 @@ class KeyedState:
         return refused
 
     def _put_all(self, entries: Entries) -> None:
-        rows = zip(entries.keys, entries.states, entries.items, stored_in(entries), strict=True)
+        rows = rows_of(entries)
         if self._timer_state is None or self._timer_state not in entries.states:
             put, undo = self._image.put, self._undo
             for key, state, item, stored in rows:

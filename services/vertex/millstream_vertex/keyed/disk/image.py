@@ -38,8 +38,8 @@ from millstream_vertex.keyed.image import (
     Stored,
     Versioned,
     expires_us_of,
+    rows_of,
     size_of,
-    stored_in,
 )
 from millstream_vertex.keyed.steps import Entries, Step
 
@@ -242,8 +242,9 @@ class DiskImage(Image):
     def committed(self, results: int, position: Callable[[], Position]) -> None:
         for _ in range(results):
             self._through, changes, self._cycle = self._results.popleft()
-            names = zip(changes.keys, changes.states, changes.items, strict=True)
-            self._committed.changes.update(zip(names, stored_in(changes), strict=True))
+            self._committed.changes.update(
+                ((key, state, item), stored) for key, state, item, stored in rows_of(changes)
+            )
             self._committed.size += changes.size
         self._kept_results = max(0, self._kept_results - results)
         self._committed.results += results

@@ -36,8 +36,8 @@ from millstream_vertex.keyed.image import (
     SlotCycle,
     Stored,
     WrittenSlots,
+    rows_of,
     size_of,
-    stored_of,
 )
 from millstream_vertex.keyed.steps import Step
 
@@ -51,8 +51,6 @@ _PROGRESS = b"progress"
 
 Changes = dict[tuple[bytes, int, bytes], Stored | None]
 """What entries have become, by key, state and item; None: they are gone."""
-
-
 KeyEntries = dict[tuple[int, bytes], Stored]
 """The entries of a key, by state and item."""
 
@@ -66,7 +64,7 @@ class StoreIdentity(NamedTuple):
 
 
 class Store:
-    """An open store. Made by `open_store`."""
+    """An open store. It is not used before `read_progress`."""
 
     def __init__(self, directory: StoreDirectory, identity: StoreIdentity, where: str) -> None:
         """`where`: names the lane in messages."""
@@ -248,7 +246,6 @@ class Store:
 
     def write(self, changes: Changes, position: Position, cycle: SlotCycle) -> None:
         """These changes, which lead to this position. Raises `StorageFullError`: nothing is written."""
-
         self._write(lambda writing: writing.put_all(changes), (position, cycle))
 
     def write_steps(self, steps: Sequence[Step], kept: tuple[Position, SlotCycle] | None) -> None:
@@ -258,7 +255,7 @@ class Store:
         def put(writing: _Writing) -> None:
             for one in steps:
                 writing.clear(range(one.first_slot, one.first_slot + one.slots))
-                for key, state, item, stored in _entries_of(one):
+                for key, state, item, stored in rows_of(one.entries):
                     writing.put(key, state, item, stored)
 
         self._write(put, kept)
@@ -384,14 +381,3 @@ class _Writing:
                 if not self._cursor.delete():
                     break
             self._sizes[slot] = 0
-
-
-def _entries_of(one: Step) -> Iterator[tuple[bytes, int, bytes, Stored | None]]:
-    """Key, state, item and value of each entry of a step."""
-    entries = one.entries
-    count = len(entries)
-    items, deleted = entries.items or [b""] * count, entries.deleted or bytes(count)
-    expires_us, versions = entries.expires_us or [0] * count, entries.versions or [1] * count
-    columns = zip(entries.keys, entries.states, items, entries.values, deleted, expires_us, versions, strict=True)
-    for key, state, item, value, gone, expiry_us, version in columns:
-        yield key, state, item, None if gone else stored_of(value, expiry_us, version)
