@@ -27,6 +27,7 @@ import uvloop
 
 from millstream.clock import SystemClock
 from millstream.frame import frame_of_records
+from millstream.garbage import freeze_what_stays
 from millstream.record import Record
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import open_local_function
@@ -116,6 +117,8 @@ def main() -> int:
     parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    # As a worker does.
+    freeze_what_stays()
     found = uvloop.run(measure(options.timers))
     if options.json:
         print(json.dumps(found))

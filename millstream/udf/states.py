@@ -67,7 +67,8 @@ class StateEntries:
     items: Sequence[bytes]
     """Empty for states without items."""
     values: Sequence[bytes]
-    versions: Sequence[int]
+    versions: Sequence[int] = ()
+    """Empty: all are of version 1."""
 
     @property
     def size(self) -> int:

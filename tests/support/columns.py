@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from millstream_udf import columns
+from millstream_vertex.keyed.keys import distinct_keys
 
 IMPLEMENTATIONS = ("python", "compiled")
 
@@ -57,6 +58,7 @@ QUESTIONS: Mapping[str, Callable[[Question], object]] = {
     "check lists": lambda q: columns.check_lists(q.column, q.records, items_max=8),
     "check headers": lambda q: columns.check_headers(q.column, q.records, items_max=8),
     "partition": lambda q: columns.partition_lists(q.column, q.records, 3, keyless=1),
+    "distinct": lambda q: [[*found] for found in distinct_keys(q.column, q.records)],
     "bounds": lambda q: columns.time_bounds(q.column),
 }
 

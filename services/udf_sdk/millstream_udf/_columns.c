@@ -595,6 +595,72 @@ done:
     return made;
 }
 
+/* The items of an entry, joined by 0x1F; NULL with an exception, or without one if an item has 0x1E or 0x1F, or if the
+ * only item is empty: such a key is written in another way. */
+static PyObject *joined(const Column *column, size_t begin, size_t end) {
+    size_t size = begin < end ? bytes_until(column, end) - bytes_until(column, begin) + (end - begin - 1) : 0;
+    if (end - begin == 1 && !size) return NULL;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!made) return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(made);
+    for (size_t item = begin; item < end; item++) {
+        if (item > begin) *at++ = 0x1F;
+        const uint8_t *from = column->data + bytes_until(column, item), *stop = column->data + bytes_until(column, item + 1);
+        for (; from < stop; from++) {
+            if (*from == 0x1E || *from == 0x1F) {
+                Py_DECREF(made);
+                return NULL;
+            }
+            *at++ = *from;
+        }
+    }
+    return made;
+}
+
+/* distinct(column, records): the keys of the records, each once, and for each record which of them it has, packed in the
+ * order of this machine's bytes. */
+static PyObject *distinct(PyObject *module, PyObject *arguments) {
+    PyObject *object, *found = NULL, *keys = NULL, *numbers = NULL, *made = NULL;
+    Py_ssize_t records;
+    Column column;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "On", &object, &records)) return NULL;
+    if (records < 0 || records > INT32_MAX) Py_RETURN_NONE;
+    int opened = open_column(LISTS, object, (size_t)records, &column);
+    if (opened < 0) return NULL;
+    if (!opened) Py_RETURN_NONE;
+    found = PyDict_New();
+    keys = PyList_New(0);
+    numbers = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((size_t)records * sizeof(uint32_t)));
+    if (!found || !keys || !numbers) goto done;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(numbers);
+    for (size_t n = 0; n < (size_t)records; n++, at += sizeof(uint32_t)) {
+        PyObject *key = joined(&column, first_of(&column, n), first_of(&column, n + 1));
+        if (!key) {
+            if (!PyErr_Occurred()) made = Py_NewRef(Py_None);
+            goto done;
+        }
+        PyObject *number = PyDict_GetItemWithError(found, key);
+        uint32_t place = number ? (uint32_t)PyLong_AsUnsignedLong(number) : (uint32_t)PyList_Size(keys);
+        int failed = !number && PyErr_Occurred();
+        if (!number && !failed) {
+            number = PyLong_FromUnsignedLong(place);
+            failed = !number || PyDict_SetItem(found, key, number) || PyList_Append(keys, key);
+            Py_XDECREF(number);
+        }
+        Py_DECREF(key);
+        if (failed) goto done;
+        memcpy(at, &place, sizeof place);
+    }
+    made = PyTuple_Pack(2, keys, numbers);
+done:
+    Py_XDECREF(found);
+    Py_XDECREF(keys);
+    Py_XDECREF(numbers);
+    close_column(&column);
+    return made;
+}
+
 /* bounds(times): the smallest and the largest of packed times, of which there has to be one. */
 static PyObject *bounds(PyObject *module, PyObject *object) {
     (void)module;
@@ -652,6 +718,7 @@ static PyMethodDef methods[] = {
     {"unpack", unpack, METH_O, NULL},
     {"pack", pack, METH_O, NULL},
     {"partition", partition, METH_VARARGS, NULL},
+    {"distinct", distinct, METH_VARARGS, NULL},
     {"bounds", bounds, METH_O, NULL},
     {"pick_times", pick_times, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -67,6 +67,9 @@ class _Compiled(Protocol):
     def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None:
         """See `partition_lists`."""
 
+    def distinct(self, column: bytes, records: int, /) -> tuple[list[bytes], bytes] | None:
+        """See `distinct_lists`."""
+
     def bounds(self, times: bytes, /) -> tuple[int, int] | None:
         """See `time_bounds`."""
 
@@ -297,6 +300,17 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
         lists = [tuple(items[start:stop]) for start, stop in pairwise(starts)]
     _check_entries(len(lists), records)
     return lists
+
+
+def distinct_lists(column: bytes, records: int) -> tuple[list[bytes], array[int]] | None:
+    """The entries of an encoded `ListColumn`, each once, with their items joined by 0x1f; and for each record, which of
+    them it has. None if an item has 0x1e or 0x1f, if the only one of an entry is empty, or if this is not compiled."""
+    if _compiled is None or (found := _compiled.distinct(column, records)) is None:
+        return None
+    entries, packed = found
+    numbers = array("I")
+    numbers.frombytes(packed)
+    return entries, numbers
 
 
 def slice_lists(column: bytes, start: int, stop: int) -> bytes:

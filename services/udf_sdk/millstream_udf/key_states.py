@@ -22,7 +22,7 @@ from millstream_udf.failures import FAILURES, failure
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.state_codecs import SCALARS, never_changes
-from millstream_udf.state_entries import NO_ITEM, Change, StateEntries, pack_changes, unpack_entries
+from millstream_udf.state_entries import NO_ITEM, Changes, StateEntries, pack_changes, unpack_entries
 from millstream_udf.state_specs import LIST, MAP, TIMER, VALUE, StateError, StateSpec
 from millstream_udf.values import DeadLetter, Drop
 
@@ -42,6 +42,7 @@ class Column:
         "has_items",
         "has_type",
         "index",
+        "is_raw",
         "is_simple",
         "read",
         "renewed",
@@ -58,6 +59,8 @@ class Column:
         self.is_simple = not self.has_items and not spec.lifetime.ttl_us
         self.stored: dict[int, Any] = {}
         """By index of the key, the bytes of the value; if it has items, a dictionary of them by item."""
+        self.is_raw = False
+        """Whether the stored bytes are the value."""
         self.before: dict[Any, bytes | None] = {}
         """Of what was written: the bytes in the call, by index of the key, and item if it has some."""
         self.renewed: dict[Any, int] = {}
@@ -66,6 +69,7 @@ class Column:
         codec = spec.codec
         self.read: Callable[[bytes], Any] | None = None if codec is None else codec.fast_read
         """None: the bytes are the value. Any exception: `spec.read` knows more."""
+        self.is_raw = codec is not None and self.read is None
         self.write: Callable[[Any], bytes] | None = None if codec is None else codec.fast_write
         self.exact = None if codec is None else codec.exact
         self.has_type = codec is not None and codec.kind is not Any
@@ -85,6 +89,18 @@ class Column:
         if self.has_type and type(value) is not self.exact and data != before:
             return self.spec.write(value)
         return data
+
+    def change(self, key: int, data: bytes | None) -> None:
+        """Write an entry of a simple state; None: it is deleted."""
+        before = self.stored.get(key)
+        if before == data:
+            return
+        if key not in self.before:
+            self.before[key] = before
+        if data is None:
+            del self.stored[key]
+        else:
+            self.stored[key] = data
 
     def item(self, item: Any) -> bytes:
         """The bytes of an item of a map. Raises `TypeError` if it cannot be one."""
@@ -162,8 +178,11 @@ class Turn:
         data = column.stored.get(self.key) if value is MISSING else None
         if data is not None:
             found = self.call.object(column, self.key, NO_ITEM, data)
+        elif column.default is not MISSING:
+            # It cannot be changed in place.
+            return column.default
         else:
-            found = column.spec.fresh_default() if column.default is MISSING else column.default
+            found = column.spec.fresh_default()
         read[name] = found
         return found
 
@@ -279,6 +298,13 @@ class CallStates:
         cannot be stored."""
         turn.is_open = False
         key, assigned, columns = turn.key, turn.assigned, self.columns
+        if len(assigned) == 1 and not turn.read and turn.timers is None and not self._versions:
+            # As below, without what such a turn does not need.
+            name, value = next(iter(assigned.items()))
+            column = columns[name]
+            if column.is_raw and column.is_simple and type(value) is bytes:
+                column.change(key, value)
+                return
         writes: list[Write] = []
         for name, value in assigned.items():
             column = columns[name]
@@ -304,14 +330,8 @@ class CallStates:
         for column, item, data in writes:
             if not column.is_simple or self._versions:
                 self._apply(turn, column, item, data)
-            elif (before := column.stored.get(key)) != data:
-                # As `_apply` does, without the call.
-                if key not in column.before:
-                    column.before[key] = before
-                if data is None:
-                    del column.stored[key]
-                else:
-                    column.stored[key] = data
+            else:
+                column.change(key, data)
         if turn.timers is not None:
             self._timers.update({(key, name): value for name, value in turn.timers.items()})
 
@@ -382,21 +402,25 @@ class CallStates:
     def changes(self) -> bytes:
         """Encoded `StateChanges`: each entry that has other bytes, another expiry or another version than in the
         call."""
-        found: list[Change] = []
+        found = Changes()
         for column in self._ordered:
             stored, renewed, index = column.stored, column.renewed, column.index
             if column.has_items:
                 for (key, item), before in column.before.items():
                     now = stored[key].get(item)
                     if now != before or (key, item) in renewed:
-                        found.append((key, index, item, now, renewed.get((key, item), 0)))
-            else:
+                        found.add(key, index, item, now, renewed.get((key, item), 0))
+            elif renewed:
                 for key, before in column.before.items():
                     now = stored.get(key)
                     if now != before or key in renewed:
-                        found.append((key, index, NO_ITEM, now, renewed.get(key, 0)))
+                        found.add(key, index, NO_ITEM, now, renewed.get(key, 0))
+            else:
+                keys = [key for key, before in column.before.items() if stored.get(key) != before]
+                found.add_all(keys, index, [*map(stored.get, keys)])
         state = len(self._ordered)
-        found += [(key, state, name.encode(), value, 0) for (key, name), value in self._timers.items()]
+        for (key, name), value in self._timers.items():
+            found.add(key, state, name.encode(), value, 0)
         have_items = bool(self._timers) or any(column.has_items for column in self._ordered)
         return pack_changes(found, have_items=have_items)
 

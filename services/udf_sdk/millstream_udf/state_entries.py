@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
@@ -77,23 +77,50 @@ def pack_entries(entries: StateEntries) -> bytes:
     ).SerializeToString()
 
 
-def pack_changes(changes: Sequence[Change], *, have_items: bool) -> bytes:
+class Changes:
+    """Changed entries, as they are collected, by columns."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.states = bytearray()
+        self.items: list[bytes] = []
+        self.values: list[bytes | None] = []
+        self.expires_us: list[int] = []
+
+    def add(self, key: int, state: int, item: bytes, value: bytes | None, expires_us: int) -> None:
+        """Add one; see `Change`."""
+        self.keys.append(key)
+        self.states.append(state)
+        self.items.append(item)
+        self.values.append(value)
+        self.expires_us.append(expires_us)
+
+    def add_all(self, keys: Sequence[int], state: int, values: Sequence[bytes | None]) -> None:
+        """Add entries of a state without items that never expire."""
+        count = len(keys)
+        self.keys += keys
+        self.states += bytes([state]) * count
+        self.items += [NO_ITEM] * count
+        self.values += values
+        self.expires_us += [0] * count
+
+
+def pack_changes(changes: Changes, *, have_items: bool) -> bytes:
     """Encoded `StateChanges`; empty if there are none. `have_items`: the function has a map or a list."""
-    if not changes:
+    if not changes.keys:
         return b""
-    keys, states, items, values, expires = zip(*changes, strict=True)
-    deleted = b""
+    deleted, values = b"", changes.values
     if None in values:
         deleted = bytes([value is None for value in values])
-        values = tuple(b"" if value is None else value for value in values)
+        values = [b"" if value is None else value for value in values]
     return b"".join(
         [
-            *field(1, columns.pack_offsets(keys)),
-            *field(2, bytes(states)),
-            *(field(3, columns.pack_bytes(items)) if have_items else ()),
-            *field(4, columns.pack_bytes(values)),
+            *field(1, columns.pack_offsets(changes.keys)),
+            *field(2, bytes(changes.states)),
+            *(field(3, columns.pack_bytes(changes.items)) if have_items else ()),
+            *field(4, columns.pack_bytes(cast("list[bytes]", values))),
             *field(5, deleted),
-            *(field(6, columns.pack_times(expires)) if any(expires) else ()),
+            *(field(6, columns.pack_times(changes.expires_us)) if any(changes.expires_us) else ()),
         ]
     )
 

@@ -102,7 +102,15 @@ class Value(Declaration, Generic[_T]):
     @overload
     def __get__(self, instance: object, owner: Any = None) -> _T: ...
     def __get__(self, instance: object, owner: Any = None) -> Any:
-        return self if instance is None else CURRENT_TURN.get().value(self.name)
+        if instance is None:
+            return self
+        turn = CURRENT_TURN.get()
+        if turn.is_open and self.name not in turn.assigned:
+            # As `value` does, without the call, and without keeping what cannot be changed in place.
+            column = turn.call.columns[self.name]
+            if column.is_raw and (data := column.stored.get(turn.key)) is not None:
+                return data
+        return turn.value(self.name)
 
     def __set__(self, instance: object, value: _T) -> None:
         turn = CURRENT_TURN.get()

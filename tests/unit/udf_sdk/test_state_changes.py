@@ -16,7 +16,7 @@ from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import open_function
 from millstream_udf.sources import frame_of
-from millstream_udf.state_entries import Change, StateEntries, pack_changes, pack_entries, unpack_changes
+from millstream_udf.state_entries import Change, Changes, StateEntries, pack_changes, pack_entries, unpack_changes
 from millstream_udf.testing import KeptStates, run
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -379,16 +379,27 @@ def test_an_item_may_be_empty() -> None:
 
 def test_changes_on_the_wire() -> None:
     changes = [(3, 1, b"x", b"a", 0), (0, 254, b"", None, 0), (1, 0, b"", b"", 7)]
-    assert unpack_changes(pack_changes(changes, have_items=True)) == changes
-    message = udf_pb2.StateChanges.FromString(pack_changes(changes, have_items=True))
+    collected = collected_of(changes)
+    assert unpack_changes(pack_changes(collected, have_items=True)) == changes
+    message = udf_pb2.StateChanges.FromString(pack_changes(collected, have_items=True))
     assert list(message.keys) == [3, 0, 1]
     assert list(message.expires_us) == [0, 0, 7]
     assert message.deleted == b"\0\1\0"
-    plain = udf_pb2.StateChanges.FromString(pack_changes([(0, 0, b"", b"a", 0)], have_items=False))
+    plain = udf_pb2.StateChanges.FromString(pack_changes(collected_of([(0, 0, b"", b"a", 0)]), have_items=False))
     assert not plain.HasField("items")
     assert not plain.deleted
     assert not plain.expires_us
-    assert pack_changes([], have_items=True) == b""
+    assert pack_changes(Changes(), have_items=True) == b""
+    added, all_at_once = collected_of([(2, 5, b"", b"a", 0), (4, 5, b"", None, 0)]), Changes()
+    all_at_once.add_all([2, 4], 5, [b"a", None])
+    assert pack_changes(all_at_once, have_items=True) == pack_changes(added, have_items=True)
+
+
+def collected_of(changes: list[Change]) -> Changes:
+    collected = Changes()
+    for change in changes:
+        collected.add(*change)
+    return collected
 
 
 def test_too_large_an_answer_says_so() -> None:

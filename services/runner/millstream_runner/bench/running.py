@@ -82,9 +82,9 @@ import millstream_udf as udf
 class Remembering:
     last = udf.value(bytes, default=b"")
 
-    def process(self, record: udf.Record) -> bytes:
-        before, self.last = self.last, record.value
-        return before or self.last
+    def process(self, value: bytes) -> bytes:
+        before, self.last = self.last, value
+        return before or value
 """
 """Gets and puts a value as long as that of a record."""
 _KEY_BYTES_MAX = 64

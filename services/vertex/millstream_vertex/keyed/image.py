@@ -10,8 +10,9 @@ shorter. Above it: the state of a lane. Below it: when entries are due.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
@@ -53,16 +54,17 @@ def stored_in(entries: Entries) -> Sequence[Stored | None]:
     """The value of each entry; None: it is gone."""
     if entries.is_plain:
         return entries.values
-    count = len(entries)
-    deleted, expires_us = entries.deleted or bytes(count), entries.expires_us or [0] * count
-    columns = zip(entries.values, deleted, expires_us, entries.versions or [1] * count, strict=True)
+    entries.fill()
+    columns = zip(entries.values, entries.deleted, entries.expires_us, entries.versions, strict=True)
     return [None if gone else stored_of(value, time_us, version) for value, gone, time_us, version in columns]
 
 
 def rows_of(entries: Entries) -> Iterator[tuple[bytes, int, bytes, Stored | None]]:
-    """Key, state, item and value of each entry; None: it is gone. Columns may be absent, as in a step that was
-    decoded."""
-    items = entries.items or [b""] * len(entries)
+    """Key, state, item and value of each entry; None: it is gone."""
+    items: Iterable[bytes] = repeat(b"", len(entries))
+    if entries.items:
+        entries.fill()
+        items = entries.items
     return zip(entries.keys, entries.states, items, stored_in(entries), strict=True)
 
 
@@ -96,6 +98,17 @@ class SlotCycle(NamedTuple):
     """Bytes of changes for which none have been written; negative: of those that are written ahead."""
 
 
+class KeyedEntries(NamedTuple):
+    """Entries of some keys, by columns."""
+
+    keys: Sequence[int]
+    """The index of the key of each."""
+    states: bytes
+    items: Sequence[bytes]
+    """Empty: no state has items."""
+    stored: Sequence[Stored]
+
+
 class Image(ABC):
     """The entries of a lane. A state is known by its number."""
 
@@ -121,6 +134,14 @@ class Image(ABC):
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
         """State, item and value of each entry of a key, ordered by state and item."""
 
+    def of_keys(self, keys: Sequence[bytes]) -> KeyedEntries:
+        """The entries of these keys, ordered by key, state and item."""
+        found = [(number, *entry) for number, key in enumerate(keys) for entry in self.of_key(key)]
+        if not found:
+            return KeyedEntries((), b"", (), ())
+        numbers, states, items, column = zip(*found, strict=True)
+        return KeyedEntries(numbers, bytes(states), items, column)
+
     @abstractmethod
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         """Key, state, item and value of each entry of a slot."""
@@ -140,6 +161,18 @@ class Image(ABC):
     def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
         """Store an entry, or remove it (None). Returns what it was before."""
 
+    def put_all(self, entries: Entries) -> Sequence[Stored | None]:
+        """`put` for each of the entries, in order."""
+        return [self.put(state, key, item, stored) for key, state, item, stored in rows_of(entries)]
+
+    def largest_grown(self, at_least: int) -> int:
+        """Bytes of the entries of that key of `grown` that has the most; 0 if none has more than `at_least`."""
+        sizes = self.sizes
+        # All keys of a slot together are rarely as large as a single one may be.
+        crowded = (key for key in self.grown if sizes[crc32(key) & LAST_SLOT] > at_least)
+        largest = max(map(self.size_of_key, crowded), default=0)
+        return largest if largest > at_least else 0
+
     def size_of_key(self, key: bytes) -> int:
         """Bytes of the entries of a key."""
         return sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
@@ -153,8 +186,9 @@ class Image(ABC):
             return Entries()
         keys, states, items, column = zip(*found, strict=True)
         values, expires_us, versions = zip(*map(parts_of, column), strict=True)
-        gone = bytearray(len(keys))
-        return Entries(list(keys), bytearray(states), list(items), list(values), gone, list(expires_us), list(versions))
+        return Entries(
+            list(keys), bytearray(states), list(values), list(items), bytearray(), list(expires_us), list(versions)
+        )
 
     # Reading the changelog.
 
@@ -245,6 +279,24 @@ class StateImage(Image):
             else:
                 yield state, b"", found
 
+    def of_keys(self, keys: Sequence[bytes]) -> KeyedEntries:
+        if any(self._has_items):
+            return super().of_keys(keys)
+        # Most functions have one state. To look at an entry costs as much as all of the work on it otherwise.
+        slots = [crc32(key) & LAST_SLOT for key in keys]
+        tables = self._tables
+        columns = [[table[slot].get(key) for slot, key in zip(slots, keys, strict=True)] for table in tables]
+        if len(columns) == 1:
+            numbers = [number for number, stored in enumerate(columns[0]) if stored is not None]
+            return KeyedEntries(numbers, bytes(len(numbers)), (), [one for one in columns[0] if one is not None])
+        found = [
+            (number, state, stored)
+            for number, of_key in enumerate(zip(*columns, strict=True))
+            for state, stored in enumerate(of_key)
+            if stored is not None
+        ]
+        return KeyedEntries([row[0] for row in found], bytes(row[1] for row in found), (), [row[2] for row in found])
+
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
         found = self._tables[state][crc32(key) & LAST_SLOT].get(key)
         if found is None or not self._has_items[state]:
@@ -271,6 +323,41 @@ class StateImage(Image):
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before
+
+    def put_all(self, entries: Entries) -> Sequence[Stored | None]:
+        tables, sizes, grown_keys = self._tables, self.sizes, self.grown
+        if not entries.is_plain or any(self._has_items[state] for state in set(entries.states)):
+            return super().put_all(entries)
+        befores = []
+        size = 0
+        # As `put` does, without the calls.
+        for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
+            slot = crc32(key) & LAST_SLOT
+            of_slot = tables[state][slot]
+            before = of_slot.get(key)
+            of_slot[key] = value
+            befores.append(before)
+            if type(before) is bytes:
+                grown = len(value) - len(before)
+            else:
+                grown = size_of(key, b"", value) - size_of(key, b"", before)
+            if grown:
+                sizes[slot] += grown
+                size += grown
+                if grown > 0:
+                    grown_keys.add(key)
+        self.size += size
+        return befores
+
+    def entries_of(self, first_slot: int, slots: int) -> Entries:
+        found = Entries()
+        for state, table in enumerate(self._tables):
+            of_slots = table[first_slot : first_slot + slots]
+            column = [*chain.from_iterable(map(dict.values, of_slots))]
+            if self._has_items[state] or not set(map(type, column)) <= {bytes}:
+                return super().entries_of(first_slot, slots)
+            found.extend(Entries([*chain.from_iterable(of_slots)], bytearray([state]) * len(column), column))
+        return found
 
     def start_over(self) -> None:
         for slots in self._tables:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millstream_udf import columns
+
 _SEPARATOR, _ESCAPE = b"\x1f", b"\x1e"
 _ESCAPED_SEPARATOR, _ESCAPED_ESCAPE = _ESCAPE + b"1", _ESCAPE + b"0"
 
@@ -22,6 +24,16 @@ def key_of(parts: Sequence[bytes]) -> bytes:
     if len(parts) == 1:
         return _escaped(parts[0]) or _ESCAPE
     return _SEPARATOR.join(map(_escaped, parts))
+
+
+def distinct_keys(column: bytes, records: int) -> tuple[list[bytes], Sequence[int]]:
+    """The keys of records, each once, and for each record which of them it has. `column`: of the keys, encoded. Raises
+    `ValueError` for bytes that are not one."""
+    if (found := columns.distinct_lists(column, records)) is not None:
+        return found
+    numbers: dict[tuple[bytes, ...], int] = {}
+    record_keys = [numbers.setdefault(parts, len(numbers)) for parts in columns.unpack_lists(column, records)]
+    return [key_of(parts) for parts in numbers], record_keys
 
 
 def parts_of(key: bytes) -> tuple[bytes, ...]:

@@ -22,7 +22,7 @@ from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
 from millstream_udf.timer_entries import pack_due
 from millstream_vertex.keyed.changelog import Changelog
-from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.keys import distinct_keys, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.timers import Timer
@@ -103,14 +103,11 @@ class KeyedStage(MapStage):
         # Nothing of a refused answer counts, because it does not say which record has changed what.
         return MapAnswer(error=refused, is_final=True) if refused else answer
 
-    def _keys(self, frame: Frame) -> tuple[list[bytes], list[int]]:
+    def _keys(self, frame: Frame) -> tuple[list[bytes], Sequence[int]]:
         """The keys of the records, each once, and which of them each record has."""
         if not self._by_key:
             return [b""], [0] * frame.records
-        numbers: dict[tuple[bytes, ...], int] = {}
-        parts_of_records = frame.keys()
-        record_keys = [numbers.setdefault(parts, len(numbers)) for parts in parts_of_records]
-        return [key_of(parts) for parts in numbers], record_keys
+        return distinct_keys(frame.keys_column, frame.records)
 
     def _refusal(self, frame: Frame, answer: MapAnswer, record_keys: Sequence[int]) -> str | None:
         """Why an answer cannot be used, if it cannot."""

@@ -10,6 +10,7 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple, cast
 
 from google.protobuf.message import DecodeError
@@ -41,6 +42,8 @@ COMPACTED_FROM_BYTES = 64 * KIB
 UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
 """At most so many bytes of changes of former owners count. A changelog that has more was not written by a lane, and the
 slots for all of it would not fit into a commit."""
+_STATES_MAX = 256
+"""The number of a state is a byte."""
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
 
@@ -67,11 +70,13 @@ class KeyedState:
         self._key_size_max = key_size_max
         self._image: Image = StateImage() if image is None else image
         self._states = state_pb2.KeyedState(slots=SLOTS)
-        self._numbers: list[int] = []
+        self._numbers = bytearray(_STATES_MAX)
         """For each state that the function declares, its number among those that are stored."""
-        self._declared: dict[int, int] = {}
+        self._declared = bytearray(_STATES_MAX)
         """The reverse."""
         self._declarations: Sequence[DeclaredState] = ()
+        self._are_first_versions = False
+        """Whether the function writes values of version 1 only."""
         self._changes = Entries()
         self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
         """What entries were before the result that may be taken back."""
@@ -196,7 +201,7 @@ class KeyedState:
         for state in declared:
             if state.name in stored:
                 self._check_fits(state, self._states.states[stored[state.name]])
-        for state in declared:
+        for place, state in enumerate(declared):
             number = stored.get(state.name)
             if number is None:
                 number = len(self._states.states)
@@ -205,9 +210,9 @@ class KeyedState:
                 )
                 self._add_state(number, state.kind)
             self._states.states[number].clock = state.clock
-            self._numbers.append(number)
-            self._declared[number] = len(self._numbers) - 1
+            self._numbers[place], self._declared[number] = number, place
         self._declarations = declared
+        self._are_first_versions = all(state.version == 1 for state in declared)
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
         kept = (StateKind(stored.kind), stored.codec, stored.item_codec)
@@ -261,25 +266,25 @@ class KeyedState:
     ) -> StateEntries:
         """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock.
         `timers`: of a call of timers, that of each key."""
+        found = self._image.of_keys(keys)
+        if set(map(type, found.stored)) <= {bytes} and self._timer_state is None:
+            values = cast("Sequence[bytes]", found.stored)
+            return StateEntries(record_keys, found.keys, found.states.translate(self._declared), found.items, values)
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
-        of_key, timer_state = self._image.of_key, self._timer_state
-        for number, key in enumerate(keys):
-            timer = timers[number] if timers else None
-            for state, item, stored in of_key(key):
-                if isinstance(stored, bytes):
-                    if state == timer_state:
-                        continue
-                    value, version = stored, 1
-                else:
-                    value, expires_us, version = stored
-                    if expires_us and self._is_over(state, expires_us, now_us, timer):
-                        continue
-                numbers.append(number)
-                states.append(self._declared[state])
-                items.append(item)
-                values.append(value)
-                versions.append(version)
+        for number, state, item, stored in zip(
+            found.keys, found.states, found.items or repeat(b""), found.stored, strict=False
+        ):
+            if state == self._timer_state:
+                continue
+            value, expires_us, version = parts_of(stored)
+            if expires_us and self._is_over(state, expires_us, now_us, timers[number] if timers else None):
+                continue
+            numbers.append(number)
+            states.append(self._declared[state])
+            items.append(item)
+            values.append(value)
+            versions.append(version)
         return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
 
     def apply(self, keys: Sequence[bytes], changes: StateChanges) -> str | None:
@@ -299,14 +304,13 @@ class KeyedState:
         return refused
 
     def _put_all(self, entries: Entries) -> None:
-        rows = rows_of(entries)
         if self._timer_state is None or self._timer_state not in entries.states:
-            put, undo = self._image.put, self._undo
-            for key, state, item, stored in rows:
-                undo.append((state, key, item, put(state, key, item, stored)))
+            before = self._image.put_all(entries)
+            items = entries.items or repeat(b"", len(entries))
+            self._undo.extend(zip(entries.states, entries.keys, items, before, strict=True))
             self._changes.extend(entries)
             return
-        for key, state, item, stored in rows:
+        for key, state, item, stored in rows_of(entries):
             if state == self._timer_state:
                 self._set_timer(state, key, item, cast("bytes | None", stored))
             else:
@@ -314,23 +318,25 @@ class KeyedState:
 
     def _entries_of(self, keys: Sequence[bytes], changes: StateChanges) -> Entries:
         """The changes of a call, with the numbers under which states are stored."""
-        count = len(changes.keys)
+        are_first, declarations = self._are_first_versions, self._declarations
         entries = Entries(
             [keys[number] for number in changes.keys],
-            bytearray(self._numbers[number] for number in changes.states),
-            list(changes.items) if changes.items else [b""] * count,
+            bytearray(changes.states.translate(self._numbers)),
             list(changes.values),
-            bytearray(changes.deleted or count),
-            list(changes.expires_us) if changes.expires_us else [0] * count,
-            [self._declarations[number].version for number in changes.states],
+            list(changes.items),
+            bytearray(changes.deleted),
+            list(changes.expires_us),
+            [] if are_first else [declarations[number].version for number in changes.states],
         )
         if any(entries.expires_us):
+            entries.fill()
             for index, expires_us in enumerate(entries.expires_us):
                 if expires_us and self._clock_of(entries.states[index]) is StateClock.EVENT_TIME:
                     # A late record does not make an entry older.
                     name = entries.states[index], entries.keys[index], entries.items[index]
                     entries.expires_us[index] = max(expires_us, expires_us_of(self._image.get(*name)))
         if any(entries.deleted):
+            entries.fill()
             for index, gone in enumerate(entries.deleted):
                 if gone:
                     entries.values[index], entries.expires_us[index], entries.versions[index] = b"", 0, 1
@@ -385,8 +391,7 @@ class KeyedState:
                 "(`state.maxBytes`)"
             )
         # Others are as large as before, or smaller.
-        largest = max(map(self._image.size_of_key, self._image.grown), default=0)
-        if largest > self._key_size_max:
+        if largest := self._image.largest_grown(self._key_size_max):
             return (
                 f"the state of its key would have {largest:,} bytes; at most {self._key_size_max:,} are allowed "
                 "(`state.maxBytesPerKey`)"

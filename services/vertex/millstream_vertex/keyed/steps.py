@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -20,39 +21,60 @@ STEP_BYTES_MAX = FRAME_BYTES_MAX // 2
 ENTRY_BYTES = 16
 """What an entry takes beside its key, item and value."""
 
+_Column = TypeVar("_Column", list[Any], bytearray)
+
 
 @dataclass(slots=True)
 class Entries:
-    """Entries by columns."""
+    """Entries by columns. The last four may be shorter than the others: the rest of the entries have no item, are not
+    gone, never expire, and are of version 1."""
 
     keys: list[bytes] = field(default_factory=list)
     states: bytearray = field(default_factory=bytearray)
-    items: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     """Empty for an entry that is gone."""
+    items: list[bytes] = field(default_factory=list)
     deleted: bytearray = field(default_factory=bytearray)
     expires_us: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     def add(self, key: bytes, state: int, item: bytes, value: bytes | None, expires_us: int, version: int) -> None:
         """`value`: None for an entry that is gone."""
+        count = len(self.keys)
         self.keys.append(key)
         self.states.append(state)
-        self.items.append(item)
         self.values.append(b"" if value is None else value)
-        self.deleted.append(value is None)
-        self.expires_us.append(expires_us)
-        self.versions.append(version)
+        if item:
+            _filled(self.items, count, b"").append(item)
+        if value is None:
+            _filled(self.deleted, count, 0).append(1)
+        if expires_us:
+            _filled(self.expires_us, count, 0).append(expires_us)
+        if version != 1:
+            _filled(self.versions, count, 1).append(version)
 
     def extend(self, other: Entries) -> None:
         """Add entries."""
+        count = len(self.keys)
         self.keys += other.keys
         self.states += other.states
-        self.items += other.items
         self.values += other.values
-        self.deleted += other.deleted
-        self.expires_us += other.expires_us
-        self.versions += other.versions
+        if other.items:
+            _filled(self.items, count, b"").extend(other.items)
+        if other.deleted:
+            _filled(self.deleted, count, 0).extend(other.deleted)
+        if other.expires_us:
+            _filled(self.expires_us, count, 0).extend(other.expires_us)
+        if other.versions:
+            _filled(self.versions, count, 1).extend(other.versions)
+
+    def fill(self) -> None:
+        """Make all columns as long as the first one."""
+        count = len(self.keys)
+        _filled(self.items, count, b"")
+        _filled(self.deleted, count, 0)
+        _filled(self.expires_us, count, 0)
+        _filled(self.versions, count, 1)
 
     @property
     def size(self) -> int:
@@ -66,11 +88,18 @@ class Entries:
 
     def cut(self, count: int) -> None:
         """Keep the first ones."""
-        for column in (self.keys, self.states, self.items, self.values, self.deleted, self.expires_us, self.versions):
+        for column in (self.keys, self.states, self.values, self.items, self.deleted, self.expires_us, self.versions):
             del column[count:]
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+def _filled(column: _Column, count: int, default: Any) -> _Column:
+    """The column, with `default` for each of the `count` entries that it does not have."""
+    if len(column) < count:
+        column.extend([default] * (count - len(column)))
+    return column
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +122,7 @@ def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Itera
         # Looking at each entry takes as long as encoding all of them.
         yield _encoded(entries, 0, len(entries), first_slot, slots, continues=False)
         return
+    entries.fill()
     start = size = 0
     begun = slots
     for index in range(len(entries)):
@@ -106,6 +136,7 @@ def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Itera
 
 
 def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: int, *, continues: bool) -> bytes:
+    count = stop - start
     items, deleted = entries.items[start:stop], entries.deleted[start:stop]
     expires_us, versions = entries.expires_us[start:stop], entries.versions[start:stop]
     return state_pb2.Step(
@@ -114,11 +145,11 @@ def _encoded(entries: Entries, start: int, stop: int, first_slot: int, slots: in
         continues=continues,
         keys=columns.pack_bytes(entries.keys[start:stop]),
         states=bytes(entries.states[start:stop]),
-        items=columns.pack_bytes(items) if any(items) else b"",
+        items=columns.pack_bytes(_filled(items, count, b"")) if any(items) else b"",
         values=columns.pack_bytes(entries.values[start:stop]),
-        deleted=bytes(deleted) if any(deleted) else b"",
-        expires_us=columns.pack_times(expires_us) if any(expires_us) else b"",
-        versions=columns.pack_offsets(versions) if versions.count(1) < len(versions) else b"",
+        deleted=bytes(_filled(deleted, count, 0)) if any(deleted) else b"",
+        expires_us=columns.pack_times(_filled(expires_us, count, 0)) if any(expires_us) else b"",
+        versions=columns.pack_offsets(_filled(versions, count, 1)) if versions.count(1) < len(versions) else b"",
     ).SerializeToString()
 
 
@@ -133,8 +164,8 @@ def decode_step(data: bytes) -> Step:
     entries = Entries(
         keys,
         bytearray(message.states),
-        columns.unpack_bytes(message.items),
         columns.unpack_bytes(message.values),
+        columns.unpack_bytes(message.items),
         bytearray(message.deleted),
         list(columns.unpack_times(message.expires_us)),
         list(columns.unpack_offsets(message.versions)),

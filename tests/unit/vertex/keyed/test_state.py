@@ -6,17 +6,21 @@ import random
 from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
+from millstream_udf.columns import pack_lists
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed import steps as steps_module
 from millstream_vertex.keyed.image import SLOTS, StateImage
-from millstream_vertex.keyed.keys import key_of, parts_of
+from millstream_vertex.keyed.keys import distinct_keys, key_of, parts_of
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
+from tests.support.columns import IMPLEMENTATIONS, implemented_in
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "json")
 SEEN = DeclaredState("seen", StateKind.MAP, "json", "json")
@@ -320,6 +324,16 @@ def test_damage_is_named() -> None:
 )
 def test_a_key_has_bytes_of_its_own(parts: tuple[bytes, ...]) -> None:
     assert parts_of(key_of(parts)) == parts
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(st.lists(st.lists(st.binary(max_size=3).map(lambda part: part.replace(b"a", b"\x1e")), max_size=3), max_size=20))
+def test_each_key_is_named_once(implementation: str, keys: list[list[bytes]]) -> None:
+    rows = [tuple(parts) for parts in keys]
+    with implemented_in(implementation):
+        found, numbers = distinct_keys(pack_lists(rows), len(rows))
+    assert [found[number] for number in numbers] == [key_of(parts) for parts in rows]
+    assert found == list(dict.fromkeys(map(key_of, rows))), "each is there once, in the order of the records"
 
 
 def test_large_results_are_several_steps() -> None:
