@@ -30,6 +30,7 @@ class KeyedState(_message.Message):
     FIRED_PROCESSING_US_FIELD_NUMBER: _builtins.int
     SET_AGAIN_FIELD_NUMBER: _builtins.int
     EXPIRED_UNTIL_US_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """The entries of the lane are spread over so many slots, by their key."""
     fired_event_us: _builtins.int
@@ -42,6 +43,10 @@ class KeyedState(_message.Message):
     expired_until_us: _builtins.int
     """What has expired by this watermark, has expired, also if the one of the mark is lower: entries that were moved here
     came from a lane that was as far. Absent: that of the mark.
+    """
+    latest: _builtins.bytes
+    """The changes that follow the changelog, as a Step: few enough that their commit needs no frame for them. Those of
+    later commits are added, until all of them become the next frame.
     """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredState]:
@@ -56,10 +61,11 @@ class KeyedState(_message.Message):
         fired_processing_us: _builtins.int = ...,
         set_again: _builtins.int = ...,
         expired_until_us: _builtins.int | None = ...,
+        latest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us", "fired_event_us", b"fired_event_us", "fired_processing_us", b"fired_processing_us", "set_again", b"set_again", "slots", b"slots", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us", "fired_event_us", b"fired_event_us", "fired_processing_us", b"fired_processing_us", "latest", b"latest", "set_again", b"set_again", "slots", b"slots", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expired_until_us: _TypeAlias = _typing.Literal["expired_until_us"]  # noqa: Y015
     _WhichOneofArgType__expired_until_us: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us"]  # noqa: Y015

@@ -1,6 +1,6 @@
 """Follows what functions remember: what changes of it, as it is committed.
 
-    state of a lane ─► frames of its changelog as they pass ─► entries that are different now
+    state of a lane ─► frames of its changelog as they pass, and marks ─► entries that are different now
 
 A frame also has entries that are as they were, because slots are written anew. What was missed, because it was trimmed
 before it was seen, is found by comparing what is stored now.
@@ -16,13 +16,14 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from millstream.ledger.frames import decoded
-from millstream.ledger.protocol import Ledger
+from millstream.ledger.protocol import Ledger, StoredFrame, StoredMark
 from millstream.plan.plan import Plan
-from millstream.record import BufferId, LaneId
+from millstream.record import LaneId
+from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local.state_rows import StateForm
 from millstream_runner.local.stored_states import LaneState, form_of, state_of
 from millstream_runner.local.view import PipelineView
-from millstream_vertex.keyed.changelog import changelog_buffer
+from millstream_vertex.keyed.changelog import changelog_buffer, frames_of
 from millstream_vertex.keyed.image import Stored, Versioned, parts_of, rows_of, stored_of
 from millstream_vertex.keyed.state import EntryChange
 from millstream_vertex.keyed.steps import decode_step
@@ -83,20 +84,31 @@ async def _state(view: PipelineView, lane: LaneId) -> LaneState | None:
 
 
 async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> AsyncGenerator[ChangedEntry]:
-    """What frames change that are committed after a state, until one was missed, or has a state that is new. `known`:
-    the entries, which this keeps up to date."""
+    """What is changed by commits after a state, until one was missed, or has a state that is new. `known`: the entries,
+    which this keeps up to date."""
     assert ledger is not None, "the state was read there"
-    buffer, forms = changelog_buffer(now.lane), [form_of(state) for state in now.keyed.stored]
-    number = next((one.frames for one in now.mark.written if BufferId(one.edge, one.partition) == buffer), 0)
-    async with ledger.watch(buffer, now.sequence) as frames:
-        async for frame in frames:
-            witness = frame.witness
-            if witness is None or witness.number <= number:
+    lane, buffer, forms = now.lane, changelog_buffer(now.lane), [form_of(state) for state in now.keyed.stored]
+    number, seen = frames_of(now.mark).get(buffer, 0), len(now.keyed.latest)
+    async with aclosing(_commits(ledger, lane, now.sequence)) as commits:
+        async for commit in commits:
+            if isinstance(commit, StoredFrame):
+                witness = commit.witness
+                if witness is None or witness.number <= number:
+                    continue
+                values = decoded(ledger.vertex, buffer, commit).values()
+                if witness.number != number + 1:
+                    return
+                # It begins with the changes that marks had before.
+                changes, number, seen = [one for value in values for one in _steps(value)][seen:], witness.number, 0
+            elif frames_of(commit.mark).get(buffer, 0) == number:
+                latest = state_pb2.KeyedState.FromString(commit.mark.states[lane.vertex]).latest
+                changes = [*_steps(latest)][seen:]
+                seen += len(changes)
+            else:
+                # The frame comes.
                 continue
-            changes = [change for value in decoded(ledger.vertex, buffer, frame).values() for change in _steps(value)]
-            if witness.number != number + 1 or any(change.state >= len(forms) for change in changes):
+            if any(change.state >= len(forms) for change in changes):
                 return
-            number = witness.number
             for change in changes:
                 name = change.key, change.state, change.item
                 if known.get(name) == change.stored:
@@ -105,7 +117,22 @@ async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> As
                     del known[name]
                 else:
                     known[name] = change.stored
-                yield _changed(now.lane, frame.sequence, forms[change.state], change)
+                yield _changed(lane, commit.sequence, forms[change.state], change)
+
+
+async def _commits(ledger: Ledger, lane: LaneId, sequence: int) -> AsyncGenerator[StoredFrame | StoredMark]:
+    """The frames of the changelog that follow a place, as they come, and the mark while none comes."""
+    async with ledger.watch(changelog_buffer(lane), sequence) as frames:
+        while True:
+            coming = asyncio.ensure_future(anext(frames))
+            try:
+                while not (await asyncio.wait((coming,), timeout=_LOOK_S))[0]:
+                    if (stored := await ledger.mark(lane)) is not None:
+                        yield stored
+                yield await coming
+            finally:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
 
 
 def _steps(value: bytes) -> Iterator[EntryChange]:

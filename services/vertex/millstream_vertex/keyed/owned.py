@@ -92,8 +92,8 @@ class OwnedState:
                 f"{changed:,} entries of the lane were changed before. Make room, then repeat the command: what was "
                 "changed is not changed again",
             ) from None
-        results = self.changelog.committed([unit], self._committer.sequences)
-        self.keyed.committed(results, self.changelog.position)
+        if results := self.changelog.committed([unit], self._committer.sequences):
+            self.keyed.committed(results, self.changelog.position)
         self.keyed.begin()
         self.changelog.begin()
 

@@ -34,7 +34,7 @@ from millstream_vertex.keyed.image import (
     parts_of,
     rows_of,
 )
-from millstream_vertex.keyed.steps import Entries, Step, encode_steps
+from millstream_vertex.keyed.steps import Entries, Step, decode_step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
 
 COMPACTED_FROM_BYTES = 64 * KIB
@@ -42,6 +42,9 @@ COMPACTED_FROM_BYTES = 64 * KIB
 UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
 """At most so many bytes of changes of former owners count. A changelog that has more was not written by a lane, and the
 slots for all of it would not fit into a commit."""
+LATEST_BYTES_MAX = 3 * KIB
+"""So many bytes of changes may be in the mark alone. A commit of one frame of output is one message then, which the
+broker syncs once, and a batch several times."""
 _STATES_MAX = 256
 """The number of a state is a byte."""
 EXPIRED_MAX = 1000
@@ -62,9 +65,18 @@ class EntryChange(NamedTuple):
 class KeyedState:
     """The state of one lane."""
 
-    def __init__(self, where: str, *, size_max: int, key_size_max: int, image: Image | None = None) -> None:
+    def __init__(
+        self,
+        where: str,
+        *,
+        size_max: int,
+        key_size_max: int,
+        image: Image | None = None,
+        latest_max: int = LATEST_BYTES_MAX,
+    ) -> None:
         """`where`: names the lane in messages. `size_max`, `key_size_max`: bytes of all entries, and of those of a
-        key. `image`: an image without states; None for one in memory."""
+        key. `image`: an image without states; None for one in memory. `latest_max`: bytes of changes that may be in the
+        mark alone."""
         self._where = where
         self._size_max = size_max
         self._key_size_max = key_size_max
@@ -77,7 +89,11 @@ class KeyedState:
         self._declarations: Sequence[DeclaredState] = ()
         self._are_first_versions = False
         """Whether the function writes values of version 1 only."""
+        self._latest_max = latest_max
         self._changes = Entries()
+        """What is changed and not in the changelog: what the mark has, and what follows it."""
+        self._changes_before = self._changes, 0, b""
+        """That, how many these were, and what the mark had, before the result that may be taken back."""
         self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
         """What entries were before the result that may be taken back."""
         self._unwritten = 0
@@ -104,6 +120,11 @@ class KeyedState:
         return self._image.size
 
     @property
+    def latest(self) -> Entries:
+        """The changes that are in the mark and not in the changelog."""
+        return self._latest()
+
+    @property
     def stored(self) -> Sequence[state_pb2.StoredState]:
         """The states that have, or had, entries."""
         return self._states.states
@@ -126,8 +147,24 @@ class KeyedState:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
         for number, state in enumerate(self._states.states):
             self._add_state(number, StateKind(state.kind))
+        self._latest()
         if self._states.HasField("expired_until_us"):
             self.watermark_us = max(self.watermark_us, self._states.expired_until_us)
+
+    def _latest(self) -> Entries:
+        """The changes that the mark has."""
+        if not self._states.latest:
+            return Entries()
+        try:
+            entries = decode_step(self._states.latest).entries
+        except ValueError as error:
+            raise self._damaged(f"its latest changes do not decode: {error}") from error
+        self._check_states(entries)
+        return entries
+
+    def _check_states(self, entries: Entries) -> None:
+        if entries.states and max(entries.states) >= len(self._states.states):
+            raise self._damaged(f"an entry is of state {max(entries.states)}, which there is not")
 
     def _add_state(self, number: int, kind: StateKind) -> None:
         if kind is StateKind.TIMER:
@@ -152,8 +189,7 @@ class KeyedState:
 
     def load(self, step: Step) -> None:
         """Do what a step of the changelog says. Raises `DamageError`."""
-        if step.entries.states and max(step.entries.states) >= len(self._states.states):
-            raise self._damaged(f"an entry is of state {max(step.entries.states)}, which there is not")
+        self._check_states(step.entries)
         if step.first_slot + step.slots > SLOTS:
             raise self._damaged(f"a step has slots up to {step.first_slot + step.slots}")
         self._image.load(step)
@@ -180,6 +216,8 @@ class KeyedState:
         self._is_loading = False
         self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
+        self._changes = self._latest()
+        self._image.put_all(self._changes)
         self._timers.load()
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
@@ -256,7 +294,7 @@ class KeyedState:
 
     @property
     def encoded_states(self) -> bytes:
-        """What `stored_states` takes, for the mark."""
+        """What `stored_states` takes, for the mark with the result of `take_steps`."""
         return self._states.SerializeToString()
 
     # Calls.
@@ -402,6 +440,7 @@ class KeyedState:
         """Everything up to now stays, whatever happens to the next result."""
         self._undo.clear()
         self._image.begin()
+        self._changes_before = self._changes, len(self._changes), self._states.latest
         self._cycle_before = self._cycle
         states = self._states
         self._fired_before = (states.fired_event_us, states.fired_processing_us, states.set_again)
@@ -410,7 +449,8 @@ class KeyedState:
         """Take back everything since `begin`."""
         self._take_back(0)
         self._image.undo()
-        self._changes = Entries()
+        self._changes, count, self._states.latest = self._changes_before
+        self._changes.cut(count)
         self._next_slot, self._unwritten = self._cycle_before
         states = self._states
         states.fired_event_us, states.fired_processing_us, states.set_again = self._fired_before
@@ -538,10 +578,15 @@ class KeyedState:
     # Changelog.
 
     def take_steps(self) -> list[tuple[bytes, int]]:
-        """The steps to commit with the result, each with how many slots begin in it."""
+        """The steps to commit with the result, each with how many slots begin in it. None if the mark has all of its
+        changes."""
         steps = [(data, 0) for data in encode_steps(self._changes)]
         if not steps:
             return steps
+        if len(steps) == 1 and len(steps[0][0]) <= self._latest_max:
+            self._states.latest = steps[0][0]
+            return []
+        self._states.latest = b""
         changes, self._changes = self._changes, Entries()
         self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // self._image.cycle_results_max
         if self._unwritten >= COMPACTED_FROM_BYTES:

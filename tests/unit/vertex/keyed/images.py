@@ -1,4 +1,4 @@
-"""Lanes of a state without a ledger: their changelog is a list, a frame for each result."""
+"""Lanes of a state without a ledger: their changelog is a list, with a frame for each result, or for several."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class Result:
     """A result, and the state after it."""
 
     frame: list[bytes]
+    """Empty: the mark has its changes."""
     model: Model
+    states: bytes = b""
+    """In the mark."""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Lane:
     """One owner of a lane after another. `directory`: of the stores; None for images in memory."""
 
     directory: Path | None
+    latest_max: int = 0
+    """Bytes of changes that may be in the mark alone."""
     log: list[Result] = field(default_factory=list)
     """Committed."""
     results: list[Result] = field(default_factory=list)
@@ -70,22 +75,23 @@ class Lane:
             image = await stack.enter_async_context(open_disk_image(self.directory, identity, "p/v/in-v.0"))
         self.image = image
         self.results = []
-        self.state = KeyedState("p/v/in-v.0", size_max=1 << 40, key_size_max=1 << 30, image=image)
+        limits = {"size_max": 1 << 40, "key_size_max": 1 << 30, "latest_max": self.latest_max}
+        self.state = KeyedState("p/v/in-v.0", image=image, **limits)
         self.state.stored_states(self.states)
-        kept = self.state.kept
+        kept, frames = self.state.kept, self.frames
         start = 0
-        if kept is not None and self.first <= kept.frame.number <= len(self.log):
+        if kept is not None and self.first <= kept.frame.number <= len(frames):
             self.state.resume()
             start = kept.frame.number
         else:
             self.state.start_over()
-        for number, result in enumerate(self.log[start:], start + 1):
-            for data in result.frame:
+        for number, frame in enumerate(frames[start:], start + 1):
+            for data in frame:
                 self.state.load(decode_step(data))
             self.state.reached(lambda number=number: position(number))  # type: ignore[misc]
         self.state.loaded()
         assert not self.state.is_behind
-        self.read = len(self.log) - start
+        self.read = len(frames) - start
         self.state.declare(STATES)
         self.states = self.state.encoded_states
 
@@ -93,13 +99,18 @@ class Lane:
         """The next owner, of a lane whose changelog ends with what its store has."""
         assert self.directory is not None
         self.image = await stack.enter_async_context(open_disk_image(self.directory, IDENTITY, "p/v/in-v.0"))
-        self.state = KeyedState("p/v/in-v.0", size_max=1 << 40, key_size_max=1 << 30, image=self.image)
+        self.state = KeyedState("p/v/in-v.0", size_max=1 << 40, key_size_max=1 << 30, image=self.image, latest_max=0)
         if self.image.kept is None:
             self.state.start_over()
         else:
             self.state.resume()
         self.state.declare(STATES)
         self.state.loaded()
+
+    @property
+    def frames(self) -> list[list[bytes]]:
+        """Those that are committed."""
+        return [result.frame for result in self.log if result.frame]
 
     @property
     def model(self) -> Model:
@@ -121,15 +132,19 @@ class Lane:
 
     def take(self, model: Model) -> None:
         """The changes since the last call are a result, after which the state is this one."""
-        if frame := [data for data, _ in self.state.take_steps()]:
-            self.results.append(Result(frame, model))
+        if (frame := [data for data, _ in self.state.take_steps()]) or self.latest_max:
+            self.results.append(Result(frame, model, self.state.encoded_states))
 
     def commit(self, results: int) -> None:
         """The next results are committed."""
-        self.log += self.results[:results]
+        done = self.results[:results]
+        self.log += done
         del self.results[:results]
-        number = len(self.log)
-        self.state.committed(results, lambda: position(number))
+        number = len(self.frames)
+        if done:
+            self.states = done[-1].states
+        if frames := sum(bool(result.frame) for result in done):
+            self.state.committed(frames, lambda: position(number))
 
     def check(self) -> None:
         """The state is that of the model, by each way to look at it."""

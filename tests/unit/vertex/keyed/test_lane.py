@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from millstream.clock import SystemClock
 from millstream.errors import DamageError
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.protocol import Ledger, StoredFrame, Witness
@@ -32,12 +33,11 @@ from millstream_vertex.keyed.disk.image import open_disk_image
 from millstream_vertex.keyed.disk.store import Changes, StoreIdentity
 from millstream_vertex.keyed.image import Image, StateImage
 from millstream_vertex.keyed.stage import KeyedStage
-from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.state import LATEST_BYTES_MAX, KeyedState
 from millstream_vertex.lane import Lane
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Committer
 from millstream_writer.routing import Route
-from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import LANE, Rig, open_rig
 
 OUT = BufferId("map-out", 0)
@@ -95,32 +95,36 @@ Trim = Callable[[Mapping[BufferId, int]], Awaitable[None]]
 
 
 @asynccontextmanager
-async def owned(rig: Rig, stores: Path | None = None, trim: Trim | None = None) -> AsyncIterator[Lane]:
+async def owned(
+    rig: Rig, stores: Path | None = None, trim: Trim | None = None, latest_max: int = LATEST_BYTES_MAX
+) -> AsyncIterator[Lane]:
     """The lane of the next owner, with what was committed. `stores`: where its state is on disk. `trim`: in place
-    of the ledger's."""
+    of the ledger's. `latest_max`: see `KeyedState`."""
     async with AsyncExitStack() as stack:
         ledger = await rig.ledger(LANE.vertex)
         identity = StoreIdentity(ledger.ledger_id, LANE.key)
         image: Image = StateImage()
         if stores is not None:
             image = await stack.enter_async_context(open_disk_image(stores, identity, str(LANE)))
-        yield await stack.enter_async_context(over(rig, image, trim))
+        yield await stack.enter_async_context(over(rig, image, trim, latest_max))
 
 
 @asynccontextmanager
-async def over(rig: Rig, image: Image, trim: Trim | None = None) -> AsyncIterator[Lane]:
+async def over(
+    rig: Rig, image: Image, trim: Trim | None = None, latest_max: int = LATEST_BYTES_MAX
+) -> AsyncIterator[Lane]:
     """The lane of the next owner, with this image."""
     ledger = await rig.ledger(LANE.vertex)
     stored = await ledger.mark(LANE)
     mark = mark_pb2.Mark() if stored is None else stored.mark
     trimmer = Trimmer(trim or ledger.trim)
-    state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10, image=image)
+    state = KeyedState(str(LANE), size_max=1 << 20, key_size_max=1 << 10, image=image, latest_max=latest_max)
     last: list[Committer] = []
     changelog = Changelog(LANE, trimmer, lambda: last[0].mark)
     state.stored_states(mark.states.get(LANE.vertex, b""))
     await changelog.load(ledger, LANE, mark, state)
     state.declare(STATES)
-    clock = SettableClock()
+    clock = SystemClock()
     stage = KeyedStage(
         Summing(),
         POLICY,
@@ -209,7 +213,7 @@ async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
             part = [(f"k{rng.randrange(60)}", rng.randrange(20)) for _ in range(8)]
             rows += part
             await rig.feed(frame_of(part))
-        async with owned(rig, stores) as lane:
+        async with owned(rig, stores, latest_max=rng.choice([0, 100, LATEST_BYTES_MAX])) as lane:
             running = asyncio.create_task(lane.run())
             await until_put_out(rig, first + rng.randrange(1, 81))
             running.cancel()
@@ -282,7 +286,7 @@ async def test_a_changelog_that_is_trimmed_while_it_is_read_is_no_damage(
     async def hold(through: Mapping[BufferId, int]) -> None:
         held.update(through)
 
-    async with owned(rig, trim=hold) as lane:
+    async with owned(rig, trim=hold, latest_max=0) as lane:
         running = asyncio.create_task(lane.run())
         for start in range(0, len(rows), 5):
             await rig.feed(frame_of(rows[start : start + 5]))
@@ -311,7 +315,7 @@ async def test_a_changelog_that_is_trimmed_while_it_is_read_is_no_damage(
 
 @pytest.mark.guarantee("I10")
 async def test_a_changelog_that_lost_a_part_is_damage(rig: Rig) -> None:
-    async with owned(rig) as lane:
+    async with owned(rig, latest_max=0) as lane:
         running = asyncio.create_task(lane.run())
         for number in (1, 2):
             await rig.feed(frame_of([("a", number)]))
@@ -339,7 +343,7 @@ async def test_a_store_that_is_not_of_what_the_ledger_has_is_not_used(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Witness], Witness], why: str
 ) -> None:
     caplog.set_level("INFO")
-    async with owned(rig, tmp_path) as lane:
+    async with owned(rig, tmp_path, latest_max=0) as lane:
         running = asyncio.create_task(lane.run())
         for number in (1, 2):
             await rig.feed(frame_of([("a", number)]))
@@ -353,7 +357,7 @@ async def test_a_store_that_is_not_of_what_the_ledger_has_is_not_used(
         # Of another history, of which the ledger has nothing.
         changes: Changes = {(b"a", 0, b""): b"100".rjust(WIDTH)} if "0 of" not in why else {}
         image._store.write(changes, position._replace(frame=change(position.frame)), cycle)
-    async with owned(rig, tmp_path) as lane:
+    async with owned(rig, tmp_path, latest_max=0) as lane:
         assert why in caplog.text
         running = asyncio.create_task(lane.run())
         await rig.feed(frame_of([("a", 3)]))

@@ -32,8 +32,13 @@ Model = dict[tuple[bytes, str, bytes], bytes]
 def opened(
     steps: list[bytes] | None = None, states: bytes = b"", declared: tuple[DeclaredState, ...] = STATES, **limits: int
 ) -> KeyedState:
-    limits = {"size_max": 1 << 30, "key_size_max": 1 << 20, **limits}
-    state = KeyedState("p/v/in-v.0", size_max=limits["size_max"], key_size_max=limits["key_size_max"])
+    given = {"size_max": 1 << 30, "key_size_max": 1 << 20, "latest_max": 0, **limits}
+    state = KeyedState(
+        "p/v/in-v.0",
+        size_max=given["size_max"],
+        key_size_max=given["key_size_max"],
+        latest_max=given["latest_max"],
+    )
     state.stored_states(states)
     for data in steps or ():
         state.load(decode_step(data))
@@ -344,3 +349,51 @@ def test_large_results_are_several_steps() -> None:
     assert len(steps) > 3
     assert [step.slots for step in steps] == [5] + [0] * (len(steps) - 1)
     assert sum(len(step.entries) for step in steps) == 20
+
+
+@pytest.mark.guarantee("I12")
+def test_a_few_changes_are_in_the_mark_until_they_are_a_frame() -> None:
+    state = opened(latest_max=200)
+    assert put(state, b"a", b"1") is None
+    assert state.take_steps() == []
+    assert contents(opened(states=state.encoded_states), {b"a"}) == {(b"a", "total", b""): b"1"}
+    kept = state.encoded_states
+    state.begin()
+    for value in (b"2", b"3" * 300):
+        # The first one is a change more in the mark; with the second one they are a frame.
+        assert put(state, b"a", value) is None
+        assert bool(state.take_steps()) is (len(value) > 1)
+        state.undo()
+        assert state.encoded_states == kept
+        state.begin()
+    assert put(state, b"a", b"4") is None
+    assert put(state, b"b", b"5" * 300) is None
+    frame = [data for data, _ in state.take_steps()]
+    assert not len(state.latest), "the mark has nothing of it any more"
+    again = opened(frame, state.encoded_states)
+    assert contents(again, {b"a", b"b"}) == {(b"a", "total", b""): b"4", (b"b", "total", b""): b"5" * 300}
+    (step,) = map(decode_step, frame)
+    assert step.entries.values[:2] == [b"1", b"4"], "what the mark had comes first"
+
+
+def test_what_the_next_owner_finds_in_the_mark_stays_there() -> None:
+    state = opened(latest_max=1000)
+    for number in range(3):
+        assert put(state, b"a", b"%d" % number) is None
+        assert state.take_steps() == []
+        state = opened(states=state.encoded_states, latest_max=1000)
+    assert [bytes(value) for value in state.latest.values] == [b"0", b"1", b"2"]
+    assert put(state, b"a", b"3" * 2000) is None
+    (frame,) = [data for data, _ in state.take_steps()]
+    assert decode_step(frame).entries.values[:3] == [b"0", b"1", b"2"]
+
+
+def test_damaged_changes_in_a_mark_are_named() -> None:
+    state = opened(latest_max=1000)
+    assert put(state, b"a", b"1") is None
+    assert state.take_steps() == []
+    good = state.encoded_states
+    damaged = good.replace(state._states.latest, b"\xff" * len(state._states.latest))
+    assert damaged != good
+    with pytest.raises(DamageError, match="latest changes"):
+        opened(states=damaged)

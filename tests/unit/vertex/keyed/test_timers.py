@@ -33,8 +33,13 @@ def opened(
     declared: tuple[DeclaredState, ...] = (TOTAL, TIMERS),
     **limits: int,
 ) -> KeyedState:
-    sizes = {"size_max": LARGE, "key_size_max": LARGE, **limits}
-    state = KeyedState("p/v/in-v.0", size_max=sizes["size_max"], key_size_max=sizes["key_size_max"])
+    given = {"size_max": LARGE, "key_size_max": LARGE, "latest_max": 0, **limits}
+    state = KeyedState(
+        "p/v/in-v.0",
+        size_max=given["size_max"],
+        key_size_max=given["key_size_max"],
+        latest_max=given["latest_max"],
+    )
     state.stored_states(states)
     for data in steps:
         state.load(decode_step(data))
