@@ -10,12 +10,13 @@ shorter. Above it: the state of a lane. Below it: when entries are due.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from millstream.ledger.protocol import Witness
+from millstream.limits import KIB
 from millstream_vertex.keyed.agenda import Agenda, Due, HeapAgenda
 from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
 
@@ -23,6 +24,8 @@ SLOTS = 1024
 """Number of slots. It is stored, because the slots of a changelog have to be those of its reader."""
 LAST_SLOT = SLOTS - 1
 assert SLOTS & LAST_SLOT == 0
+LARGE_KEY_BYTES = 64 * KIB
+"""From so many bytes on, those of a key are counted with each change, and not anew."""
 
 
 class Versioned(NamedTuple):
@@ -108,6 +111,8 @@ class Image(ABC):
     """Bytes of the entries of each slot."""
     grown: set[bytes]
     """Keys of which an entry has become larger, until they are cleared."""
+    large_keys: dict[bytes, int]
+    """Bytes of large keys that were counted."""
 
     @abstractmethod
     def add_state(self, *, has_items: bool) -> None:
@@ -120,6 +125,14 @@ class Image(ABC):
     @abstractmethod
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
         """State, item and value of each entry of a key, ordered by state and item."""
+
+    def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
+        """As `of_key`, without the entries of these states."""
+        return (entry for entry in self.of_key(key) if entry[0] not in states)
+
+    @abstractmethod
+    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+        """The items that a key has of a state with items, in any order."""
 
     @abstractmethod
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
@@ -142,7 +155,18 @@ class Image(ABC):
 
     def size_of_key(self, key: bytes) -> int:
         """Bytes of the entries of a key."""
-        return sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
+        size = self.large_keys.get(key)
+        if size is None:
+            size = sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
+            if size >= LARGE_KEY_BYTES:
+                self.large_keys[key] = size
+        return size
+
+    def _large_key_has_grown(self, key: bytes, grown: int) -> None:
+        """An entry of a key in `large_keys` has become larger, or smaller."""
+        self.large_keys[key] += grown
+        if self.large_keys[key] < LARGE_KEY_BYTES:
+            del self.large_keys[key]
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         """Everything that is in a range of slots."""
@@ -221,6 +245,7 @@ class StateImage(Image):
         self.sizes = [0] * SLOTS
         self.size = 0
         self.grown = set()
+        self.large_keys = {}
 
     def add_state(self, *, has_items: bool) -> None:
         self._tables.append([{} for _ in range(SLOTS)])
@@ -234,16 +259,23 @@ class StateImage(Image):
         return expires_us_of(self.get(state, due.key, due.item)) == due.time_us
 
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
+        return self.of_key_without(key, ())
+
+    def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
         slot = crc32(key) & LAST_SLOT
         for state, table in enumerate(self._tables):
             found = table[slot].get(key)
-            if found is None:
+            if found is None or state in states:
                 continue
             if self._has_items[state]:
                 for item in sorted(found):
                     yield state, item, found[item]
             else:
                 yield state, b"", found
+
+    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+        items: Collection[bytes] = self._tables[state][crc32(key) & LAST_SLOT].get(key, ())
+        return items
 
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
         found = self._tables[state][crc32(key) & LAST_SLOT].get(key)
@@ -268,11 +300,14 @@ class StateImage(Image):
             self.size += grown
             if grown > 0:
                 self.grown.add(key)
+            if key in self.large_keys:
+                self._large_key_has_grown(key, grown)
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before
 
     def start_over(self) -> None:
+        self.large_keys.clear()
         for slots in self._tables:
             for entries in slots:
                 entries.clear()
@@ -295,6 +330,7 @@ class StateImage(Image):
     def loaded(self) -> None:
         self.sizes = [sum(self._sizes(slot)) for slot in range(SLOTS)]
         self.size = sum(self.sizes)
+        self.large_keys.clear()
 
     def _sizes(self, slot: int) -> Iterator[int]:
         """Bytes of the entries of each state in a slot."""

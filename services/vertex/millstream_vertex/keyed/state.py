@@ -10,6 +10,7 @@ owner that cannot commit one starts again from the changelog. Above it: the stag
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 from google.protobuf.message import DecodeError
@@ -18,7 +19,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.limits import KIB
-from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind, StateReader
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.agenda import Agenda
 from millstream_vertex.keyed.image import (
@@ -33,6 +34,7 @@ from millstream_vertex.keyed.image import (
     parts_of,
     rows_of,
 )
+from millstream_vertex.keyed.reads import CallReads
 from millstream_vertex.keyed.steps import Entries, Step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
 
@@ -71,6 +73,8 @@ class KeyedState:
         """For each state that the function declares, its number among those that are stored."""
         self._declared: dict[int, int] = {}
         """The reverse."""
+        self._lazy: dict[int, int] = {}
+        """By number among those that the function declares, the number of each lazy state."""
         self._declarations: Sequence[DeclaredState] = ()
         self._changes = Entries()
         self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
@@ -207,6 +211,8 @@ class KeyedState:
             self._states.states[number].clock = state.clock
             self._numbers.append(number)
             self._declared[number] = len(self._numbers) - 1
+            if state.is_lazy:
+                self._lazy[self._declared[number]] = number
         self._declarations = declared
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
@@ -259,11 +265,13 @@ class KeyedState:
     def entries(
         self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int, timers: Sequence[Timer] = ()
     ) -> StateEntries:
-        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock.
-        `timers`: of a call of timers, that of each key."""
+        """What a call gets of these keys, without what is lazy. `record_keys`: which of them each record has. `now_us`: by
+        the clock. `timers`: of a call of timers, that of each key."""
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
         of_key, timer_state = self._image.of_key, self._timer_state
+        if self._lazy:
+            of_key = partial(self._image.of_key_without, states=frozenset(self._lazy.values()))
         for number, key in enumerate(keys):
             timer = timers[number] if timers else None
             for state, item, stored in of_key(key):
@@ -281,6 +289,17 @@ class KeyedState:
                 values.append(value)
                 versions.append(version)
         return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
+
+    def reader(self, keys: Sequence[bytes], now_us: int, timers: Sequence[Timer] = ()) -> StateReader | None:
+        """What a call reads of lazy states, until its changes are applied; None if there are none. Arguments: as for
+        `entries`."""
+        if not self._lazy:
+            return None
+
+        def is_over(key: int, state: int, expires_us: int) -> bool:
+            return self._is_over(state, expires_us, now_us, timers[key] if timers else None)
+
+        return CallReads(self._image, keys, self._lazy, is_over)
 
     def apply(self, keys: Sequence[bytes], changes: StateChanges) -> str | None:
         """What a call has changed. Returns why it is refused, if it is: nothing of it is applied then."""
