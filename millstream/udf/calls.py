@@ -9,8 +9,8 @@ what is known of the process behind it (`lives.py`). Each call gets one answer, 
 breaks. If the process has ended by its own doing, the calls that it had are not sent again: their callers find out
 which record is the cause (`suspects.py`).
 
-Until it has answered a call, a function may read of what its caller offers. These reads come in between the answers, are
-replied to at once, and are not repeated: whoever gets the call again reads again.
+Until it has answered a call, a function may read of what its caller offers. These reads come in between the answers,
+are replied to at once, and are not repeated: whoever gets the call again reads again.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class CallStream(Generic[_Answer]):
         says that the function has failed. The message is encoded again for each stream that it is sent on.
 
         `first` returns the id of the first record, for messages. `reader`: what the function may read from until it has
-        answered. `alone`: it is sent when the function has no other call, and no other is sent until it is answered. Raises `ProcessEndedError` if the function's process has ended
-        by its own doing while it had the call.
+        answered. `alone`: it is sent when the function has no other call, and no other is sent until it is answered.
+        Raises `ProcessEndedError` if the function's process has ended by its own doing while it had the call.
         """
         if not alone:
             return await self._call(encode, records, first, reader, alone=False)

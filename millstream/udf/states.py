@@ -129,4 +129,3 @@ class StateFound:
 
 StateReader = Callable[[StateRead], StateFound]
 """Reads entries as they were at the beginning of a call. Raises `ValueError` if there is no such key or lazy state."""
-

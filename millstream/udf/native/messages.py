@@ -202,7 +202,7 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
                 codes.FUNCTION_PROTOCOL,
                 f"{where}: the function breaks its protocol: state {state.name!r} has an invalid name, kind or clock",
             )
-        if state.lazy and state.kind != StateKind.MAP:
+        if state.lazy and state.kind != udf_pb2.State.KIND_MAP:
             raise UdfError(
                 codes.FUNCTION_PROTOCOL,
                 f"{where}: the function breaks its protocol: state {state.name!r} is lazy, and not a map",

@@ -1,7 +1,7 @@
 """Reads of lazy states during a call, between the protocol's messages and our own types. Pure.
 
-Above it: `client.py`. Below it: the column codecs. What the function asks for is checked here and by the reader. A read that
-cannot be answered is a failure of the function's record, not of its stream.
+Above it: `client.py`. Below it: the column codecs. What the function asks for is checked here and by the reader. A read
+that cannot be answered is a failure of the function's record, not of its stream.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from millstream.limits import STATE_FOUND_ENTRIES_MAX
 from millstream.udf.checks import count_parts
 from millstream.udf.native.messages import decoded
-from millstream.udf.states import StateFound, StateRead, StateReader
-from millstream_udf import columns
-from millstream_udf.fields import field
+from millstream.udf.states import StateRead, StateReader
+from millstream_udf import state_reads
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _READ = 3
 """Number of the field of a read in a response."""
-_FOUND = 3
-"""And of what was found in a request."""
 _READ_TAG = _READ << 3 | 2
 _OTHER_FIELDS_MAX = 16
 """Fields of a read beside its items."""
@@ -44,11 +41,13 @@ class NativeRead:
             found = source(self.read)
         except ValueError as error:
             return self._refused(str(error))
-        return found_message(self.read_id, found)
+        return state_reads.pack_found(
+            self.read_id,
+            state_reads.Found(found.items, found.values, found.versions, found.covered, found.has_more),
+        )
 
     def _refused(self, why: str) -> bytes:
-        found = udf_pb2.SealedStateFound(read_id=self.read_id, error=why)
-        return udf_pb2.SealedMapRequest(found=found).SerializeToString()
+        return state_reads.pack_refusal(self.read_id, why)
 
 
 def read_of(data: bytes) -> NativeRead | None:
@@ -74,17 +73,3 @@ def read_of(data: bytes) -> NativeRead | None:
             items_only=read.items_only,
         ),
     )
-
-
-def found_message(read_id: int, found: StateFound) -> bytes:
-    """The request with what was found."""
-    rest = udf_pb2.SealedStateFound(read_id=read_id, covered=found.covered, more=found.has_more)
-    has_versions = any(version != 1 for version in found.versions)
-    parts = field(
-        _FOUND,
-        rest.SerializeToString(),
-        *field(2, columns.pack_bytes(found.items)),
-        *(field(3, columns.pack_bytes(found.values)) if found.values else ()),
-        *(field(4, columns.pack_offsets(found.versions)) if has_versions else ()),
-    )
-    return b"".join(parts)

@@ -2,8 +2,8 @@
 
     StateRead ─► the items, or the items of the range, in order ─► those that are there and not over ─► StateFound
 
-A lane makes one call at a time, and nothing expires or is taken back during it, so the image does not change meanwhile. Above
-it: the state of the lane. Below it: the image.
+A lane makes one call at a time, and nothing expires or is taken back during it, so the image does not change meanwhile.
+Above it: the state of the lane. Below it: the image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from millstream.udf.states import StateFound, StateRead
 from millstream_vertex.keyed.image import Image, Stored, parts_of
 
 IsOver = Callable[[int, int, int], bool]
-"""Whether an entry that expires at a time is not there for a key of the call: by number of the key, and of the state."""
+"""Whether an entry that expires at a time is not there for a key of the call: by number of the key, and of the
+state."""
 
 
 class CallReads:
@@ -82,7 +83,7 @@ class CallReads:
 class _Page:
     """What goes into one answer."""
 
-    def __init__(self, items_only: bool, entries_max: int) -> None:  # noqa: FBT001 - private
+    def __init__(self, items_only: bool, entries_max: int) -> None:
         self._items_only = items_only
         self._entries_max = entries_max
         self._items: list[bytes] = []

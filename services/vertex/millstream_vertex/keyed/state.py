@@ -265,8 +265,8 @@ class KeyedState:
     def entries(
         self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int, timers: Sequence[Timer] = ()
     ) -> StateEntries:
-        """What a call gets of these keys, without what is lazy. `record_keys`: which of them each record has. `now_us`: by
-        the clock. `timers`: of a call of timers, that of each key."""
+        """What a call gets of these keys, without what is lazy. `record_keys`: which of them each record has. `now_us`:
+        by the clock. `timers`: of a call of timers, that of each key."""
         numbers: list[int] = []
         states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
         of_key, timer_state = self._image.of_key, self._timer_state
