@@ -22,6 +22,7 @@ from millstream_vertex.keyed.disk.image import open_disk_image
 from millstream_vertex.keyed.disk.store import StoreIdentity
 from millstream_vertex.keyed.image import Image, StateImage, size_of
 from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.keyed.timers import Timer
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "bytes")
