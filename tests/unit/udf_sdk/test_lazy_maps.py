@@ -160,14 +160,15 @@ def test_what_is_written_is_kept_and_what_fails_is_not() -> None:
 class Counted(KeptStates):
     """Counts what is asked for."""
 
-    items = 0
+    asked = 0
+    """How many items."""
     pages = 0
 
     def ask(self, inputs: FrameInputs) -> Ask:
         ask = super().ask(inputs)
 
         def counted(read: udf_pb2.StateRead) -> Future[Found]:
-            self.items += len(read.items)
+            self.asked += len(read.items)
             self.pages += not read.items
             return ask(read)
 
@@ -193,14 +194,14 @@ class Frugal:
 def test_a_call_asks_only_for_what_is_read_and_once() -> None:
     kept = Counted(Frugal, {"ada": {"seen": {"a": 7, "b": 8, "c": 9}}})
     run(Frugal, [udf.Record("none", keys=("ada",)), udf.Record("write", keys=("ada",))], states=kept)
-    assert (kept.items, kept.pages) == (0, 0)
+    assert (kept.asked, kept.pages) == (0, 0)
     assert kept["ada"]["seen"] == {"a": 1, "c": 9}
     results = run(Frugal, [udf.Record("read", keys=("ada",))] * 5, states=kept)
     assert results.objects() == [[1, None, 1]] * 5
-    assert (kept.items, kept.pages) == (2, 0)
+    assert (kept.asked, kept.pages) == (2, 0)
     results = run(Frugal, [udf.Record("write", keys=("ada",)), udf.Record("read", keys=("ada",))], states=kept)
     assert results.objects() == [[1, None, 1]]
-    assert (kept.items, kept.pages) == (2, 0)
+    assert (kept.asked, kept.pages) == (2, 0)
 
 
 @udf.map
