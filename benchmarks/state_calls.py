@@ -1,11 +1,17 @@
 """What the states of a function cost its process: calls of 500 records with and without them, in one process.
 
     python benchmarks/state_calls.py [--keys 100000] [--seconds 5]
+    python benchmarks/state_calls.py --items 100000 [--seconds 5]
 
 A call goes through everything but the socket: bytes of the request to bytes of the answer. With states, each record
 gets the value of its key, of 100 bytes, and puts another one; a vertex would send the values of the keys along, and so
 does this. Alternately with and without, so that other work on the machine meets both. Prints microseconds of processor
 time per record, and the ratio of the medians.
+
+With `--items`, a key has a map of so many items, and each call has one record of it, which reads and writes one item,
+and adds another. The function is a process of its own, and the vertex's side is here: what it sends, and what becomes
+of the answer. Alternately with a map whose items come with the call, and a lazy one. Prints milliseconds per call, and
+bytes of state in it.
 """
 
 from __future__ import annotations
@@ -16,16 +22,25 @@ import random
 import statistics
 import time
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import millstream_udf as udf
+from millstream.frame import build_frame
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import open_local_function
+from millstream.udf.protocol import StreamName
+from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream.udf.states import StateChanges
+from millstream.udf.streams import KeyedMapStream
 from millstream_udf.answering import answer_map, context_of, encode_map, map_call_of
 from millstream_udf.defining import define
 from millstream_udf.execution import FunctionLane, open_function
 from millstream_udf.sources import frame_of
 from millstream_udf.state_entries import StateEntries, pack_entries, unpack_changes
 from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream_vertex.keyed.state import KeyedState
 
 RECORDS = 500
 """Records of a call."""
@@ -147,12 +162,104 @@ async def compare(name: str, function: Any, keys_max: int, seconds: float) -> No
     print(f"{name:6} {with_us:6.2f} us per record, {without_us:.2f} without states: {with_us / without_us:.2f} times")
 
 
+@udf.map
+class Eager:
+    """A map whose items come with each call."""
+
+    seen = udf.map_state(bytes, bytes)
+
+    def process(self, value: bytes) -> bytes:
+        found = self.seen[value]
+        self.seen[value] = b"later"
+        self.seen[b"added-" + value] = b"x"
+        return found
+
+
+@udf.map
+class Lazy:
+    """The same, read item by item."""
+
+    seen = udf.map_state(bytes, bytes, lazy=True)
+
+    def process(self, value: bytes) -> bytes:
+        found = self.seen[value]
+        self.seen[value] = b"later"
+        self.seen[b"added-" + value] = b"x"
+        return found
+
+
+class Caller:
+    """Calls of one function, as a vertex makes them."""
+
+    def __init__(self, stream: KeyedMapStream, items: int) -> None:
+        self._stream = stream
+        self._state = KeyedState("bench", size_max=1 << 40, key_size_max=1 << 40)
+        self._state.loaded()
+        self._state.declare(stream.states)
+        names = [b"item-%07d" % number for number in range(items)]
+        stored = StateChanges(array("I", bytes(4 * items)), bytes(items), names, [b"first"] * items)
+        assert self._state.apply([b"key"], stored) is None
+        self.size = 0
+        """Bytes of state in the last call."""
+
+    async def call(self, number: int) -> float:
+        """Seconds."""
+        frame = build_frame([b"item-%07d" % number], array("q", [0]), ingest_time_us=0, keys=[[b"key"]])
+        began = time.perf_counter()
+        self._state.begin()
+        entries = self._state.entries([b"key"], [0], 0)
+        reader = self._state.reader([b"key"], 0)
+        answer = await self._stream.keyed_call(frame, entries, reader=reader, watermark_us=0)
+        assert (answer.error, answer.outcomes) == ("", ()), answer
+        assert self._state.apply([b"key"], answer.changes) is None
+        self._state.take_steps()
+        taken = time.perf_counter() - began
+        self.size = entries.size
+        return taken
+
+
+@asynccontextmanager
+async def calling(name: str, items: int) -> AsyncIterator[Caller]:
+    """A process of a function of this file, and what calls it."""
+    where = StreamName("bench", name, "in.0", 0)
+    spec = SidecarSpec(python_command(f"{__file__}:{name}"), "udf", where.pipeline, where.vertex)
+    async with (
+        open_local_function(spec, log=lambda stream, line: print(line)) as function,
+        function.open_map(FunctionKind.MAP, where) as stream,
+    ):
+        assert isinstance(stream, KeyedMapStream)
+        yield Caller(stream, items)
+
+
+async def compare_lazy(items: int, seconds: float) -> None:
+    """Print what a call costs with and without lazy."""
+    async with calling("Eager", items) as eager, calling("Lazy", items) as lazy:
+        callers = {"eager": eager, "lazy": lazy}
+        costs: dict[str, list[float]] = {name: [] for name in callers}
+        number, ends = 0, time.monotonic() + seconds
+        while time.monotonic() < ends or number < 10:
+            for name, caller in callers.items():
+                costs[name].append(await caller.call(number % items))
+            number += 1
+    for name, caller in callers.items():
+        # The first call also counts the bytes of the key.
+        first, median = costs[name][0], statistics.median(costs[name][1:])
+        print(
+            f"{name:6} {median * 1e3:8.2f} ms per call ({first * 1e3:.2f} the first one), "
+            f"{caller.size:,} bytes of state in it, {items:,} items of its key"
+        )
+
+
 async def main() -> None:
     """Compare each form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--items", type=int)
     parser.add_argument("--seconds", type=float, default=5)
     options = parser.parse_args()
+    if options.items is not None:
+        await compare_lazy(options.items, options.seconds)
+        return
     for name, function in (("value", Value), ("map", Json), ("plain", plain)):
         await compare(name, function, options.keys, options.seconds)
 

@@ -77,6 +77,10 @@ STAGE_STATE_BYTES_MAX = 256 * KIB
 """State of one vertex that is stored in the mark, with every commit of its lane."""
 STATE_KEY_BYTES_MAX = 4 * MIB
 """Largest value of `state.maxBytesPerKey`: it has to fit into a message and into a commit, beside outputs."""
+STATE_FOUND_BYTES_MAX = 1 * MIB
+"""Items and values in the answer to a read of a lazy state, unless a single entry has more."""
+STATE_FOUND_ENTRIES_MAX = 4_096
+"""Entries in such an answer, and items that a function may ask for in one read."""
 STATE_BYTES_MAX = 512 * COMMIT_BYTES_MAX
 """Largest value of `state.maxBytes`: a 1,024th of it is written anew with one commit, which should hold two of them."""
 PREPARED_BYTES_MAX = 4 * MIB

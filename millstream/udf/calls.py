@@ -8,6 +8,9 @@ Above it: a protocol, which owns the format of calls and answers. Below it: its 
 what is known of the process behind it (`lives.py`). Each call gets one answer, but is sent again whenever a stream
 breaks. If the process has ended by its own doing, the calls that it had are not sent again: their callers find out
 which record is the cause (`suspects.py`).
+
+Until it has answered a call, a function may read of what its caller offers. These reads come in between the answers,
+are replied to at once, and are not repeated: whoever gets the call again reads again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from millstream.plurals import counted
 from millstream.udf.endings import LostCall, ProcessEndedError
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import StreamName
+from millstream.udf.states import StateReader
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +81,17 @@ class PromptWire(Protocol):
         reason."""
 
 
+class Read(Protocol):
+    """A read of a function during a call."""
+
+    @property
+    def call_id(self) -> int:
+        """The call."""
+
+    def reply(self, source: StateReader | str) -> bytes:
+        """The message with what a reader finds, or with the reason why there is no reader."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[_Answer]):
     """The messages of one kind of stream. `welcome` and `answer` raise `ValueError` for bytes that are not such a
@@ -94,6 +109,9 @@ class Dialect(Generic[_Answer]):
     of records. That function raises `ValueError` if the answer does not fit such a call."""
     failed: Callable[[str], _Answer]
     """Makes an answer that says that the whole call has failed, and why."""
+    read: Callable[[bytes], Read | None] = lambda data: None
+    """Reads a message that may be a read; None if it is not one. Raises `ValueError` for bytes that are not a
+    message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +124,8 @@ class _Call(Generic[_Answer]):
     """Returns the id of the first record; empty if it is unknown."""
     where: str
     answered: asyncio.Future[_Answer]
+    reader: StateReader | None = field(default=None)
+    """What the function may read from until it has answered."""
     alone: bool = field(default=False)
     """The function has no other call meanwhile."""
     sends: int = field(default=0)
@@ -142,6 +162,8 @@ class CallStream(Generic[_Answer]):
         self._broke = False
         """Whether the last stream certainly ended with an error."""
         self._closing = False
+        self._writing = asyncio.Lock()
+        """Held while something waits for space on the stream."""
         self._wake = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.calls_max = 1
@@ -149,6 +171,8 @@ class CallStream(Generic[_Answer]):
         """Streams that broke while they were in use."""
         self.refused = 0
         """Answers that did not fit their calls."""
+        self.reads = 0
+        """Reads during calls."""
 
     async def call(
         self,
@@ -156,28 +180,35 @@ class CallStream(Generic[_Answer]):
         records: int,
         first: Callable[[], str] = lambda: "",
         *,
+        reader: StateReader | None = None,
         alone: bool = False,
     ) -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
         says that the function has failed. The message is encoded again for each stream that it is sent on.
 
-        `first` returns the id of the first record, for messages. `alone`: it is sent when the function has no other
-        call, and no other is sent until it is answered. Raises `ProcessEndedError` if the function's process has ended
-        by its own doing while it had the call.
+        `first` returns the id of the first record, for messages. `reader`: what the function may read from until it has
+        answered. `alone`: it is sent when the function has no other call, and no other is sent until it is answered.
+        Raises `ProcessEndedError` if the function's process has ended by its own doing while it had the call.
         """
         if not alone:
-            return await self._call(encode, records, first, alone=False)
+            return await self._call(encode, records, first, reader, alone=False)
         async with self._lives.alone(records):
-            return await self._call(encode, records, first, alone=True)
+            return await self._call(encode, records, first, reader, alone=True)
 
     async def _call(
-        self, encode: Callable[[int], bytes], records: int, first: Callable[[], str], *, alone: bool
+        self,
+        encode: Callable[[int], bytes],
+        records: int,
+        first: Callable[[], str],
+        reader: StateReader | None,
+        *,
+        alone: bool,
     ) -> _Answer:
         if self._failed is not None:
             raise self._failed
         self._ids += 1
         answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        call = _Call(self._ids, encode, encode(self._ids), records, first, self._where, answered, alone)
+        call = _Call(self._ids, encode, encode(self._ids), records, first, self._where, answered, reader, alone)
         self._waiting[call.call_id] = call
         # A task that only passes it on would cost as much as the call itself, if that is small.
         wire = self._wire if not self._outbox and self._sent < self.calls_max and self._may_send(call) else None
@@ -270,7 +301,12 @@ class CallStream(Generic[_Answer]):
                 async with beside(self._send(wire), f"calls of {self._where}"):
                     self._wire = wire if isinstance(wire, PromptWire) else None
                     while True:
-                        self._settle(await wire.receive())
+                        data = await wire.receive()
+                        read = understood(self._where, self._dialect.read, data)
+                        if read is None:
+                            self._settle(data)
+                        else:
+                            await self._reply(wire, read)
         except WireEndedError as ended:
             if self._sent:
                 self._broke = ended.broke
@@ -304,8 +340,9 @@ class CallStream(Generic[_Answer]):
                 while self._outbox and self._sent < self.calls_max and self._may_send(self._outbox[0]):
                     call = self._outbox.popleft()
                     self._count_sent(call)
-                    await wire.send(call.message)
-                if self._closing and not self._outbox:
+                    async with self._writing:
+                        await wire.send(call.message)
+                if self._closing and not self._outbox and not any(call.reader for call in self._waiting.values()):
                     await wire.half_close()
                     return
                 self._wake.clear()
@@ -320,6 +357,21 @@ class CallStream(Generic[_Answer]):
             raise broken(self._where, "it does not allow any calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
+
+    async def _reply(self, wire: Wire, read: Read) -> None:
+        if not 0 < read.call_id <= self._ids:
+            raise broken(self._where, f"it reads for call {read.call_id}, which does not exist")
+        self.reads += 1
+        call = self._waiting.get(read.call_id)
+        source: StateReader | str = "the call has its answer already, or nobody waits for one"
+        if call is not None and not call.answered.done():
+            source = call.reader or "the function has said that it has no lazy states"
+        message = read.reply(source)
+        # Nothing more is received until there is space for it: that is what bounds the replies of a function that reads
+        # faster than it receives.
+        if self._wire is None or not self._wire.send_at_once(message):
+            async with self._writing:
+                await wire.send(message)
 
     def _settle(self, data: bytes) -> None:
         call_id, fit = understood(self._where, self._dialect.answer, data)

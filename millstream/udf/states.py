@@ -6,7 +6,7 @@ that the function has declared; of a key, its place in the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -52,6 +52,8 @@ class DeclaredState:
     oldest_version: int = 1
     """The lowest version of a value that it can read."""
     clock: StateClock = StateClock.EVENT_TIME
+    is_lazy: bool = False
+    """Whether its entries do not come with calls: the function reads those that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +94,39 @@ class StateChanges:
 
 
 NO_CHANGES = StateChanges()
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """What a function reads of a lazy state during a call: items of a key, or a range of them."""
+
+    key: int
+    state: int
+    items: Sequence[bytes] = ()
+    """None: a range."""
+    first: bytes = b""
+    """Where the range begins."""
+    end: bytes = b""
+    """The range ends before this item; empty: with the last one."""
+    entries_max: int = 0
+    """At most so many of the range; 0: as many as fit into an answer."""
+    items_only: bool = False
+    """Without values."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFound:
+    """The entries that a read has found, in the order of its items, or of a range in that of their bytes."""
+
+    items: Sequence[bytes]
+    values: Sequence[bytes]
+    """Empty where they are not wanted."""
+    versions: Sequence[int]
+    covered: int = 0
+    """How many of the items of the read this answers, from the first on."""
+    has_more: bool = False
+    """Whether the range may have others after the last item."""
+
+
+StateReader = Callable[[StateRead], StateFound]
+"""Reads entries as they were at the beginning of a call. Raises `ValueError` if there is no such key or lazy state."""

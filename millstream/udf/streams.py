@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer, ReadBatch, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
-from millstream.udf.states import DeclaredState, StateEntries
+from millstream.udf.states import DeclaredState, StateEntries, StateReader
 
 
 class MapStream(Protocol):
@@ -58,10 +58,13 @@ class KeyedMapStream(MapStream, Protocol):
     def states(self) -> Sequence[DeclaredState]:
         """The states of the function; none for one without. Another function in its place must have the same."""
 
-    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
+    async def keyed_call(
+        self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
+    ) -> MapAnswer:
         """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
-        key in common. `options`: those of `MapStream.call`; `edge`, by which the records came, if the name of the
-        stream does not say it; and `timers`: the records are timers."""
+        key in common. `reader`: what the function reads from until it has answered, if it has lazy states. `options`:
+        those of `MapStream.call`; `edge`, by which the records came, if the name of the stream does not say it; and
+        `timers`: the records are timers."""
 
 
 class SinkStream(Protocol):

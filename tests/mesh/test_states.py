@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 USERS = 23
 FUNCTIONS = """\
 from datetime import timedelta
+from pathlib import Path
 
 import millstream_udf as udf
 
@@ -61,6 +62,19 @@ class Bulky(Sum):
     def process(self, record: udf.Record[dict]) -> dict:
         self.notes[record.value["number"]] = "x" * 700
         return super().process(record)
+
+
+@udf.map
+class Lazy(Sum):
+    notes = udf.map_state(int, int, lazy=True)
+
+    def process(self, record: udf.Record[dict]) -> dict:
+        number = record.value["number"]
+        while number == 100 and not Path(__file__).with_name("go-on").exists():
+            Path(__file__).with_name("reads").touch()
+            sum(self.notes.values())
+        self.notes[number] = 1
+        return {**super().process(record), "notes": sum(self.notes.values())}
 
 
 @udf.map
@@ -270,6 +284,32 @@ async def test_totals_on_disk_are_exact_whatever_is_killed_and_little_is_read_ag
     shutil.rmtree(next(tmp_path.glob(".millstream/*/states")))
     await processed(files, rows[-100:], of=len(rows))
     await assert_folded(files, rows)
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I1", "I7", "I12")
+async def test_what_is_read_lazily_is_exact_whoever_is_killed_while_a_function_reads(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    totals(files, "Lazy", follow=True)
+    rows = numbered(range(300))
+    give(files, rows)
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
+        for victim in ("function", "totals-0"):
+            # Until the test lets it go on, the function does nothing but read.
+            await run.until((tmp_path / "reads").exists)
+            pid = await run.found(partial(pid_of, run, victim))
+            os.kill(pid, signal.SIGKILL)
+            await run.found(partial(other_pid_of, run, victim, pid))
+            (tmp_path / "reads").unlink()
+        await run.until((tmp_path / "reads").exists)
+        (tmp_path / "go-on").touch()
+        await run.until(lambda: run.records("out") == len(rows))
+        await drained(run)
+    await assert_folded(files, rows)
+    numbers = by_user(rows, "number")
+    notes = by_user(files.rows("out"), "notes")
+    assert notes == {user: list(range(1, len(each) + 1)) for user, each in numbers.items()}
 
 
 @pytest.mark.sweep

@@ -20,7 +20,7 @@ from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, SinkAnswer
-from millstream.udf.calls import CallStream, Dialect, open_call_stream
+from millstream.udf.calls import CallStream, Dialect, Read, open_call_stream
 from millstream.udf.checks import check_changes
 from millstream.udf.lives import Lives
 from millstream.udf.metrics import FunctionMetrics
@@ -41,10 +41,11 @@ from millstream.udf.native.metrics_stream import following_metrics
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
+from millstream.udf.native.state_reads import read_of
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
-from millstream.udf.states import DeclaredState, StateEntries
+from millstream.udf.states import DeclaredState, StateEntries, StateReader
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -89,6 +90,7 @@ class NativeConnection(Connection):
                 name,
                 calls_socket=bool(calls_socket_of(self._target)),
                 may_return_arrow=may_return_arrow,
+                answers_reads=True,
                 settings=self._settings,
             ),
             request=udf_pb2.SealedMapRequest,
@@ -101,6 +103,7 @@ class NativeConnection(Connection):
                 arrow_allowed=may_return_arrow,
             ),
             failed=lambda error: MapAnswer(error=error),
+            read=read_of,
             make=_MapStream,
         )
 
@@ -131,9 +134,10 @@ class NativeConnection(Connection):
         call: _Call,
         answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
         failed: Callable[[str], _Answer],
+        read: Callable[[bytes], Read | None] = lambda data: None,
         make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
     ) -> AsyncIterator[_FrameStream[_Answer]]:
-        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`: see
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`: see
         `Dialect`."""
         beside = calls_socket_of(self._target)
         stated = _Stated()
@@ -143,6 +147,7 @@ class NativeConnection(Connection):
             welcome=partial(_welcome, of=response, where=name.where, stated=stated),
             answer=answer,
             failed=failed,
+            read=read,
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
             yield make(stream, call, stated)
@@ -188,7 +193,14 @@ class _FrameStream(Generic[_Answer]):
         return self._stream.calls_max
 
     async def call(
-        self, frame: Frame, *, id_prefix: str = "", first_index: int = 0, alone: bool = False, **fields: Any
+        self,
+        frame: Frame,
+        *,
+        id_prefix: str = "",
+        first_index: int = 0,
+        reader: StateReader | None = None,
+        alone: bool = False,
+        **fields: Any,
     ) -> _Answer:
         """`fields`: the other fields of the message."""
 
@@ -197,7 +209,7 @@ class _FrameStream(Generic[_Answer]):
             return request_of(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
-            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
+            encode, frame.records, partial(_first, frame, id_prefix, first_index), reader=reader, alone=alone
         )
 
 
@@ -211,8 +223,10 @@ class _MapStream(_FrameStream[MapAnswer]):
     async def call(self, frame: Frame, **options: Any) -> MapAnswer:
         return self._checked(await super().call(frame, **options), 0)
 
-    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
-        answer = await super().call(frame, states=entries_message(states), **options)
+    async def keyed_call(
+        self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
+    ) -> MapAnswer:
+        answer = await super().call(frame, states=entries_message(states), reader=reader, **options)
         return self._checked(answer, max(states.record_keys) + 1)
 
     def _checked(self, answer: MapAnswer, keys: int) -> MapAnswer:

@@ -92,6 +92,7 @@ def hello_of(
     calls_socket: bool = False,
     keeps_positions: bool = False,
     may_return_arrow: bool = False,
+    answers_reads: bool = False,
     settings: FunctionSettings = NO_SETTINGS,
 ) -> udf_pb2.Hello:
     """The first message of a stream."""
@@ -109,6 +110,7 @@ def hello_of(
         config=settings.config,
         secrets=settings.secrets,
         version=SDK_VERSION,
+        answers_reads=answers_reads,
     )
 
 
@@ -200,6 +202,11 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
                 codes.FUNCTION_PROTOCOL,
                 f"{where}: the function breaks its protocol: state {state.name!r} has an invalid name, kind or clock",
             )
+        if state.lazy and state.kind != udf_pb2.State.KIND_MAP:
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL,
+                f"{where}: the function breaks its protocol: state {state.name!r} is lazy, and not a map",
+            )
         version = state.version or 1
         declared.append(
             DeclaredState(
@@ -210,6 +217,7 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
                 version,
                 state.oldest_version or version,
                 StateClock(state.clock or StateClock.EVENT_TIME),
+                state.lazy,
             )
         )
     names = {state.name for state in declared}

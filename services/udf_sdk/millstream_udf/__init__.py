@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from millstream_udf.server import serve
     from millstream_udf.settings import ConfigError, SecretError, config, secret
     from millstream_udf.state_specs import StateError
-    from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
+    from millstream_udf.states import (
+        Counter,
+        LazyMap,
+        State,
+        StateList,
+        StateMap,
+        counter,
+        list_state,
+        map_state,
+        value,
+    )
     from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
@@ -46,6 +56,7 @@ __all__ = [
     "Drop",
     "Fallback",
     "Fenced",
+    "LazyMap",
     "Message",
     "PositionTable",
     "Record",
@@ -81,7 +92,7 @@ _HOMES = {
     **dict.fromkeys(("map", "reduce", "sink", "source", "source_transform"), "decorators"),
     **dict.fromkeys(("Batch", "DeadLetter", "Drop", "Fallback", "Fenced", "Message"), "values"),
     **dict.fromkeys(("Record", "Retry", "SinkLane", "Window"), "values"),
-    **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
+    **dict.fromkeys(("Counter", "LazyMap", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
     **dict.fromkeys(("ConfigError", "SecretError", "config", "secret"), "settings"),
     **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),

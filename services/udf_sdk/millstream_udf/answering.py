@@ -18,6 +18,7 @@ from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import CallStates, now_us
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.outside_loop import outside_loop
+from millstream_udf.state_reads import Ask
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -63,17 +64,24 @@ async def answer_map(
     frame: Data = b"",
     *,
     now_us: Callable[[], int] = now_us,
+    ask: Ask | None = None,
 ) -> udf_pb2.SealedMapAnswer:
     """Never raises what the function raises: if a call fails as a whole, the answer has an `error`. `frame`: the frame
-    of the call, if it is not in `call`. `now_us`: the clock of states that expire by it."""
+    of the call, if it is not in `call`. `now_us`: the clock of states that expire by it. `ask`: how to read of lazy
+    states."""
     if not lane.definition.waits:
         with outside_loop():
-            return result_at_once(_answer_map(lane, hello, call, frame, now_us))
-    return await _answer_map(lane, hello, call, frame, now_us)
+            return result_at_once(_answer_map(lane, hello, call, frame, now_us, ask))
+    return await _answer_map(lane, hello, call, frame, now_us, ask)
 
 
 async def _answer_map(
-    lane: FunctionLane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data, now_us: Callable[[], int]
+    lane: FunctionLane,
+    hello: udf_pb2.Hello,
+    call: udf_pb2.SealedMapCall,
+    frame: Data,
+    now_us: Callable[[], int],
+    ask: Ask | None,
 ) -> udf_pb2.SealedMapAnswer:
     context = context_of(
         hello,
@@ -87,7 +95,7 @@ async def _answer_map(
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         specs = lane.definition.states
-        states = CallStates(specs, call.states, inputs, now_us) if specs else None
+        states = CallStates(specs, call.states, inputs, now_us, call_id=call.call_id, ask=ask) if specs else None
         if call.timers and states is not None:
             results = await lane.timer_results(inputs, context, states)
         else:

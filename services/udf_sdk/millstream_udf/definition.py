@@ -137,9 +137,19 @@ class Definition:
         return self.flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR)
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether it has states that it reads while a call is in progress."""
+        return any(spec.lazy for spec in self.states)
+
+    @property
+    def threads(self) -> int:
+        """How many threads run it; 0: the one with the event loop. That one cannot wait for what a function reads."""
+        return self.options.threads or int(self.is_lazy and not self.is_async)
+
+    @property
     def waits(self) -> bool:
         """Whether a call may wait for something: for an async function, or for its threads."""
-        return self.is_async or bool(self.options.threads)
+        return self.is_async or bool(self.threads)
 
     @property
     def for_sinks(self) -> bool:

@@ -7,7 +7,8 @@ checks.
 The entry point is `FunctionLane.results`, which returns one result per record: the function's return value, or the
 exception that it raised.
   * A function that is not async runs inline, one call at a time across all lanes; with `threads=n`, n threads share the
-    records of a call.
+    records of a call. One that reads of lazy states runs in a thread of its own, because the loop receives what it
+    reads.
   * An async function has up to `concurrency` records of a lane in flight, across several calls.
   * A batch function gets a call's records as one list.
   * A function with a type gets values of that type, and no values that do not fit.
@@ -23,12 +24,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, repeat
 from typing import Any
 
-from millstream_udf.cancellation import called_once, failure_of, result_in_task
+from millstream_udf.cancellation import called_once, failure_of, result_in_task, settled
 from millstream_udf.context import CURRENT, Context
 from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, failure
@@ -68,7 +70,7 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
         await called_once(setup, context, what=f"setup of {definition.name}")
-    pool = ThreadPoolExecutor(definition.options.threads, "millstream-udf") if definition.options.threads else None
+    pool = ThreadPoolExecutor(definition.threads, "millstream-udf") if definition.threads else None
     try:
         async with asyncio.TaskGroup() as workers:
             on_timer = None
@@ -193,12 +195,25 @@ class FunctionLane:
 
     async def _whole(self, arguments: tuple[Any, ...]) -> Any:
         if not self.definition.is_async:
+            if self._function.pool is not None:
+                return await self._whole_in_thread(self._function.pool, arguments)
             try:
                 return self._function.call(*arguments)
             except asyncio.CancelledError as error:
                 raise failure_of(error) from None
         async with self._batches:
             return await result_in_task(self._function.call(*arguments))
+
+    async def _whole_in_thread(self, pool: ThreadPoolExecutor, arguments: tuple[Any, ...]) -> Any:
+        context = copy_context()
+
+        def called() -> tuple[Any, BaseException | None]:
+            try:
+                return context.run(self._function.call, *arguments), None
+            except FAILURES as error:
+                return None, failure(error)
+
+        return settled(await asyncio.get_running_loop().run_in_executor(pool, called))
 
     async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         return self._batch_results(await self.whole(items, context), len(items))
@@ -239,7 +254,7 @@ class FunctionLane:
     async def _in_threads(self, work: Callable[[], None], parts: int) -> None:
         """Run `work`, which takes one of so many parts after another, in as many threads as there are."""
         loop = asyncio.get_running_loop()
-        threads = min(self.definition.options.threads, parts)
+        threads = min(self.definition.threads, parts)
         await asyncio.gather(*(loop.run_in_executor(self._function.pool, work) for _ in range(threads)))
 
     async def _concurrently(self, items: Sequence[Any], context: Context) -> list[Any]:

@@ -6,14 +6,16 @@ Above it: `states`, through which users' code reads and writes, and `keyed_execu
     entries of the call ──► stored bytes of the key ──► objects, while a record runs ──► stored bytes ──► changes
                                                          (a `Turn`)      settle: if the record has succeeded
 
-Between two records of a key there are only bytes. So a record that fails leaves nothing, whatever it has done to the
-objects that it read; and one that succeeds has changed what has other bytes now, also if it changed an object in place.
+Of a lazy state, the stored bytes are those that were read or written so far. Between two records of a key there are
+only bytes. So a record that fails leaves nothing, whatever it has done to the objects that it read; and one that
+succeeds has changed what has other bytes now, also if it changed an object in place.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from itertools import repeat
 from typing import Any, Protocol
@@ -23,8 +25,10 @@ from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.state_codecs import SCALARS, never_changes
 from millstream_udf.state_entries import NO_ITEM, Changes, StateEntries, pack_changes, unpack_entries
+from millstream_udf.state_reads import Ask, Found
 from millstream_udf.state_specs import LIST, MAP, TIMER, VALUE, StateError, StateSpec
 from millstream_udf.values import DeadLetter, Drop
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 GONE: Any = object()
 """In place of an object: it was deleted."""
@@ -59,10 +63,12 @@ class Column:
         self.is_simple = not self.has_items and not spec.lifetime.ttl_us
         self.stored: dict[int, Any] = {}
         """By index of the key, the bytes of the value; if it has items, a dictionary of them by item."""
+        """Of a lazy state, what is known of them; None: there is no such item."""
         self.is_raw = False
         """Whether the stored bytes are the value."""
         self.before: dict[Any, bytes | None] = {}
-        """Of what was written: the bytes in the call, by index of the key, and item if it has some."""
+        """Of what was written: the bytes in the call, by index of the key, and item if it has some; MISSING if they are
+        not known."""
         self.renewed: dict[Any, int] = {}
         """What counts as changed even if its bytes are the same, and when it expires. (By the same places.)"""
         self.default = spec.default if type(spec.default) in SCALARS else MISSING
@@ -216,8 +222,18 @@ class Turn:
 class CallStates:
     """The states of one call. Raises `ValueError` for entries that do not fit."""
 
-    def __init__(self, specs: Sequence[StateSpec], data: bytes, inputs: FrameInputs, now_us: Callable[[], int]) -> None:
-        """`data`: encoded `StateEntries`. `now_us`: the present time, for what expires by it."""
+    def __init__(
+        self,
+        specs: Sequence[StateSpec],
+        data: bytes,
+        inputs: FrameInputs,
+        now_us: Callable[[], int],
+        *,
+        call_id: int = 0,
+        ask: Ask | None = None,
+    ) -> None:
+        """`data`: encoded `StateEntries`. `now_us`: the present time, for what expires by it. `ask`: for lazy states,
+        how to read for this call."""
         entries = unpack_entries(data, inputs.count, len(specs))
         self.record_keys = entries.record_keys
         self.held: set[int] = set()
@@ -233,8 +249,26 @@ class CallStates:
         """The versions of stored values that are of another one than the function's."""
         self._inputs = inputs
         self.now_us = now_us
+        self._call_id = call_id
+        self._ask = ask
         if kept:
             self._fill(entries)
+
+    def ask(self, turn: Turn, column: Column) -> Callable[[udf_pb2.StateRead], Future[Found]]:
+        """Reads of a lazy state for a key."""
+        ask = self._ask
+        assert ask is not None, "there are lazy states"
+
+        def asked(read: udf_pb2.StateRead) -> Future[Found]:
+            read.call_id, read.key, read.state = self._call_id, turn.key, column.index
+            return ask(read)
+
+        return asked
+
+    def note_version(self, column: Column, key: int, item: bytes, version: int) -> None:
+        """A value that was read is of this version."""
+        if version != column.spec.version:
+            self._versions[column, key, item] = version
 
     def event_time_us(self, record: int) -> int:
         """The event time of a record of the call."""
@@ -368,10 +402,10 @@ class CallStates:
         # The place of the entry in what the column has for the call, and in what it has stored.
         whole: Any = key
         place: Any = key
-        stored: dict[Any, bytes] = column.stored
+        stored: dict[Any, bytes | None] = column.stored
         if column.has_items:
             whole, place, stored = (key, item), item, column.stored.setdefault(key, {})
-        before = stored.get(place)
+        before = stored.get(place, MISSING if column.spec.lazy else None)
         lives_longer = data is not None and column.spec.lifetime.ttl_us
         if data == before and not lives_longer and (column, key, item) not in self._versions:
             return
@@ -380,7 +414,10 @@ class CallStates:
         if self._versions and self._versions.pop((column, key, item), 0):
             column.renewed[whole] = 0
         if data is None:
-            del stored[place]
+            if column.spec.lazy:
+                stored[place] = None
+            else:
+                del stored[place]
             if column.renewed.get(whole):
                 # Its expiry. That it was of another version stays so, also if the same bytes are written again.
                 del column.renewed[whole]

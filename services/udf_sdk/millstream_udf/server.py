@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -44,6 +44,7 @@ from millstream_udf.answering import (
 from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
 from millstream_udf.cancellation import result_at_once, result_of
 from millstream_udf.context import Context
+from millstream_udf.conversation import Conversation
 from millstream_udf.defining import define
 from millstream_udf.definition import (
     CONCURRENCY_VARIABLE,
@@ -109,8 +110,8 @@ class Server:
         self._thread = thread
         self._tasks = tasks
         self._sockets = sockets
-        self._streams: set[_GrpcStream] = set()
-        self._connections: set[MessageSocket] = set()
+        self._streams: set[_Stoppable] = set()
+        self._connections: set[_Stoppable] = set()
         self._draining = False
         self._metrics = MetricsSender(REGISTRY)
 
@@ -167,11 +168,19 @@ class Server:
     async def _map(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SealedMapRequest, (MAP, SOURCE_TRANSFORM))
         lane = self._thread.function.lane()
+        conversation = Conversation() if self._definition.is_lazy else None
+        if conversation is not None and not hello.answers_reads:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{self._definition.name} has lazy states, and the caller does not know these: install the Millstream "
+                "of the same release as the SDK, or declare the states without lazy=True",
+            )
+        ask = None if conversation is None else conversation.ask
 
         async def answer(data: bytes) -> Sequence[bytes]:
-            return encode_map(await answer_map(lane, hello, *map_call_of(data)))
+            return encode_map(await answer_map(lane, hello, *map_call_of(data), ask=ask))
 
-        await self._serve_calls(context, hello, udf_pb2.MapResponse, answer)
+        await self._serve_calls(context, hello, udf_pb2.MapResponse, answer, conversation)
 
     async def _sink(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SealedSinkRequest, (SINK,))
@@ -305,14 +314,23 @@ class Server:
         await context.write(response(welcome=welcome).SerializeToString())
 
     async def _serve_calls(
-        self, context: _Servicer, hello: udf_pb2.Hello, response: Callable[..., Message], answer: _Answer
+        self,
+        context: _Servicer,
+        hello: udf_pb2.Hello,
+        response: Callable[..., Message],
+        answer: _Answer,
+        conversation: Conversation | None = None,
     ) -> None:
-        """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself."""
+        """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself.
+        `conversation`: for a function that reads while it has calls."""
         if self._sockets is None or not hello.calls_socket:
             await self._welcome(context, response)
             run = self._thread.run if self._definition.waits else self._thread.run_through
-            with self._stream(context) as stream:
-                await _converse(stream, answer, run, self.calls_max)
+            with self._stream(context, conversation) as stream:
+                if conversation is not None:
+                    await conversation.run(stream, answer, run)
+                else:
+                    await _converse(stream, answer, run, self.calls_max)
             return
         with self._sockets.expecting() as (token, arriving):
             await self._welcome(context, response, token)
@@ -323,11 +341,13 @@ class Server:
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE, "the client did not connect to the socket for its calls"
                 )
-            refused = await self._serve_connection(connection, answer)
+            refused = await self._serve_connection(connection, answer, conversation)
         if refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
 
-    async def _serve_connection(self, connection: socket.socket, answer: _Answer) -> str:
+    async def _serve_connection(
+        self, connection: socket.socket, answer: _Answer, conversation: Conversation | None
+    ) -> str:
         """Answer the calls of a connection until its end. Returns why it was ended here, if its client is the cause."""
         waits = self._definition.waits
         # While a function computes, its thread sends nothing, so an answer is sent completely before the next call.
@@ -340,7 +360,9 @@ class Server:
                 return
             await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, socket.socket(fileno=descriptor))
             try:
-                if waits:
+                if conversation is not None:
+                    await conversation.run(messages, answer, result_of)
+                elif waits:
                     await _converse(messages, answer, result_of, self.calls_max)
                 else:
                     await _answer_in_turn(messages, answer)
@@ -349,24 +371,26 @@ class Server:
             finally:
                 messages.abort()
 
-        self._connections.add(messages)
+        stoppable = conversation or messages
+        self._connections.add(stoppable)
         if self._draining:
-            messages.stop()
+            stoppable.stop()
         try:
             await self._thread.run(serve())
         finally:
-            self._connections.discard(messages)
+            self._connections.discard(stoppable)
             self._end_metrics()
         return messages.failed
 
     @contextmanager
-    def _stream(self, context: _Servicer) -> Iterator[_GrpcStream]:
+    def _stream(self, context: _Servicer, conversation: Conversation | None = None) -> Iterator[_GrpcStream]:
         stream = _GrpcStream(context, self._tasks, stopped=self._draining)
-        self._streams.add(stream)
+        stoppable = conversation or stream
+        self._streams.add(stoppable)
         try:
             yield stream
         finally:
-            self._streams.discard(stream)
+            self._streams.discard(stoppable)
             self._end_metrics()
 
 
@@ -418,6 +442,13 @@ async def _read_parts(stream: _GrpcStream, parts: PartQueue) -> str:
     finally:
         parts.end()
     return ""
+
+
+class _Stoppable(Protocol):
+    """A stream that can be drained."""
+
+    def stop(self) -> None:
+        """Read no more calls."""
 
 
 class _GrpcStream:

@@ -68,6 +68,8 @@ class StateSpec:
     none."""
     items_max: int = 0
     """Of a list; 0: as many as there are."""
+    lazy: bool = False
+    """Whether its entries are read while a call is in progress, and do not come with it."""
 
     @property
     def oldest_version(self) -> int:
@@ -84,6 +86,7 @@ class StateSpec:
             version=self.version,
             clock=_CLOCKS[self.lifetime.clock],
             oldest_version=self.oldest_version,
+            lazy=self.lazy,
         )
 
     def report(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class StateSpec:
             "item_codec": message.item_codec,
             "version": self.version,
             "clock": self.lifetime.clock,
+            **({"lazy": True} if self.lazy else {}),
         }
 
     def fresh_default(self) -> Any:

@@ -27,7 +27,7 @@ _COUNTER_END = 2**63
 _NUMBER_BYTES = 8
 
 
-class _Items:
+class Items:
     """The items of a map or a list, by their bytes."""
 
     __slots__ = ("_column", "_objects", "_stored", "_turn", "_written")
@@ -35,7 +35,7 @@ class _Items:
     def __init__(self, turn: Turn, column: Column) -> None:
         self._turn = turn
         self._column = column
-        self._stored: Mapping[bytes, bytes] = column.stored.get(turn.key, {})
+        self._stored: Mapping[bytes, bytes | None] = column.stored.get(turn.key, {})
         self._objects: dict[bytes, Any] = {}
         """What was read or written; GONE where it was deleted."""
         self._written: set[bytes] = set()
@@ -78,7 +78,7 @@ class _Items:
                 self._turn.call.compare(column, key, item, value, stored[item], writes)
 
 
-class StateMap(_Items, MutableMapping[_K, _V]):
+class StateMap(Items, MutableMapping[_K, _V]):
     """A map state of one key of the records. Its items are iterated in the order of their encoded form."""
 
     __slots__ = ()
@@ -137,7 +137,7 @@ class StateMap(_Items, MutableMapping[_K, _V]):
         return f"{type(self).__name__}({dict(self)!r})" if self._turn.is_open else f"<{type(self).__name__}, closed>"
 
 
-class StateList(_Items, Sequence[_T]):
+class StateList(Items, Sequence[_T]):
     """A list state of one key of the records."""
 
     __slots__ = ("_places",)

@@ -19,9 +19,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 from millstream_udf.key_states import CURRENT_TURN, Column, Turn
+from millstream_udf.lazy_maps import LazyMap
 from millstream_udf.misfits import BadOutput
 from millstream_udf.state_codecs import codec_of, item_codec_of
 from millstream_udf.state_specs import (
@@ -48,7 +49,7 @@ from millstream_udf.state_views import (
 )
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-__all__ = ["Counter", "State", "StateList", "StateMap", "counter", "list_state", "map_state", "value"]
+__all__ = ["Counter", "LazyMap", "State", "StateList", "StateMap", "counter", "list_state", "map_state", "value"]
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -213,15 +214,31 @@ def value(kind: Any, *, default: Any = None, **options: Unpack[StateOptions]) ->
 
 
 @overload
-def map_state(item: type[_K], kind: type[_V], **options: Unpack[StateOptions]) -> Viewed[StateMap[_K, _V]]: ...
+def map_state(
+    item: type[_K], kind: type[_V], *, lazy: Literal[True], **options: Unpack[StateOptions]
+) -> Viewed[LazyMap[_K, _V]]: ...
 @overload
-def map_state(item: Any, kind: Any, **options: Unpack[StateOptions]) -> Viewed[StateMap[Any, Any]]: ...
-def map_state(item: Any, kind: Any, **options: Unpack[StateOptions]) -> Viewed[StateMap[Any, Any]]:
+def map_state(
+    item: type[_K], kind: type[_V], *, lazy: Literal[False] = False, **options: Unpack[StateOptions]
+) -> Viewed[StateMap[_K, _V]]: ...
+@overload
+def map_state(
+    item: Any, kind: Any, *, lazy: Literal[True], **options: Unpack[StateOptions]
+) -> Viewed[LazyMap[Any, Any]]: ...
+@overload
+def map_state(
+    item: Any, kind: Any, *, lazy: Literal[False] = False, **options: Unpack[StateOptions]
+) -> Viewed[StateMap[Any, Any]]: ...
+def map_state(item: Any, kind: Any, *, lazy: bool = False, **options: Unpack[StateOptions]) -> Viewed[Any]:
     """A mapping per key, from items of type `item` (`str`, `int`, `bytes`, or what JSON can have) to values of type
     `kind`. Its items are stored apart: only those that change are sent, and each expires by itself. Other arguments: as
     for `value`; versions are those of the values.
+
+    `lazy`: for maps with very many items. They do not come with each call of the function, which asks for those that it
+    reads: see `LazyMap`. What is stored is the same, so it may be changed at any time.
     """
-    return Viewed(_maker(MAP, kind, options, item_codec=item_codec_of(item)), StateMap)
+    make = _maker(MAP, kind, options, item_codec=item_codec_of(item), lazy=lazy)
+    return Viewed(make, LazyMap if lazy else StateMap)
 
 
 @overload
@@ -246,6 +263,8 @@ def _maker(
 ) -> Callable[[str], StateSpec]:
     """Makes the specification of a state with values of the type `of`. Raises `TypeError` with what to change."""
     unknown = options.keys() - StateOptions.__annotations__.keys()
+    if "lazy" in unknown:
+        raise TypeError("lazy is for map_state, whose items are read one by one: use a map for what grows large")
     if unknown:
         raise TypeError(f"a state has no option {', '.join(sorted(unknown))}")
     version = options.get("version", 1)

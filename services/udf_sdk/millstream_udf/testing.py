@@ -233,7 +233,8 @@ async def _run(
                 map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
                 if kept is not None:
                     map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
-                answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now)
+                ask = None if kept is None else kept.ask(FrameInputs(frame))
+                answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now, ask=ask)
     if answer.error:
         raise RuntimeError(answer.error)
     if isinstance(answer, udf_pb2.SinkAnswer):
@@ -308,7 +309,7 @@ async def arun_timers(
                     frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
                 )
                 call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
-                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
+                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present, ask=kept.ask(inputs))
                 if answer.error:
                     raise RuntimeError(answer.error)
                 kept.commit(inputs, answer.changes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -14,12 +15,16 @@ from millstream_udf.defining import define
 from millstream_udf.definition import Definition
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.state_entries import NO_ITEM, StateEntries, pack_entries, unpack_changes
+from millstream_udf.state_reads import Ask, Found
 from millstream_udf.state_specs import COUNTER, LIST, MAP, TIMER, TIMERS_NAME, Clock, StateSpec
 from millstream_udf.state_views import bytes_of, number_of
 from millstream_udf.timer_entries import CLOCKS, EVENT, PROCESSING, TimerTime, pack_timer, unpack_timer
 from millstream_udf.timers import Timer
 from millstream_udf.values import to_us
+from millstream_udf.wire.udf.v1 import udf_pb2
 
+_PAGE_ITEMS = 100
+"""Items in an answer to a read of a lazy state."""
 Keys = str | tuple[str, ...]
 """A key of records: its parts, or the only one."""
 
@@ -136,7 +141,7 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
                     continue
                 if stored.expires_us and stored.expires_us <= until_us[self._specs[name].lifetime.clock]:
                     del entries[name, item]
-                else:
+                elif not self._specs[name].lazy:
                     rows.append((number, places[name], item, stored))
         rows.sort(key=lambda row: row[:3])
         return pack_entries(
@@ -149,6 +154,32 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
                 array("I", [row[3].version for row in rows]),
             )
         )
+
+    def ask(self, inputs: FrameInputs) -> Ask:
+        """Reads of a call with these records, after `sent`. A page is short, so that what reads several is tested."""
+        keys, names = list(dict.fromkeys(inputs.keys)), list(self._specs)
+
+        def asked(read: udf_pb2.StateRead) -> Future[Found]:
+            entries, name = self._entries.get(keys[read.key], {}), names[read.state]
+            items: Sequence[bytes] = read.items
+            if not items:
+                found = sorted(item for state, item in entries if state == name and item >= read.first)
+                items = [item for item in found if not read.end or item < read.end]
+            most = min(read.entries_max or _PAGE_ITEMS, _PAGE_ITEMS)
+            stored = [(item, entries[name, item]) for item in items[:most] if (name, item) in entries]
+            answer: Future[Found] = Future()
+            answer.set_result(
+                Found(
+                    [item for item, _ in stored],
+                    [] if read.items_only else [one.value for _, one in stored],
+                    [] if read.items_only else [one.version for _, one in stored],
+                    covered=min(most, len(read.items)),
+                    has_more=len(items) > most and not read.items,
+                )
+            )
+            return answer
+
+        return asked
 
     def commit(self, inputs: FrameInputs, changes: bytes) -> None:
         """Keep what a call has changed."""

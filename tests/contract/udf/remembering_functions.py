@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import millstream_udf as udf
 
@@ -88,3 +89,56 @@ class TimersAsync(_Timers):
 @udf.map(threads=2)
 class TimersThreaded(Timers):
     """As `Timers`."""
+
+
+class _Orders:
+    """The value says what to read, or to write, with `=`."""
+
+    orders = udf.map_state(str, int, lazy=True)
+    total = udf.value(int, default=0)
+
+
+def _write(orders: udf.LazyMap[str, int], value: str) -> str:
+    item, _, number = value.partition("=")
+    orders[item] = int(number)
+    return "written"
+
+
+def _do(orders: udf.LazyMap[str, int], value: str) -> str:
+    if "=" in value:
+        return _write(orders, value)
+    return str(sum(orders.values()) if value == "sum" else orders.get(value))
+
+
+@udf.map
+class Lazy(_Orders):
+    def process(self, record: udf.Record) -> str:
+        self.total += 1
+        return _do(self.orders, record.value.decode())
+
+
+@udf.map(threads=3)
+class LazyThreads(_Orders):
+    def process(self, record: udf.Record) -> str:
+        self.total += 1
+        return _do(self.orders, record.value.decode())
+
+
+@udf.map(batch=True)
+class LazyBatch(_Orders):
+    def process(self, records: list[udf.Record], states: list[Any]) -> list[str]:
+        for state in states:
+            state.total += 1
+        return [_do(state.orders, record.value.decode()) for record, state in zip(records, states, strict=True)]
+
+
+@udf.map
+class LazyAsync(_Orders):
+    async def process(self, record: udf.Record) -> str:
+        self.total += 1
+        value = record.value.decode()
+        if "=" in value:
+            return _write(self.orders, value)
+        if value == "sum":
+            return str(sum([number async for number in self.orders.avalues()]))
+        return str(await self.orders.aget(value))

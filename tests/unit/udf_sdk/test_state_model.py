@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 from typing import Any
 
@@ -56,6 +57,14 @@ class _Doing:
     def unsee(self, item: str) -> None:
         self.seen.pop(item, None)
 
+    def discard(self, item: str) -> None:
+        self.seen.pop(item, None)
+
+    def grow(self, prefix: str, value: int) -> None:
+        for item, values in self.seen.items():
+            if item.startswith(prefix):
+                values.append(value)
+
     def clear_seen(self) -> None:
         self.seen.clear()
 
@@ -96,6 +105,54 @@ class Async(_Doing):
             await asyncio.sleep(0)
         _end(record.value["end"])
         return _shown(self.number, self.tags, self.seen, self.last, self.clicks.value)
+
+
+@udf.map(decode=json.loads)
+class Lazy(_Doing):
+    """Its map stays in the pipeline."""
+
+    seen: Any = udf.map_state(str, list[int], lazy=True)
+
+    def discard(self, item: str) -> None:
+        self.seen.discard(item)
+
+    def grow(self, prefix: str, value: int) -> None:
+        for values in self.seen.values(prefix=prefix):
+            values.append(value)
+
+    def process(self, record: udf.Record[Any]) -> str:
+        self.do(record.value["steps"])
+        _end(record.value["end"])
+        return _shown(self.number, self.tags, dict(self.seen.items()), self.last, self.clicks.value)
+
+
+@udf.map(decode=json.loads)
+class LazyAsync(Lazy):
+    async def see(self, item: str, value: int) -> None:  # type: ignore[override]  # awaited by `process`
+        values = await self.seen.aget(item)
+        if values is None:
+            self.seen[item] = values = []
+        values.append(value)
+
+    async def unsee(self, item: str) -> None:  # type: ignore[override]  # awaited by `process`
+        await self.seen.apop(item, None)
+
+    async def grow(self, prefix: str, value: int) -> None:  # type: ignore[override]  # awaited by `process`
+        async for item, values in self.seen.aitems(prefix=prefix):
+            values.append(value)
+            assert await self.seen.ahas(item)
+
+    async def clear_seen(self) -> None:  # type: ignore[override]  # awaited by `process`
+        await self.seen.aclear()
+
+    async def process(self, record: udf.Record[Any]) -> str:  # type: ignore[override]  # as above
+        for name, *arguments in record.value["steps"]:
+            done = getattr(self, name)(*arguments)
+            if inspect.isawaitable(done):
+                await done
+        _end(record.value["end"])
+        seen = {item: values async for item, values in self.seen.aitems()}
+        return _shown(self.number, self.tags, seen, self.last, self.clicks.value)
 
 
 def _end(how: str) -> None:
@@ -151,11 +208,11 @@ class _Model(_Doing):
         return _shown(**self.kept)
 
 
-NAMES, NUMBERS = st.sampled_from(["x", 'y"é']), st.integers(-3, 3)
+NAMES, NUMBERS = st.sampled_from(["x", "xx", 'y"é']), st.integers(-3, 3)
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["set_number", "add_number", "append", "click"]), NUMBERS),
-    st.tuples(st.sampled_from(["tag", "set_tags", "see", "set_seen"]), NAMES, NUMBERS),
-    st.tuples(st.just("unsee"), NAMES),
+    st.tuples(st.sampled_from(["tag", "set_tags", "see", "set_seen", "grow"]), NAMES, NUMBERS),
+    st.tuples(st.sampled_from(["unsee", "discard"]), NAMES),
     st.tuples(st.sampled_from(["change", "pop"]), st.integers(0, ITEMS_MAX)),
     st.tuples(st.sampled_from(["del_number", "del_tags", "clear_seen", "clear_last", "unclick"])),
 )
@@ -168,7 +225,7 @@ RECORDS = st.tuples(
 CALLS = st.lists(st.lists(RECORDS, min_size=1, max_size=6), min_size=1, max_size=3)
 
 
-@given(st.sampled_from([Plain, Async]), CALLS)
+@given(st.sampled_from([Plain, Async, Lazy, LazyAsync]), CALLS)
 def test_as_a_dictionary_for_each_key(function: Any, calls: list[list[tuple[str, Any]]]) -> None:
     kept = KeptStates(function)
     models = {key: _Model() for key in "ab"}

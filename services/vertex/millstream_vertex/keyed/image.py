@@ -10,13 +10,14 @@ shorter. Above it: the state of a lane. Below it: when entries are due.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from millstream.ledger.protocol import Witness
+from millstream.limits import KIB
 from millstream_vertex.keyed.agenda import Agenda, Due, HeapAgenda
 from millstream_vertex.keyed.steps import ENTRY_BYTES, Entries, Step
 
@@ -24,6 +25,8 @@ SLOTS = 1024
 """Number of slots. It is stored, because the slots of a changelog have to be those of its reader."""
 LAST_SLOT = SLOTS - 1
 assert SLOTS & LAST_SLOT == 0
+LARGE_KEY_BYTES = 64 * KIB
+"""From so many bytes on, those of a key are counted with each change, and not anew."""
 
 
 class Versioned(NamedTuple):
@@ -121,6 +124,8 @@ class Image(ABC):
     """Bytes of the entries of each slot."""
     grown: set[bytes]
     """Keys of which an entry has become larger, until they are cleared."""
+    large_keys: dict[bytes, int]
+    """Bytes of large keys that were counted."""
 
     @abstractmethod
     def add_state(self, *, has_items: bool) -> None:
@@ -134,13 +139,23 @@ class Image(ABC):
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
         """State, item and value of each entry of a key, ordered by state and item."""
 
-    def of_keys(self, keys: Sequence[bytes]) -> KeyedEntries:
-        """The entries of these keys, ordered by key, state and item."""
-        found = [(number, *entry) for number, key in enumerate(keys) for entry in self.of_key(key)]
+    def of_keys(self, keys: Sequence[bytes], left_out: Collection[int] = ()) -> KeyedEntries:
+        """The entries of these keys, ordered by key, state and item, without those of some states."""
+        found = [
+            (number, *entry) for number, key in enumerate(keys) for entry in self.of_key_without(key, left_out)
+        ]
         if not found:
             return KeyedEntries((), b"", (), ())
         numbers, states, items, column = zip(*found, strict=True)
         return KeyedEntries(numbers, bytes(states), items, column)
+
+    def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
+        """As `of_key`, without the entries of these states."""
+        return (entry for entry in self.of_key(key) if entry[0] not in states)
+
+    @abstractmethod
+    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+        """The items that a key has of a state with items, in any order."""
 
     @abstractmethod
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
@@ -175,7 +190,18 @@ class Image(ABC):
 
     def size_of_key(self, key: bytes) -> int:
         """Bytes of the entries of a key."""
-        return sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
+        size = self.large_keys.get(key)
+        if size is None:
+            size = sum(size_of(key, item, stored) for _, item, stored in self.of_key(key))
+            if size >= LARGE_KEY_BYTES:
+                self.large_keys[key] = size
+        return size
+
+    def _large_key_has_grown(self, key: bytes, grown: int) -> None:
+        """An entry of a key in `large_keys` has become larger, or smaller."""
+        self.large_keys[key] += grown
+        if self.large_keys[key] < LARGE_KEY_BYTES:
+            del self.large_keys[key]
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         """Everything that is in a range of slots."""
@@ -255,6 +281,7 @@ class StateImage(Image):
         self.sizes = [0] * SLOTS
         self.size = 0
         self.grown = set()
+        self.large_keys = {}
 
     def add_state(self, *, has_items: bool) -> None:
         self._tables.append([{} for _ in range(SLOTS)])
@@ -268,10 +295,13 @@ class StateImage(Image):
         return expires_us_of(self.get(state, due.key, due.item)) == due.time_us
 
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
+        return self.of_key_without(key, ())
+
+    def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
         slot = crc32(key) & LAST_SLOT
         for state, table in enumerate(self._tables):
             found = table[slot].get(key)
-            if found is None:
+            if found is None or state in states:
                 continue
             if self._has_items[state]:
                 for item in sorted(found):
@@ -279,23 +309,30 @@ class StateImage(Image):
             else:
                 yield state, b"", found
 
-    def of_keys(self, keys: Sequence[bytes]) -> KeyedEntries:
-        if any(self._has_items):
-            return super().of_keys(keys)
+    def of_keys(self, keys: Sequence[bytes], left_out: Collection[int] = ()) -> KeyedEntries:
+        states = [state for state in range(len(self._tables)) if state not in left_out]
+        if any(self._has_items[state] for state in states) or not states:
+            return super().of_keys(keys, left_out)
         # Most functions have one state. To look at an entry costs as much as all of the work on it otherwise.
         slots = [crc32(key) & LAST_SLOT for key in keys]
-        tables = self._tables
-        columns = [[table[slot].get(key) for slot, key in zip(slots, keys, strict=True)] for table in tables]
+        columns = [
+            [self._tables[state][slot].get(key) for slot, key in zip(slots, keys, strict=True)] for state in states
+        ]
         if len(columns) == 1:
             numbers = [number for number, stored in enumerate(columns[0]) if stored is not None]
-            return KeyedEntries(numbers, bytes(len(numbers)), (), [one for one in columns[0] if one is not None])
+            column = [stored for stored in columns[0] if stored is not None]
+            return KeyedEntries(numbers, bytes(states) * len(numbers), (), column)
         found = [
             (number, state, stored)
             for number, of_key in enumerate(zip(*columns, strict=True))
-            for state, stored in enumerate(of_key)
+            for state, stored in zip(states, of_key, strict=True)
             if stored is not None
         ]
         return KeyedEntries([row[0] for row in found], bytes(row[1] for row in found), (), [row[2] for row in found])
+
+    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+        items: Collection[bytes] = self._tables[state][crc32(key) & LAST_SLOT].get(key, ())
+        return items
 
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
         found = self._tables[state][crc32(key) & LAST_SLOT].get(key)
@@ -320,12 +357,14 @@ class StateImage(Image):
             self.size += grown
             if grown > 0:
                 self.grown.add(key)
+            if key in self.large_keys:
+                self._large_key_has_grown(key, grown)
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before
 
     def put_all(self, entries: Entries) -> Sequence[Stored | None]:
-        tables, sizes, grown_keys = self._tables, self.sizes, self.grown
+        tables, sizes, grown_keys, large_keys = self._tables, self.sizes, self.grown, self.large_keys
         if not entries.is_plain or any(self._has_items[state] for state in set(entries.states)):
             return super().put_all(entries)
         befores = []
@@ -346,6 +385,8 @@ class StateImage(Image):
                 size += grown
                 if grown > 0:
                     grown_keys.add(key)
+                if key in large_keys:
+                    self._large_key_has_grown(key, grown)
         self.size += size
         return befores
 
@@ -360,6 +401,7 @@ class StateImage(Image):
         return found
 
     def start_over(self) -> None:
+        self.large_keys.clear()
         for slots in self._tables:
             for entries in slots:
                 entries.clear()
@@ -382,6 +424,7 @@ class StateImage(Image):
     def loaded(self) -> None:
         self.sizes = [sum(self._sizes(slot)) for slot in range(SLOTS)]
         self.size = sum(self.sizes)
+        self.large_keys.clear()
 
     def _sizes(self, slot: int) -> Iterator[int]:
         """Bytes of the entries of each state in a slot."""

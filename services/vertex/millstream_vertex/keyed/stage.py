@@ -83,9 +83,12 @@ class KeyedStage(MapStage):
             return MapAnswer(error=_NO_KEYS, is_final=True)
         firing = self._firing
         timers = [firing[key] for key in keys] if firing else ()
-        entries = self._keyed.entries(keys, record_keys, self._clock.now_us(), timers)
+        now_us = self._clock.now_us()
+        entries = self._keyed.entries(keys, record_keys, now_us, timers)
         if firing:
             options["timers"] = True
+        if (reader := self._keyed.reader(keys, now_us, timers)) is not None:
+            options["reader"] = reader
         if frame.records > 1 and entries.size > CALL_STATE_BYTES_MAX:
             # Halves of the records have fewer keys.
             return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)

@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.limits import KIB
-from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind, StateReader
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.agenda import Agenda
 from millstream_vertex.keyed.image import (
@@ -34,6 +34,7 @@ from millstream_vertex.keyed.image import (
     parts_of,
     rows_of,
 )
+from millstream_vertex.keyed.reads import CallReads
 from millstream_vertex.keyed.steps import Entries, Step, decode_step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
 
@@ -86,6 +87,10 @@ class KeyedState:
         """For each state that the function declares, its number among those that are stored."""
         self._declared = bytearray(_STATES_MAX)
         """The reverse."""
+        self._lazy: dict[int, int] = {}
+        """By number among those that the function declares, the number of each lazy state."""
+        self._left_out: set[int] = set()
+        """The numbers of states that do not come with calls."""
         self._declarations: Sequence[DeclaredState] = ()
         self._are_first_versions = False
         """Whether the function writes values of version 1 only."""
@@ -169,6 +174,7 @@ class KeyedState:
     def _add_state(self, number: int, kind: StateKind) -> None:
         if kind is StateKind.TIMER:
             self._timer_state = number
+            self._left_out.add(number)
         self._image.add_state(has_items=kind.has_items)
 
     @property
@@ -249,6 +255,9 @@ class KeyedState:
                 self._add_state(number, state.kind)
             self._states.states[number].clock = state.clock
             self._numbers[place], self._declared[number] = number, place
+            if state.is_lazy:
+                self._lazy[place] = number
+                self._left_out.add(number)
         self._declarations = declared
         self._are_first_versions = all(state.version == 1 for state in declared)
 
@@ -302,10 +311,10 @@ class KeyedState:
     def entries(
         self, keys: Sequence[bytes], record_keys: Sequence[int], now_us: int, timers: Sequence[Timer] = ()
     ) -> StateEntries:
-        """What a call gets of these keys. `record_keys`: which of them each record has. `now_us`: by the clock.
-        `timers`: of a call of timers, that of each key."""
-        found = self._image.of_keys(keys)
-        if set(map(type, found.stored)) <= {bytes} and self._timer_state is None:
+        """What a call gets of these keys, without what is lazy. `record_keys`: which of them each record has. `now_us`:
+        by the clock. `timers`: of a call of timers, that of each key."""
+        found = self._image.of_keys(keys, self._left_out)
+        if set(map(type, found.stored)) <= {bytes}:
             values = cast("Sequence[bytes]", found.stored)
             return StateEntries(record_keys, found.keys, found.states.translate(self._declared), found.items, values)
         numbers: list[int] = []
@@ -313,8 +322,6 @@ class KeyedState:
         for number, state, item, stored in zip(
             found.keys, found.states, found.items or repeat(b""), found.stored, strict=False
         ):
-            if state == self._timer_state:
-                continue
             value, expires_us, version = parts_of(stored)
             if expires_us and self._is_over(state, expires_us, now_us, timers[number] if timers else None):
                 continue
@@ -324,6 +331,17 @@ class KeyedState:
             values.append(value)
             versions.append(version)
         return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
+
+    def reader(self, keys: Sequence[bytes], now_us: int, timers: Sequence[Timer] = ()) -> StateReader | None:
+        """What a call reads of lazy states, until its changes are applied; None if there are none. Arguments: as for
+        `entries`."""
+        if not self._lazy:
+            return None
+
+        def is_over(key: int, state: int, expires_us: int) -> bool:
+            return self._is_over(state, expires_us, now_us, timers[key] if timers else None)
+
+        return CallReads(self._image, keys, self._lazy, is_over)
 
     def apply(self, keys: Sequence[bytes], changes: StateChanges) -> str | None:
         """What a call has changed. Returns why it is refused, if it is: nothing of it is applied then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,10 +11,13 @@ from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer
 from millstream.udf.checks import check_changes
 from millstream.udf.native.messages import entries_message, map_answer_of, states_of
-from millstream.udf.states import DeclaredState, StateEntries
+from millstream.udf.native.state_reads import read_of
+from millstream.udf.states import DeclaredState, StateEntries, StateReader
 from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import FunctionLane, open_function
+from millstream_udf.state_reads import Ask, Found, unpack_found
+from millstream_udf.state_specs import StateError
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 
@@ -35,17 +39,42 @@ class KeyedStream:
         raise AssertionError("its calls have states")
 
     async def keyed_call(
-        self, frame: Frame, states: StateEntries, *, alone: bool = False, timers: bool = False, **options: Any
+        self,
+        frame: Frame,
+        states: StateEntries,
+        *,
+        reader: StateReader | None = None,
+        alone: bool = False,
+        timers: bool = False,
+        **options: Any,
     ) -> MapAnswer:
         if timers:
             self.timer_calls.append(frame.records)
         call = udf_pb2.SealedMapCall(
             call_id=1, frame=frame.encode(), states=entries_message(states), timers=timers, **options
         )
-        data = b"".join(encode_map(await answer_map(self._lane, self._hello, call)))
+        ask = None if reader is None else asking(reader)
+        data = b"".join(encode_map(await answer_map(self._lane, self._hello, call, ask=ask)))
         answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records)
         check_changes(answer, max(states.record_keys) + 1, self.states)
         return answer
+
+
+def asking(reader: StateReader) -> Ask:
+    """Reads that are answered at once."""
+
+    def ask(message: udf_pb2.StateRead) -> Future[Found]:
+        read = read_of(udf_pb2.SealedMapResponse(read=message).SerializeToString())
+        assert read is not None
+        _, found = unpack_found(read.reply(reader))
+        answer: Future[Found] = Future()
+        if isinstance(found, StateError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+        return answer
+
+    return ask
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -101,6 +101,7 @@ class DiskImage(Image):
         self.sizes = store.sizes.copy()
         self.size = sum(self.sizes)
         self.grown = set()
+        self.large_keys = {}
         self._slots: list[dict[bytes, KeyEntries]] = [{} for _ in range(SLOTS)]
         """The keys in memory, with all of their entries."""
         self._agendas: list[_DiskAgenda] = []
@@ -149,6 +150,15 @@ class DiskImage(Image):
         for name in sorted(entries) if len(entries) > 1 else entries:
             yield *name, entries[name]
 
+    def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
+        entries = self._key(crc32(key) & LAST_SLOT, key)
+        # Before they are sorted: the others are few.
+        for name in sorted([name for name in entries if name[0] not in states]):
+            yield *name, entries[name]
+
+    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+        return [item for number, item in self._key(crc32(key) & LAST_SLOT, key) if number == state]
+
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         in_memory = self._slots[slot]
         for key, entries in in_memory.items():
@@ -178,6 +188,8 @@ class DiskImage(Image):
             self.size += grown
             if grown > 0:
                 self.grown.add(key)
+            if key in self.large_keys:
+                self._large_key_has_grown(key, grown)
         if type(stored) is Versioned and stored.expires_us:
             self._agendas[state].add(stored.expires_us, key, item)
         return before

@@ -147,6 +147,7 @@ class Hello(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ANSWERS_READS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -172,6 +173,8 @@ class Hello(_message.Message):
     """
     version: _builtins.str
     """Version of Millstream."""
+    answers_reads: _builtins.bool
+    """Map: the client answers StateRead, so states of the function may be lazy."""
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -190,10 +193,11 @@ class Hello(_message.Message):
         config: _builtins.str = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         version: _builtins.str = ...,
+        answers_reads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_reads", b"answers_reads", "calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,6 +329,7 @@ class State(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    LAZY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Letters, digits and `_`; at most 63."""
     kind: Global___State.Kind.ValueType
@@ -338,6 +343,10 @@ class State(_message.Message):
     """What expires does so by this clock."""
     oldest_version: _builtins.int
     """The lowest version of a value that the function can read. 0: its own."""
+    lazy: _builtins.bool
+    """Its entries do not come with calls: the server asks for those that it needs (StateRead). Only of KIND_MAP, and only
+    if Hello.answers_reads.
+    """
     def __init__(
         self,
         *,
@@ -348,10 +357,11 @@ class State(_message.Message):
         version: _builtins.int = ...,
         clock: Global___State.Clock.ValueType = ...,
         oldest_version: _builtins.int = ...,
+        lazy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "oldest_version", b"oldest_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "lazy", b"lazy", "name", b"name", "oldest_version", b"oldest_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -442,21 +452,25 @@ class MapRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def call(self) -> Global___MapCall: ...
+    @_builtins.property
+    def found(self) -> Global___StateFound: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         call: Global___MapCall | None = ...,
+        found: Global___StateFound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "found", b"found", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "found", b"found", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call", "found"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -546,7 +560,9 @@ class StateEntries(_message.Message):
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Every entry of these keys, ordered by key, then by state, then by item: the indexes of its key and of its state."""
+        """Every entry of these keys, but those of timers and of lazy states, ordered by key, then by state, then by item: the
+        indexes of its key and of its state.
+        """
 
     @_builtins.property
     def items(self) -> _frame_pb2.BytesColumn:
@@ -631,25 +647,134 @@ class MapResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def answer(self) -> Global___MapAnswer: ...
+    @_builtins.property
+    def read(self) -> Global___StateRead: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         answer: Global___MapAnswer | None = ...,
+        read: Global___StateRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "read", b"read", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "read", b"read", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer", "read"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___MapResponse: _TypeAlias = MapResponse  # noqa: Y015
+
+@_typing.final
+class StateRead(_message.Message):
+    """Asks for entries of a lazy state, of a key of a call that the server has not answered. Any number of reads may wait for
+    their answers, and these have the entries as they were when the call was sent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    READ_ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    ENTRIES_MAX_FIELD_NUMBER: _builtins.int
+    ITEMS_ONLY_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    read_id: _builtins.int
+    """Chosen by the server; no other read of the stream that waits has it."""
+    key: _builtins.int
+    """Indexes of the key in the call, and of the state."""
+    state: _builtins.int
+    first: _builtins.bytes
+    """The first item of the range; empty: from the beginning."""
+    end: _builtins.bytes
+    """The range ends before this item; empty: at the end."""
+    entries_max: _builtins.int
+    """Read at most so many items of the range; 0: as many as the client sends at once."""
+    items_only: _builtins.bool
+    """Send no values."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The items to read, at most 4,096. Without any: those of a range."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        read_id: _builtins.int = ...,
+        key: _builtins.int = ...,
+        state: _builtins.int = ...,
+        items: _abc.Iterable[_builtins.bytes] | None = ...,
+        first: _builtins.bytes = ...,
+        end: _builtins.bytes = ...,
+        entries_max: _builtins.int = ...,
+        items_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "end", b"end", "entries_max", b"entries_max", "first", b"first", "items", b"items", "items_only", b"items_only", "key", b"key", "read_id", b"read_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateRead: _TypeAlias = StateRead  # noqa: Y015
+
+@_typing.final
+class StateFound(_message.Message):
+    """The answer to a StateRead: the entries that there are, in the order of `items`; of a range in the order of their bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    COVERED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.int
+    covered: _builtins.int
+    """How many of the `items` it answers, at least 1: those that it has no entry of are not stored. Read the rest again,
+    because an answer has at most 1 MiB, or one entry.
+    """
+    more: _builtins.bool
+    """Of a range: there may be others after the last item. They begin at that item, followed by a byte of 0."""
+    error: _builtins.str
+    """It cannot be answered."""
+    @_builtins.property
+    def items(self) -> _frame_pb2.BytesColumn: ...
+    @_builtins.property
+    def values(self) -> _frame_pb2.BytesColumn: ...
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Absent: all are of version 1."""
+
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.int = ...,
+        items: _frame_pb2.BytesColumn | None = ...,
+        values: _frame_pb2.BytesColumn | None = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        covered: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["covered", b"covered", "error", b"error", "items", b"items", "more", b"more", "read_id", b"read_id", "values", b"values", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateFound: _TypeAlias = StateFound  # noqa: Y015
 
 @_typing.final
 class MapAnswer(_message.Message):
@@ -740,21 +865,25 @@ class SealedMapRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def call(self) -> Global___SealedMapCall: ...
+    @_builtins.property
+    def found(self) -> Global___SealedStateFound: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         call: Global___SealedMapCall | None = ...,
+        found: Global___SealedStateFound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "found", b"found", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "found", b"found", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call", "found"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -814,21 +943,25 @@ class SealedMapResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def answer(self) -> Global___SealedMapAnswer: ...
+    @_builtins.property
+    def read(self) -> Global___StateRead: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         answer: Global___SealedMapAnswer | None = ...,
+        read: Global___StateRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "read", b"read", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "read", b"read", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer", "read"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -922,6 +1055,45 @@ class SealedStateEntries(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealedStateEntries: _TypeAlias = SealedStateEntries  # noqa: Y015
+
+@_typing.final
+class SealedStateFound(_message.Message):
+    """The same bytes as StateFound, columns unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    COVERED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.int
+    items: _builtins.bytes
+    values: _builtins.bytes
+    versions: _builtins.bytes
+    covered: _builtins.int
+    more: _builtins.bool
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.int = ...,
+        items: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
+        versions: _builtins.bytes = ...,
+        covered: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["covered", b"covered", "error", b"error", "items", b"items", "more", b"more", "read_id", b"read_id", "values", b"values", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedStateFound: _TypeAlias = SealedStateFound  # noqa: Y015
 
 @_typing.final
 class SealedStateChanges(_message.Message):
