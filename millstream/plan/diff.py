@@ -166,6 +166,11 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
                     f"edge {name} was chained and has a buffer now, and vertex {head} has fewer partitions: make one "
                     "of these changes, run the pipeline, then make the other"
                 )
+        elif old.get("table") != new.get("table") and (old["from"], old["to"]) == (new["from"], new["to"]):
+            refused.append(
+                f"the records of edge {name} went {_read_as(old)} and now go {_read_as(new)}, which would lack those "
+                "before: undo the change, or give the edge another name, which then starts without any"
+            )
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
@@ -267,6 +272,10 @@ def _delivers(before: Mapping[str, Any], vertex: str) -> bool:
     chained = [old["to"] for old in before["edges"].values() if "chained" in old and head_of(before, old["to"]) == head]
     # A vertex that follows in a chain is a map, without an end, or a sink.
     return any(before["vertices"][name]["of"] for name in chained)
+
+
+def _read_as(edge: Mapping[str, Any]) -> str:
+    return f"into table {edge['table']}" if "table" in edge else f"to {edge['to']} as they are"
 
 
 def _place_text(edge: Mapping[str, Any]) -> str:

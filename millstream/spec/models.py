@@ -39,6 +39,7 @@ from millstream.spec.registry import Choice
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
+from millstream.spec.tables import Tables
 from millstream.spec.values import (
     Duration,
     EdgeName,
@@ -419,12 +420,17 @@ class PipelineSpec(SpecModel):
 
     def _keyless(self, reader: str) -> list[str]:
         """The sources whose records reach a vertex without keys, as far as is known."""
-        vertices = {vertex.name: vertex for vertex in self.vertices}
+        vertices, tables = {vertex.name: vertex for vertex in self.vertices}, Tables(self.vertices, self.edges)
         seen, open_ = {reader}, [reader]
         while open_:
             name = open_.pop()
             if name == reader or vertices[name].definition.may_give_keys(vertices[name].settings) is None:
-                into = {edge.from_ for edge in self.edges if edge.to == name and edge.from_ in vertices}
+                read = tables.edge_names(name)
+                into = {
+                    edge.from_
+                    for edge in self.edges
+                    if edge.to == name and edge.from_ in vertices and edge.name not in read
+                }
                 open_ += into - seen
                 seen |= into
         return [
@@ -440,6 +446,7 @@ class PipelineSpec(SpecModel):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`"
             )
+        yield from Tables(self.vertices, self.edges).problems()
         for index, vertex in enumerate(self.vertices):
             limits = (vertex.limits or VertexLimits()).over(self.limits)
             dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer, ReadBatch, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
-from millstream.udf.states import DeclaredState, StateEntries
+from millstream.udf.states import DeclaredState, StateEntries, TableUpdate
 
 
 class MapStream(Protocol):
@@ -58,10 +58,23 @@ class KeyedMapStream(MapStream, Protocol):
     def states(self) -> Sequence[DeclaredState]:
         """The states of the function; none for one without. Another function in its place must have the same."""
 
+    @property
+    def takes_tables(self) -> bool:
+        """Whether it can have tables."""
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """The names of the tables that the function says it reads; it may read others, too."""
+
     async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
         """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
         key in common. `options`: those of `MapStream.call`; `edge`, by which the records came, if the name of the
-        stream does not say it; and `timers`: the records are timers."""
+        stream does not say it; `timers`: the records are timers; and `tables_version`: of the tables that the function
+        has to have."""
+
+    async def update_tables(self, update: TableUpdate) -> MapAnswer:
+        """Bring a function, which `takes_tables`, a part of its tables. No other call may wait. As for a call, the
+        answer may say that it `lacks_tables`: then all of them have to be sent again."""
 
 
 class SinkStream(Protocol):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millstream_udf.settings import ConfigError, SecretError, config, secret
     from millstream_udf.state_specs import StateError
     from millstream_udf.states import Counter, State, StateList, StateMap, counter, list_state, map_state, value
+    from millstream_udf.tables import Table, table
     from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
@@ -56,6 +57,7 @@ __all__ = [
     "StateError",
     "StateList",
     "StateMap",
+    "Table",
     "Timer",
     "Window",
     "__version__",
@@ -72,6 +74,7 @@ __all__ = [
     "sink",
     "source",
     "source_transform",
+    "table",
     "timer",
     "value",
 ]
@@ -84,6 +87,7 @@ _HOMES = {
     **dict.fromkeys(("Counter", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
     **dict.fromkeys(("ConfigError", "SecretError", "config", "secret"), "settings"),
+    **dict.fromkeys(("Table", "table"), "tables"),
     **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),
     "Context": "context",
     "PositionTable": "position_table",

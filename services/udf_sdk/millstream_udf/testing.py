@@ -153,6 +153,7 @@ def run(
     now_us: int | None = None,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
     with either. Raises `RuntimeError` if the call as a whole fails.
@@ -167,6 +168,9 @@ def run(
     states that expire by it.
 
     `config`, `secrets`: those of the pipeline file. By default those of a `given` around the call, or none.
+
+    `tables`: the tables of its vertex, by name and key: `{"rates": {"EUR": {"rate": 1.08}}}`. Values are objects of the
+    table's type, or its bytes.
     """
     return asyncio.run(
         arun(
@@ -180,6 +184,7 @@ def run(
             now_us=now_us,
             config=config,
             secrets=secrets,
+            tables=tables,
         )
     )
 
@@ -196,10 +201,11 @@ async def arun(
     now_us: int | None = None,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """The same as `run`, for async tests."""
     with settled(config, secrets), counting() as counted:
-        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge)
+        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge, tables or {})
     return replace(results, metrics=counted)
 
 
@@ -212,6 +218,7 @@ async def _run(
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
     now_us: int | None,
     edge: str,
+    tables: Mapping[str, Mapping[Any, Any]],
 ) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
@@ -233,7 +240,9 @@ async def _run(
                 map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
                 if kept is not None:
                     map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
-                answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now)
+                lane = opened.lane()
+                lane.tables.fill(tables)
+                answer = await answer_map(lane, hello, map_call, now_us=lambda: now)
     if answer.error:
         raise RuntimeError(answer.error)
     if isinstance(answer, udf_pb2.SinkAnswer):
@@ -253,13 +262,14 @@ def run_timers(
     attempt: int = 0,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """Run the timers of `function` whose time has come: by event time up to `watermark_us`, then by processing time up
     to `now_us`, microseconds since the epoch. They fire as in a pipeline, also those that they set.
 
-    `states`: what is remembered before, as for `run`; its timers are `states.timers`. The inputs of the results are the
-    timers that have fired, which are `results.timers`. One that fails or is to be retried fires once, and stays set.
-    Raises `RuntimeError` if a call as a whole fails.
+    `states`, `tables`: what is remembered before, and the tables, as for `run`; its timers are `states.timers`. The
+    inputs of the results are the timers that have fired, which are `results.timers`. One that fails or is to be
+    retried fires once, and stays set. Raises `RuntimeError` if a call as a whole fails.
     """
     return asyncio.run(
         arun_timers(
@@ -270,6 +280,7 @@ def run_timers(
             attempt=attempt,
             config=config,
             secrets=secrets,
+            tables=tables,
         )
     )
 
@@ -283,6 +294,7 @@ async def arun_timers(
     attempt: int = 0,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """The same as `run_timers`, for async tests."""
     definition = define(function, getattr(function, "__name__", type(function).__name__))
@@ -297,6 +309,8 @@ async def arun_timers(
     hello, present = _hello(definition, "map", ""), present_us() if now_us == -(2**63) else now_us
     with settled(config, secrets), counting() as counted:
         async with open_function(definition, context_of(hello)) as opened:
+            lane = opened.lane()
+            lane.tables.fill(tables or {})
 
             async def fire(timers: list[Timer]) -> set[int]:
                 records = [
@@ -308,7 +322,7 @@ async def arun_timers(
                     frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
                 )
                 call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
-                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present)
+                answer = await answer_map(lane, hello, call, now_us=lambda: present)
                 if answer.error:
                     raise RuntimeError(answer.error)
                 kept.commit(inputs, answer.changes)

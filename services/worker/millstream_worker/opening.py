@@ -180,6 +180,13 @@ class StageOpening:
                 f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to "
                 "the `udf` of the vertex",
             )
+        if make is None and isinstance(stream, KeyedMapStream) and stream.tables:
+            names = ", ".join(f"`{name}`" for name in stream.tables)
+            raise UdfError(
+                codes.STATE_MISFIT,
+                f"{self.where}: the function reads the tables {names}, and its vertex has none. Write them to the "
+                "`tables` of the `udf` of the vertex, with edges that bring their records",
+            )
         client = programs.client(role)
         return (make or MapStage)(
             stream,
@@ -307,7 +314,8 @@ class LaneOpening(StageOpening):
                 buffer, start, from_messages(done.read), in_parts=True, wake=wake, changed=changed
             )
             trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
-            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id))
+            table = self.plan.tables.get(buffer.edge)
+            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id, table, done.records))
         return MergedInput(self.core, buffers, wake, changed)
 
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:
