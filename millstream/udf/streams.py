@@ -58,6 +58,17 @@ class KeyedMapStream(MapStream, Protocol):
     def states(self) -> Sequence[DeclaredState]:
         """The states of the function; none for one without. Another function in its place must have the same."""
 
+    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
+        """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
+        key in common. `options`: those of `MapStream.call`; `edge`, by which the records came, if the name of the
+        stream does not say it; `timers`: the records are timers; and `tables_version`: of the tables that the function
+        has to have."""
+
+
+@runtime_checkable
+class TableStream(KeyedMapStream, Protocol):
+    """A `KeyedMapStream` to a function that may read tables. Not every protocol has them."""
+
     @property
     def takes_tables(self) -> bool:
         """Whether it can have tables."""
@@ -65,12 +76,6 @@ class KeyedMapStream(MapStream, Protocol):
     @property
     def tables(self) -> Sequence[str]:
         """The names of the tables that the function says it reads; it may read others, too."""
-
-    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
-        """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
-        key in common. `options`: those of `MapStream.call`; `edge`, by which the records came, if the name of the
-        stream does not say it; `timers`: the records are timers; and `tables_version`: of the tables that the function
-        has to have."""
 
     async def update_tables(self, update: TableUpdate) -> MapAnswer:
         """Bring a function, which `takes_tables`, a part of its tables. No other call may wait. As for a call, the

@@ -13,7 +13,7 @@ from millstream.errors import UdfError, UserError
 from millstream.missing_packages import naming_missing_packages
 from millstream.spec.programs import State, Udf
 from millstream.spec.protocols import FunctionKind
-from millstream.udf.streams import KeyedMapStream, MapStream
+from millstream.udf.streams import KeyedMapStream, MapStream, TableStream
 from millstream_vertex.keyed.changelog import Changelog
 from millstream_vertex.keyed.image import Image, StateImage
 from millstream_vertex.keyed.stage import KeyedStage
@@ -86,24 +86,30 @@ async def _opened(opening: LaneOpening, settings: Udf, image: Image) -> MapStage
 def _fitting(where: str, stream: MapStream, state: State | None, tables: Sequence[str]) -> KeyedMapStream:
     """The stream to a function that fits its vertex: both agree on whether there are states, and which tables. Raises
     `UdfError` if they do not."""
-    if state is not None and not (isinstance(stream, KeyedMapStream) and stream.states):
+    states = stream.states if isinstance(stream, KeyedMapStream) else ()
+    read = stream.tables if isinstance(stream, TableStream) else ()
+    if state is not None and not states:
         what = "the vertex has `udf.state`, and its function declares no state. Declare one, or remove `state` from it"
-    elif not isinstance(stream, KeyedMapStream) or (tables and not stream.takes_tables):
-        what = (
-            f"the vertex has `udf.tables` ({_listed(tables)}), which the SDK of its function does not know. Use the "
-            "SDK for Python of this release, or let the function read what it needs itself"
-        )
-    elif state is None and stream.states:
-        names = _listed([one.name for one in stream.states])
+    elif state is None and states:
+        names = _listed([one.name for one in states])
         what = f"the function remembers {names}, and its vertex has no state. Write `state: {{}}` to its `udf`"
-    elif unknown := sorted(set(stream.tables) - set(tables)):
+    elif unknown := sorted(set(read) - set(tables)):
         what = (
             f"the function reads {_listed(unknown)}, and its vertex has no such table. Write it to the `tables` of its "
             "`udf`, with an edge that brings its records"
         )
+    elif not isinstance(stream, KeyedMapStream) or (tables and not _takes_tables(stream)):
+        what = (
+            f"the vertex has `udf.tables` ({_listed(tables)}), which the SDK of its function does not know. Use the "
+            "SDK for Python of this release, or let the function read what it needs itself"
+        )
     else:
         return stream
     raise UdfError(codes.STATE_MISFIT, f"{where}: {what}")
+
+
+def _takes_tables(stream: MapStream) -> bool:
+    return isinstance(stream, TableStream) and stream.takes_tables
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
-from millstream.udf.streams import KeyedMapStream
+from millstream.udf.streams import KeyedMapStream, TableStream
 from millstream.values import reads_arrow
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import BufferReader, open_buffer_reader
@@ -180,7 +180,7 @@ class StageOpening:
                 f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to "
                 "the `udf` of the vertex",
             )
-        if make is None and isinstance(stream, KeyedMapStream) and stream.tables:
+        if make is None and isinstance(stream, TableStream) and stream.tables:
             names = ", ".join(f"`{name}`" for name in stream.tables)
             raise UdfError(
                 codes.STATE_MISFIT,

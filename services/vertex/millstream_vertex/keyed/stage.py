@@ -14,23 +14,21 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream import codes
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, Clock
-from millstream.errors import UdfError
 from millstream.frame import Frame, build_frame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
 from millstream.retry import RetryPolicy
 from millstream.udf.answers import MapAnswer, Result
-from millstream.udf.endings import ProcessEndedError
-from millstream.udf.states import StateClock, StateEntries
+from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
 from millstream_udf.timer_entries import pack_due
 from millstream_vertex.keyed.changelog import Changelog
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.table_calls import calls_with_tables
 from millstream_vertex.keyed.tables import Tables
 from millstream_vertex.keyed.timers import Timer
 from millstream_vertex.mapping import MapStage, is_too_large
@@ -41,9 +39,6 @@ CALL_STATE_BYTES_MAX = GRPC_MESSAGE_BYTES_MAX // 4
 """Bytes of what is remembered for the keys of a call with several records. It is in the message with the call, and what
 has changed of it is in the answer, both beside values of records."""
 assert CALL_STATE_BYTES_MAX >= 2 * STATE_KEY_BYTES_MAX
-
-TABLES_LOST_MAX = 5
-"""So often in a row, a function may lose its tables before it has processed records with them."""
 
 _NO_KEYS = (
     "the record has no keys, so its partition says nothing about what is remembered for it: give records keys before "
@@ -66,19 +61,19 @@ class KeyedStage(MapStage):
         clock: Clock,
         by_key: bool,
         needs_keys: bool,
-        tables: Tables,
+        tables: Tables | None = None,
         **options: Any,
     ) -> None:
         """`by_key`: each key has a state of its own; otherwise the lane has one. `needs_keys`: whether a record without
-        keys is a failure. `tables`: of the lane, open. `options`: see `MapStage`."""
+        keys is a failure. `tables`: of the lane, open, if it has some. `options`: see `MapStage`."""
         super().__init__(stream, policy, **options)
-        self._keyed_stream = stream
+        self._keyed_call = stream.keyed_call if tables is None else calls_with_tables(stream, tables, self._where)
         self._keyed = state
         self._changelog = changelog
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
-        self._tables = tables
+        self._tables = tables if tables is not None else Tables(self._where, state)
         self._firing: dict[bytes, Timer] = {}
         """The timers that the function has, by key."""
 
@@ -106,7 +101,7 @@ class KeyedStage(MapStage):
         if frame.records > 1 and entries.size > CALL_STATE_BYTES_MAX:
             # Halves of the records have fewer keys.
             return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)
-        answer = await self._answer(
+        answer = await self._keyed_call(
             frame,
             entries,
             watermark_us=given.watermark_us,
@@ -119,38 +114,6 @@ class KeyedStage(MapStage):
         refused = self._refusal(frame, answer, record_keys) or self._keyed.apply(keys, answer.changes)
         # Nothing of a refused answer counts, because it does not say which record has changed what.
         return MapAnswer(error=refused, is_final=True) if refused else answer
-
-    async def _answer(self, frame: Frame, entries: StateEntries, **options: Any) -> MapAnswer:
-        """The answer of a function that has the tables as they are now."""
-        if not self._tables:
-            return await self._keyed_stream.keyed_call(frame, entries, **options)
-        for _ in range(TABLES_LOST_MAX):
-            if await self._has_tables():
-                version = self._tables.version
-                answer = await self._keyed_stream.keyed_call(frame, entries, tables_version=version, **options)
-                if not answer.lacks_tables:
-                    return answer
-            self._tables.lost()
-        raise UdfError(
-            codes.FUNCTION_NOT_STARTED,
-            f"{self._where}: the function has lost its tables {TABLES_LOST_MAX} times in a row, each time before it "
-            "had processed a record with them. Its process may need more memory: it has a copy of each table for every "
-            "partition",
-        )
-
-    async def _has_tables(self) -> bool:
-        """Let the function have what it lacks of its tables. Returns whether it has all of it."""
-        for update in self._tables.updates():
-            try:
-                answer = await self._keyed_stream.update_tables(update)
-            except ProcessEndedError:
-                return False
-            if answer.lacks_tables:
-                return False
-            if answer.error:
-                raise UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: table {update.table}: {answer.error}")
-            self._tables.received(update)
-        return True
 
     def _keys(self, frame: Frame) -> tuple[list[bytes], list[int]]:
         """The keys of the records, each once, and which of them each record has."""
