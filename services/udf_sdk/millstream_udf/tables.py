@@ -158,6 +158,25 @@ def tables_of(target: Any, owner: str) -> Mapping[str, TableSpec]:
     return {name: declaration.spec() for name, declaration in found.items()}
 
 
+StoredTables = Mapping[str, Mapping[tuple[bytes, ...], bytes]]
+"""Values by table and key, as they are stored."""
+
+
+def stored_tables(tables: Mapping[str, Mapping[Any, Any]], specs: Mapping[str, TableSpec]) -> StoredTables:
+    """Tables as objects by key, for tests. Raises `BadOutput` for an object that is not of the table's type."""
+    return {
+        name: {
+            _parts(key): value if isinstance(value, bytes) else _spec_of(name, specs).write(value)
+            for key, value in entries.items()
+        }
+        for name, entries in tables.items()
+    }
+
+
+def _spec_of(name: str, specs: Mapping[str, TableSpec]) -> TableSpec:
+    return specs.get(name) or TableSpec(name, codec_of(Any, "json"))
+
+
 class LaneTables:
     """The tables of one stream."""
 
@@ -192,20 +211,13 @@ class LaneTables:
         self.version = update.version
         return True
 
-    def fill(self, tables: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Have these tables, for tests: objects by key. Raises `BadOutput` for one that is not of the table's type."""
-        for name, entries in tables.items():
-            spec = self._spec(name)
-            self._stored[name] = {
-                _parts(key): value if isinstance(value, bytes) else spec.write(value) for key, value in entries.items()
-            }
+    def fill(self, tables: StoredTables) -> None:
+        """Have these tables, for tests."""
+        self._stored = {name: dict(entries) for name, entries in tables.items()}
         self.by_name = _Tables({name: self._view(name) for name in self._stored})
 
     def _view(self, name: str) -> Table[Any]:
-        return Table(name, self._spec(name).codec.read, self._stored[name])
-
-    def _spec(self, name: str) -> TableSpec:
-        return self._specs.get(name) or TableSpec(name, codec_of(Any, "json"))
+        return Table(name, _spec_of(name, self._specs).codec.read, self._stored[name])
 
 
 class _Tables(dict[str, "Table[Any]"]):

@@ -33,6 +33,7 @@ from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import now_us as present_us
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.tables import stored_tables
 from millstream_udf.testing_context import Metrics, Observed, counting, given, settled
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
@@ -222,7 +223,7 @@ async def _run(
 ) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
-    kept = kept_states(definition, states)
+    kept, filled = kept_states(definition, states), stored_tables(tables, definition.tables)
     if not records:
         return Results(states=kept)
     hello = _hello(definition, kind, edge)
@@ -241,7 +242,7 @@ async def _run(
                 if kept is not None:
                     map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
                 lane = opened.lane()
-                lane.tables.fill(tables)
+                lane.tables.fill(filled)
                 answer = await answer_map(lane, hello, map_call, now_us=lambda: now)
     if answer.error:
         raise RuntimeError(answer.error)
@@ -300,7 +301,7 @@ async def arun_timers(
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     if definition.on_timer is None:
         raise TypeError(f"{definition.name} has no on_timer")
-    kept = kept_states(definition, states)
+    kept, filled = kept_states(definition, states), stored_tables(tables or {}, definition.tables)
     assert kept is not None, "timers are a state"
     fired: list[Timer] = []
     messages: list[Message] = []
@@ -310,7 +311,7 @@ async def arun_timers(
     with settled(config, secrets), counting() as counted:
         async with open_function(definition, context_of(hello)) as opened:
             lane = opened.lane()
-            lane.tables.fill(tables or {})
+            lane.tables.fill(filled)
 
             async def fire(timers: list[Timer]) -> set[int]:
                 records = [

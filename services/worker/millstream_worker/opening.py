@@ -278,7 +278,7 @@ class LaneOpening(StageOpening):
         paced = bool(stages.concurrencies)
         return Lane(
             self.core,
-            await self._input_of_stages(),
+            await self._input_of_stages(stage),
             stages,
             paced=paced,
             may_grow=True,
@@ -296,13 +296,13 @@ class LaneOpening(StageOpening):
         """The ledger that contains the lane's input buffer."""
         return await self.shared.ledgers.of(self.plan.edge(self.lane.input).from_)
 
-    async def _input_of_stages(self) -> Input:
-        """The input of a lane with stages."""
+    async def _input_of_stages(self, stage: Stage) -> Input:
+        """The input of a lane with stages. `stage`: the first one."""
         if self.lane.input == ALL_INPUTS:
-            return await self.merged_input()
+            return await self.merged_input(stage)
         return await self.buffer_input(in_parts=True, run=(await self.upstream()).ledger_id)
 
-    async def merged_input(self) -> MergedInput:
+    async def merged_input(self, stage: Stage) -> MergedInput:
         """The input of a lane that reads every edge into its vertex."""
         wake, changed = asyncio.Event(), asyncio.Event()
         marked = {done.edge: done for done in self.core.committer.mark.inputs}
@@ -315,7 +315,8 @@ class LaneOpening(StageOpening):
             )
             trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
             table = self.plan.tables.get(buffer.edge)
-            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id, table, done.records))
+            taken = max(done.records, stage.taken_of(buffer.edge))
+            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id, table, taken))
         return MergedInput(self.core, buffers, wake, changed)
 
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:

@@ -185,6 +185,9 @@ class KeyedStage(MapStage):
             return None
         return self._with_changes(StageResult())
 
+    def taken_of(self, edge: str) -> int:
+        return self._tables.entries_of(edge)
+
     @property
     def timer_us(self) -> int | None:
         times_us = self._keyed.next_expiry_us, self._keyed.next_timer_us(StateClock.PROCESSING_TIME)

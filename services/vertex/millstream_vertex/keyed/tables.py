@@ -51,6 +51,8 @@ class Tables:
         self._sizes = [0] * len(self._inputs)
         """Bytes of each table."""
         self._sizes_before = tuple(self._sizes)
+        self._entries = [0] * len(self._inputs)
+        """How many entries each table had at the beginning."""
         self._former: list[int] = []
         """The states of tables that have no edge now, and perhaps entries."""
         self._updates = 0
@@ -80,8 +82,15 @@ class Tables:
             for number, one in enumerate(self._state.stored)
             if one.kind == StateKind.TABLE and number not in self._states
         ]
-        self._sizes = [sum(size_of(*entry) for entry in self._state.of_state(number)) for number in self._states]
+        for table, number in enumerate(self._states):
+            sizes = [size_of(*entry) for entry in self._state.of_state(number)]
+            self._sizes[table], self._entries[table] = sum(sizes), len(sizes)
         self._set_size()
+
+    def entries_of(self, edge: str) -> int:
+        """How many entries the table of an edge had at the beginning; 0 if there is none."""
+        table = self.edges.get(edge)
+        return 0 if table is None else self._entries[table]
 
     # What becomes of records.
 
