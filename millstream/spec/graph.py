@@ -17,7 +17,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.models import Backoff, Edge, EdgeKind, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
-from millstream.spec.tables import TableInput, Tables
+from millstream.spec.tables import TableInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Network:
             edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
             # Of the pipeline as it is written: here, an edge may lead from the first vertex of a chain.
-            tables={table.edge: table for table in Tables(pipeline.spec.vertices, pipeline.spec.edges).inputs()},
+            tables={table.edge: table for table in pipeline.spec.tables.inputs()},
             _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
             **more,

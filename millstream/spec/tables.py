@@ -9,15 +9,12 @@ Pure. Above it: the models, which report the problems, and the graph. Below it: 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from millstream import codes
 from millstream.spec import topology
+from millstream.spec.programs import Table
 from millstream.spec.values import ShapeProblem
-
-if TYPE_CHECKING:
-    from millstream.spec.models import Edge, Vertex
-    from millstream.spec.programs import Table
 
 Wait = Literal["end"] | int
 """How much of a table is read before other records: all of it, or so many records."""
@@ -34,41 +31,60 @@ class TableInput(NamedTuple):
     wait: Wait
 
 
+class TableVertex(NamedTuple):
+    """What counts of a vertex."""
+
+    name: str
+    key: str
+    """That of its settings."""
+    tables: Mapping[str, Table]
+    """The tables that it reads, by name."""
+    is_source: bool
+    ends: bool
+    """Whether it is known to end by itself."""
+
+
+class TableEdge(NamedTuple):
+    """What counts of an edge."""
+
+    name: str
+    from_: str
+    to: str
+    discards: bool
+    """Whether it leaves records out when its buffer is full."""
+
+
 class Tables:
     """The tables of these vertices."""
 
-    def __init__(self, vertices: Sequence[Vertex], edges: Sequence[Edge]) -> None:
+    def __init__(self, vertices: Sequence[TableVertex], edges: Sequence[TableEdge]) -> None:
         """`edges`: some may have ends that there are not, which others report."""
         self._vertices = {vertex.name: vertex for vertex in vertices}
         self._edges = [edge for edge in edges if {edge.from_, edge.to} <= self._vertices.keys()]
         self._arcs = [(edge.to, edge.from_) for edge in self._edges]
         """Against the direction of records."""
 
-    def of(self, vertex: str) -> Mapping[str, Table]:
-        """The tables that a vertex reads, by name."""
-        step = self._vertices[vertex]
-        return step.definition.tables(step.settings)
-
     def inputs(self) -> Iterator[TableInput]:
         """Every table that has an edge."""
         for vertex in self._vertices:
-            for name, table in self.of(vertex).items():
+            for name, table in self._vertices[vertex].tables.items():
                 edges = [edge.name for edge in self._into(vertex) if edge.from_ == origin_of(name, table)]
                 if edges:
                     yield TableInput(vertex, name, table, edges[0], self._wait(vertex, name, table))
 
     def edge_names(self, vertex: str) -> Collection[str]:
         """The edges into a vertex that it reads as tables."""
-        origins = {origin_of(name, table) for name, table in self.of(vertex).items()}
+        origins = {origin_of(name, table) for name, table in self._vertices[vertex].tables.items()}
         return [edge.name for edge in self._into(vertex) if edge.from_ in origins]
 
     def problems(self) -> Iterator[ShapeProblem]:
         """What cannot work. Places are relative to the specification."""
         waits: dict[str, set[str]] = {}
         for index, vertex in enumerate(self._vertices.values()):
-            tables = self.of(vertex.name)
+            tables = vertex.tables
             here = ("vertices", index, vertex.key, "tables")
-            if tables and not set(map(self._name_of, self._into(vertex.name))) - set(self.edge_names(vertex.name)):
+            into = {edge.name for edge in self._into(vertex.name)}
+            if tables and not into - set(self.edge_names(vertex.name)):
                 what = f"all edges to `{vertex.name}` are its tables, so there is no record that it would process"
                 yield ShapeProblem(codes.NOT_CONNECTED, here, what, f"another edge to `{vertex.name}`")
             names: dict[str, str] = {}
@@ -97,11 +113,11 @@ class Tables:
             what = f"table `{names[origin]}` has the records of `{origin}` already"
             yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, "one table for each edge")
         names.setdefault(origin, name)
-        if any(edge.on_full == "discardLatest" for edge in edges):
+        if any(edge.discards for edge in edges):
             what = f"the edge from `{origin}` to `{vertex}` discards records, and the table would lack them"
             yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, "an edge without `onFull: discardLatest`")
         own, others = self._sources(vertex, name, table)
-        endless = sorted(source for source in own if not self._ends(source))
+        endless = sorted(source for source in own if not self._vertices[source].ends)
         if table.wait_for == "end" and endless:
             what = f"`{endless[0]}` is not known to end, so other records could wait for ever"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("waitFor",), what, "a number of records")
@@ -121,30 +137,21 @@ class Tables:
         own, others = self._sources(vertex, name, table)
         if own & others:
             return 0
-        return "end" if all(map(self._ends, own)) else 1
-
-    def _ends(self, source: str) -> bool:
-        """Whether it is known that a source ends by itself."""
-        step = self._vertices[source]
-        return step.definition.bounded(step.settings) is True
+        return "end" if all(self._vertices[source].ends for source in own) else 1
 
     def _sources(self, vertex: str, name: str, table: Table) -> tuple[set[str], set[str]]:
         """The sources of a table, and those of the records that are not of a table."""
-        origins = {origin_of(one, other) for one, other in self.of(vertex).items()}
+        origins = {origin_of(one, other) for one, other in self._vertices[vertex].tables.items()}
         others = {edge.from_ for edge in self._into(vertex)} - origins
         return self._above([origin_of(name, table)]), self._above(others)
 
     def _above(self, vertices: Collection[str]) -> set[str]:
         """The sources whose records reach these vertices."""
         reached = topology.reachable(vertices, self._arcs)
-        return {name for name in reached if not self._vertices[name].definition.has_input}
+        return {name for name in reached if self._vertices[name].is_source}
 
-    def _into(self, vertex: str) -> Sequence[Edge]:
+    def _into(self, vertex: str) -> Sequence[TableEdge]:
         return [edge for edge in self._edges if edge.to == vertex]
-
-    @staticmethod
-    def _name_of(edge: Edge) -> str:
-        return edge.name
 
 
 def origin_of(name: str, table: Table) -> str:

@@ -12,10 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from millstream_udf.tables import Table
+from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOGGER = logging.getLogger("millstream_udf.function")
@@ -54,7 +51,7 @@ class Context:
     edge: str = ""
     """The name of the edge by which these records come: `<from>-<to>`, unless the pipeline file gives it another. Empty
     in a source, its transformer and a reduce."""
-    tables: Mapping[str, Table[Any]] = field(default_factory=lambda: _NO_TABLES, repr=False, compare=False)
+    tables: Mapping[str, Mapping[Any, Any]] = field(default_factory=lambda: _NO_TABLES, repr=False, compare=False)
     """The tables of the vertex, by name, read-only: `context.tables["rates"].get("EUR")`. All records of the call see
     one version of them. Values are read as JSON, unless the function declares the table with another type."""
 

@@ -51,7 +51,9 @@ async def exercised(sidecar: LocalFunction) -> None:
         # Another stream has none, and neither has another process.
         async with sidecar.open_map(FunctionKind.MAP, NAME) as other:
             assert (await read(tables_in(other), 4)).lacks_tables
-        os.kill(sidecar.status.pid or 0, signal.SIGKILL)
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
         assert (await read(stream, 4)).lacks_tables
         await stream.update_tables(update(0, 5, b=b"7"))
         assert values_of(await read(stream, 5)) == [b"- of 1", b"7 of 1"]

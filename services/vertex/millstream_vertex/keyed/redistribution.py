@@ -69,10 +69,10 @@ def _departures(lane: OwnedState, partitions: int) -> Iterator[EntryChange]:
     """The entries of a lane whose keys belong to another one."""
     for key, number, item, _ in lane.keyed.all():
         if is_of_table(key):
-            is_home = lane.lane.partition < partitions
+            leaves = lane.lane.partition >= partitions
         else:
-            is_home = home_of(key, partitions) == lane.lane.partition
-        if not is_home:
+            leaves = home_of(key, partitions) != lane.lane.partition
+        if leaves:
             yield EntryChange(key, number, item, None)
 
 
