@@ -83,6 +83,10 @@ STATE_FOUND_ENTRIES_MAX = 4_096
 """Entries in such an answer, and items that a function may ask for in one read."""
 STATE_BYTES_MAX = 512 * COMMIT_BYTES_MAX
 """Largest value of `state.maxBytes`: a 1,024th of it is written anew with one commit, which should hold two of them."""
+TABLE_BYTES_MAX = 1024 * MIB
+"""Largest value of `maxBytes` of a table: a function gets all of it before its first call."""
+TABLE_PIECE_BYTES_MAX = 1 * MIB
+"""Bytes of the entries of a table that a function gets in one message."""
 PREPARED_BYTES_MAX = 4 * MIB
 """Frames and ids that a lane keeps in its mark during a delivery to the target of its chain."""
 FRAME_APART_BYTES_MIN = 256 * KIB

@@ -433,6 +433,24 @@ COMMIT_TOO_LARGE = Code(
     do="Let the function give fewer outputs for one input, or send them to fewer edges and partitions.",
 )
 
+TABLE_TOO_LARGE = Code(
+    2517,
+    "A table is larger than its limit",
+    happened=(
+        "Records came by an edge that a vertex reads as a table, and with them its keys and values would have more "
+        "bytes than `maxBytes` of the table allows."
+    ),
+    data=(
+        "The records that would make it larger are not acknowledged: they wait in the buffer before the vertex, and "
+        "are read again at the next start. What was committed before them counts once."
+    ),
+    do=(
+        "Raise `maxBytes` of the table and start again: the function and the worker have a copy of it for each "
+        "partition. Or let less come by its edge, for example with a map before it that leaves out what the function "
+        "does not need. A record with an empty value removes its key."
+    ),
+)
+
 EVENT_TIME_AHEAD = Code(
     2503,
     "A record's event time is too far in the future",

@@ -166,18 +166,8 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[
                     f"edge {name} was chained and has a buffer now, and vertex {head} has fewer partitions: make one "
                     "of these changes, run the pipeline, then make the other"
                 )
-        elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
-            whose = old["to"] if "chained" in old or "chained" in new else old["from"]
-            refused.append(
-                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change "
-                "that led to this (of `chain`, or of what an edge needs to be chained), or rename vertex "
-                f"{whose}, which then starts empty, when no records wait"
-            )
         elif new != old:
-            refused.append(
-                f"edge {name} went from {old['from']} to {old['to']} and now goes from {new['from']} to {new['to']}: "
-                "give it another name"
-            )
+            refused.append(_edge_fault(name, old, new))
     for kind in ("vertices", "edges"):
         refused += [
             f"{'a vertex' if kind == 'vertices' else 'an edge'} called {name} was removed earlier: use another name"
@@ -261,12 +251,36 @@ def _fault(
     return "rename it; it then starts empty" if other_kind or new["partitions"] < old["partitions"] else ""
 
 
+def _edge_fault(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Why an edge that is another one now never fits."""
+    if (old["from"], old["to"]) != (new["from"], new["to"]):
+        return (
+            f"edge {name} went from {old['from']} to {old['to']} and now goes from {new['from']} to {new['to']}: "
+            "give it another name"
+        )
+    if old.get("table") != new.get("table"):
+        return (
+            f"the records of edge {name} went {_read_as(old)} and now go {_read_as(new)}, which would lack those "
+            "before: undo the change, or give the edge another name, which then starts without any"
+        )
+    whose = old["to"] if "chained" in old or "chained" in new else old["from"]
+    return (
+        f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change "
+        "that led to this (of `chain`, or of what an edge needs to be chained), or rename vertex "
+        f"{whose}, which then starts empty, when no records wait"
+    )
+
+
 def _delivers(before: Mapping[str, Any], vertex: str) -> bool:
     """Whether the chain with that vertex ends in a sink, which counts its deliveries and not the frames of a buffer."""
     head = head_of(before, vertex)
     chained = [old["to"] for old in before["edges"].values() if "chained" in old and head_of(before, old["to"]) == head]
     # A vertex that follows in a chain is a map, without an end, or a sink.
     return any(before["vertices"][name]["of"] for name in chained)
+
+
+def _read_as(edge: Mapping[str, Any]) -> str:
+    return f"into table {edge['table']}" if "table" in edge else f"to {edge['to']} as they are"
 
 
 def _place_text(edge: Mapping[str, Any]) -> str:

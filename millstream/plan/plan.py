@@ -66,6 +66,7 @@ class Plan(Network):
             edge.kind != "data"
             or edge.chain
             or edge.on_full == "discardLatest"
+            or edge.name in self.tables
             or self.keeps_input(edge.to)
             or in_cycle
         ):

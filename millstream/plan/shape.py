@@ -143,11 +143,12 @@ def _windows(group_by: GroupBy) -> str:
 
 
 def _place(plan: Plan, edge: Edge) -> dict[str, Any]:
-    """Where the records of an edge are stored, as far as its ends do not determine it."""
+    """Where the records of an edge are stored, as far as its ends do not determine it, and as what they are read."""
     if edge.chain:
         return {"chained": True}
     ledger = plan.ledger_of(edge.from_)
-    return {"ledger": ledger} if ledger != edge.from_ else {}
+    table = {"table": plan.tables[edge.name].name} if edge.name in plan.tables else {}
+    return table | ({"ledger": ledger} if ledger != edge.from_ else {})
 
 
 def head_of(before: Mapping[str, Any], vertex: str) -> str:

@@ -17,6 +17,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.models import Backoff, Edge, EdgeKind, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
+from millstream.spec.tables import TableInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Network:
     """For each vertex the edges it reads, in file order."""
     edges_out: Mapping[str, tuple[Edge, ...]]
     """For each vertex the edges it writes, of every kind, in file order."""
+    tables: Mapping[str, TableInput]
+    """The table of each edge that is read as one."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
 
@@ -51,6 +54,8 @@ class Network:
             back_edges=frozenset(e.name for e in edges if (e.from_, e.to) in backs),
             edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
+            # Of the pipeline as it is written: here, an edge may lead from the first vertex of a chain.
+            tables={table.edge: table for table in pipeline.spec.tables.inputs()},
             _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
             **more,

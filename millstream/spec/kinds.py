@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from millstream.spec.connectors import Guarantee, IdBounds
 from millstream.spec.problems import Finding, Path
-from millstream.spec.programs import Program, RetryStrategy, Sql
+from millstream.spec.programs import Program, RetryStrategy, Sql, Table
 from millstream.spec.registry import Registry
 from millstream.spec.sinks import FallbackSink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
@@ -131,6 +131,10 @@ class VertexKind(Generic[S]):
     def kept_bytes(self, settings: S) -> int:
         """Bytes that each of its lanes keeps in its ledger for itself, in a buffer of its own; 0: nothing."""
         return 0
+
+    def tables(self, settings: S) -> Mapping[str, Table]:
+        """The tables that it reads, by name."""
+        return {}
 
     def id_bounds(self, settings: S) -> IdBounds | None:
         """How many ids its lanes remember, committed with their records; None if they remember none."""

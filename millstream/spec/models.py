@@ -39,6 +39,7 @@ from millstream.spec.registry import Choice
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
+from millstream.spec.tables import TableEdge, Tables, TableVertex
 from millstream.spec.values import (
     Duration,
     EdgeName,
@@ -412,6 +413,23 @@ class PipelineSpec(SpecModel):
         """How stored frames are compressed."""
         return compression_in(self.inter_step_buffer)
 
+    @property
+    def tables(self) -> Tables:
+        """The tables of the vertices."""
+        return Tables(
+            [
+                TableVertex(
+                    vertex.name,
+                    vertex.key,
+                    vertex.definition.tables(vertex.settings),
+                    not vertex.definition.has_input,
+                    vertex.definition.bounded(vertex.settings) is True,
+                )
+                for vertex in self.vertices
+            ],
+            [TableEdge(edge.name, edge.from_, edge.to, edge.on_full == "discardLatest") for edge in self.edges],
+        )
+
     def needs(self) -> Iterator[Needed]:
         """The package of the compression."""
         if self.compression is Compression.ZSTD:
@@ -419,12 +437,17 @@ class PipelineSpec(SpecModel):
 
     def _keyless(self, reader: str) -> list[str]:
         """The sources whose records reach a vertex without keys, as far as is known."""
-        vertices = {vertex.name: vertex for vertex in self.vertices}
+        vertices, tables = {vertex.name: vertex for vertex in self.vertices}, self.tables
         seen, open_ = {reader}, [reader]
         while open_:
             name = open_.pop()
             if name == reader or vertices[name].definition.may_give_keys(vertices[name].settings) is None:
-                into = {edge.from_ for edge in self.edges if edge.to == name and edge.from_ in vertices}
+                read = tables.edge_names(name)
+                into = {
+                    edge.from_
+                    for edge in self.edges
+                    if edge.to == name and edge.from_ in vertices and edge.name not in read
+                }
                 open_ += into - seen
                 seen |= into
         return [
@@ -440,6 +463,7 @@ class PipelineSpec(SpecModel):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`"
             )
+        yield from self.tables.problems()
         for index, vertex in enumerate(self.vertices):
             limits = (vertex.limits or VertexLimits()).over(self.limits)
             dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)

@@ -19,6 +19,7 @@ from millstream.limits import (
     MIB,
     STATE_BYTES_MAX,
     STATE_KEY_BYTES_MAX,
+    TABLE_BYTES_MAX,
 )
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
@@ -29,7 +30,9 @@ from millstream.spec.tls import ProgramTls, stays_on_this_machine
 from millstream.spec.values import (
     After,
     Chosen,
+    Count,
     Flag,
+    Name,
     NotEmpty,
     PositiveCount,
     PositiveDuration,
@@ -98,6 +101,14 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 _SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+TableName = Annotated[
+    str,
+    text_check(
+        _SETTING_NAME.fullmatch,
+        "is not a name for a table",
+        "at most 63 letters, digits and `_`, not beginning with a digit",
+    ),
+]
 FunctionConfig = Annotated[
     Mapping[str, Any],
     After(_checked_config),
@@ -571,6 +582,30 @@ class State(SpecModel):
             yield ShapeProblem(codes.NOT_ALLOWED, ("maxBytes",), what, "less, and more `partitions`")
 
 
+class Table(SpecModel):
+    """A table that a function may read: the records of an edge, of which every partition has all."""
+
+    noun = "a table"
+
+    from_: Name | None = field(default=None, alias="from")
+    """The vertex whose records the table has, by their keys; the latest one of a key counts, and one with an empty
+    value removes the key. An edge has to lead from it. Default: the vertex with the name of the table."""
+    max_bytes: Quantity = 64 * MIB
+    """Bytes of the keys and values of the table. A lane whose table would have more stops the pipeline. The worker and
+    the function have a copy for each partition, and the broker keeps space for 2.2 times as much. Size of at most 1Gi,
+    default 64Mi."""
+    wait_for: Literal["end"] | Count | None = None
+    """How much of the table a lane reads before any record of other edges: `end`, all of it, which needs sources that
+    end; or a number of records, 0 for none. Default: `end` if the sources of the table end, otherwise 1; 0 if one of
+    them is also a source of the other records, which would wait for themselves."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Each call waits until the function has the table as it is then."""
+        if self.max_bytes > TABLE_BYTES_MAX:
+            what = f"a function gets the whole table when it is started, at most {TABLE_BYTES_MAX // MIB}Mi"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("maxBytes",), what, "less, or a store outside that functions ask")
+
+
 class Udf(Program):
     """The program of a map vertex or, with `groupBy`, of a reduce vertex."""
 
@@ -596,6 +631,9 @@ class Udf(Program):
     state: State | None = None
     """What the function may remember from record to record, committed with its outputs; not with `groupBy`, whose
     windows remember records, and not with a built-in. `state: {}` for the default limits."""
+    tables: dict[TableName, Table] | None = None
+    """Tables that the function may read, by the names that it has for them: each partition of the vertex gets every
+    record of their edges. Not with `groupBy`, and not with a built-in."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record, or in a reduce on a window."""
 
@@ -603,6 +641,12 @@ class Udf(Program):
     def function_kind(self) -> FunctionKind:
         """Checks the protocol for its purpose, and the settings beside it."""
         return FunctionKind.MAP if self.group_by is None else FunctionKind.REDUCE
+
+    @property
+    def kept_bytes_max(self) -> int:
+        """Bytes that a lane may keep of what the function remembers, and of its tables."""
+        tables = sum(table.max_bytes for table in (self.tables or {}).values())
+        return tables + (self.state.max_bytes if self.state is not None else 0)
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -620,8 +664,8 @@ class Udf(Program):
         else:
             yield from exactly_one(data, cls.kinds, cls.noun)
             if data.get("builtin") is not None:
-                unused = {"state": data.get("state")}
-                yield from without_effect(unused, "on a built-in", "no `state`, or a function")
+                unused = {"state": data.get("state"), "tables": data.get("tables")}
+                yield from without_effect(unused, "on a built-in", "no `{name}`, or a function")
         if is_reduce:
             yield from _idle_in_reduce(data)
             yield from _secrets_in_spark(data)
@@ -644,6 +688,10 @@ _IDLE_IN_REDUCE = {
     "state": (
         "`state` has no effect in a reduce: its windows remember records",
         "no `state`, or no `groupBy`",
+    ),
+    "tables": (
+        "`tables` has no effect in a reduce: Spark's tasks compute its windows, and have no lanes",
+        "a map with `tables` before the reduce, which adds to each record what the windows need",
     ),
     "timeout": ("`timeout` has no effect in a reduce: Spark's tasks call the function", "no `timeout`"),
     "tls": (

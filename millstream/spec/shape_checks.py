@@ -299,7 +299,8 @@ def _around_cycles(outline: Outline) -> Iterator[Finding]:
             yield Finding(codes.CYCLE, vertex.path, what, "a reduce outside every cycle")
         into = sum(edge.target == vertex.name for edge in outline.edges)
         if kind is not None and kind.lane_input == ALL_INPUTS and into > 1 and vertex.name in around:
-            what = f"`{vertex.name}` has `state` and is in a cycle, and {into} edges lead to it"
+            which = "tables" if "tables" in vertex.settings else "state"
+            what = f"`{vertex.name}` has `{which}` and is in a cycle, and {into} edges lead to it"
             expected = "one edge, for example from a map with the built-in `cat` that these edges lead to"
             yield Finding(codes.CYCLE, vertex.path, what, expected)
 

@@ -79,6 +79,8 @@ class MapAnswer:
     """With an error: no other attempt at all of these inputs would succeed."""
     changes: StateChanges = NO_CHANGES
     """What has changed of the states of the function."""
+    lacks_tables: bool = False
+    """Nothing was done, because the function does not have the tables that the call needs."""
 
     @property
     def size(self) -> int:

@@ -24,6 +24,8 @@ class StateKind(IntEnum):
     """A number."""
     TIMER = 5
     """Timers by name. They do not come with calls."""
+    TABLE = 6
+    """Values of all keys of a table, which a lane has for its function. Only in what is stored."""
 
     @property
     def has_items(self) -> bool:
@@ -54,6 +56,21 @@ class DeclaredState:
     clock: StateClock = StateClock.EVENT_TIME
     is_lazy: bool = False
     """Whether its entries do not come with calls: the function reads those that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """Entries of a table that a function did not have, or has otherwise."""
+
+    base: int
+    """The number of the update that the function got before; 0: it has nothing of any table."""
+    version: int
+    """The number of this one."""
+    table: str
+    """The name of the table."""
+    keys: Sequence[tuple[bytes, ...]]
+    values: Sequence[bytes]
+    """Empty: the key is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer, ReadBatch, SinkAnswer
 from millstream.udf.endings import Ending, LostCall
-from millstream.udf.states import DeclaredState, StateEntries, StateReader
+from millstream.udf.states import DeclaredState, StateEntries, StateReader, TableUpdate
 
 
 class MapStream(Protocol):
@@ -63,8 +63,25 @@ class KeyedMapStream(MapStream, Protocol):
     ) -> MapAnswer:
         """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
         key in common. `reader`: what the function reads from until it has answered, if it has lazy states. `options`:
-        those of `MapStream.call`; `edge`, by which the records came, if the name of the stream does not say it; and
-        `timers`: the records are timers."""
+        those of `MapStream.call`; `edge`, by which the records came, if the name of the stream does not say it;
+        `timers`: the records are timers; and `tables_version`: of the tables that the function has to have."""
+
+
+@runtime_checkable
+class TableStream(KeyedMapStream, Protocol):
+    """A `KeyedMapStream` to a function that may read tables. Not every protocol has them."""
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether it can have tables."""
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """The names of the tables that the function says it reads; it may read others, too."""
+
+    async def update_tables(self, update: TableUpdate) -> MapAnswer:
+        """Bring a function, which `takes_tables`, a part of its tables. No other call may wait. As for a call, the
+        answer may say that it `lacks_tables`: then all of them have to be sent again."""
 
 
 class SinkStream(Protocol):

@@ -36,6 +36,8 @@ from millstream.udf.native.messages import (
     request_of,
     sink_answer_of,
     states_of,
+    tables_of,
+    update_message,
 )
 from millstream.udf.native.metrics_stream import following_metrics
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
@@ -45,7 +47,7 @@ from millstream.udf.native.state_reads import read_of
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
-from millstream.udf.states import DeclaredState, StateEntries, StateReader
+from millstream.udf.states import DeclaredState, StateEntries, StateReader, TableUpdate
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -169,6 +171,8 @@ class _Stated:
     takes_arrow: bool = False
     states: tuple[DeclaredState, ...] | None = None
     """None before the first stream."""
+    takes_tables: bool = False
+    tables: tuple[str, ...] = ()
 
 
 class _FrameStream(Generic[_Answer]):
@@ -220,14 +224,33 @@ class _MapStream(_FrameStream[MapAnswer]):
     def states(self) -> Sequence[DeclaredState]:
         return self._stated.states or ()
 
+    @property
+    def takes_tables(self) -> bool:
+        return self._stated.takes_tables
+
+    @property
+    def tables(self) -> Sequence[str]:
+        return self._stated.tables
+
     async def call(self, frame: Frame, **options: Any) -> MapAnswer:
         return self._checked(await super().call(frame, **options), 0)
 
     async def keyed_call(
         self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
     ) -> MapAnswer:
+        if not self.states:
+            return self._checked(await super().call(frame, **options), 0)
         answer = await super().call(frame, states=entries_message(states), reader=reader, **options)
         return self._checked(answer, max(states.record_keys) + 1)
+
+    async def update_tables(self, update: TableUpdate) -> MapAnswer:
+        message = update_message(update)
+
+        def encode(call_id: int) -> bytes:
+            call = udf_pb2.SealedMapCall(call_id=call_id, table=message)
+            return udf_pb2.SealedMapRequest(call=call).SerializeToString()
+
+        return await self._stream.call(encode, 0, lambda: f"table {update.table}")
 
     def _checked(self, answer: MapAnswer, keys: int) -> MapAnswer:
         try:
@@ -291,6 +314,7 @@ def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated) -> int:
             "compares them with what is stored",
         )
     stated.states = states
+    stated.takes_tables, stated.tables = message.welcome.takes_tables, tables_of(message.welcome, where)
     return calls_allowed(message.welcome, where)
 
 

@@ -22,7 +22,7 @@ from millstream.udf.checks import check_map_answer, check_parts, check_read_batc
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import Description, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
-from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind, TableUpdate
 from millstream.values import Values
 from millstream_udf import columns, state_entries
 from millstream_udf.fields import Large, field
@@ -59,7 +59,7 @@ KINDS = {
 STATES_MAX = 255
 """States of a function: an entry refers to its state by one byte."""
 _STATE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_STATE_KINDS = frozenset(map(int, StateKind))
+_STATE_KINDS = frozenset(map(int, StateKind)) - {StateKind.TABLE}
 _RESULTS = {
     udf_pb2.Outcome.RESULT_ERROR: Result.ERROR,
     udf_pb2.Outcome.RESULT_RETRY: Result.RETRY,
@@ -161,8 +161,8 @@ def map_answer_of(
 ) -> MapAnswer:
     """Converts an answer. `large`: the columns that are not in `sealed`. Raises `ValueError` if it does not fit a call
     with that many inputs."""
-    if sealed.error:
-        return MapAnswer(error=sealed.error)
+    if sealed.error or sealed.lacks_tables:
+        return MapAnswer(error=sealed.error, lacks_tables=sealed.lacks_tables)
     answer = MapAnswer(
         records=sealed.records,
         values=sealed.values,
@@ -247,6 +247,28 @@ def entries_message(entries: StateEntries) -> bytes:
             entries.versions if has_versions else None,
         )
     )
+
+
+def tables_of(welcome: udf_pb2.Welcome, where: str) -> tuple[str, ...]:
+    """The names of the tables that a function reads. Raises `UdfError` for names that cannot be."""
+    names = tuple(table.name for table in welcome.tables)
+    if len(set(names)) < len(names) or not all(map(_STATE_NAME.fullmatch, names)):
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL,
+            f"{where}: the function breaks its protocol: two of its tables have one name, or one has an invalid name",
+        )
+    return names
+
+
+def update_message(update: TableUpdate) -> bytes:
+    """The field `table` of a call."""
+    return udf_pb2.SealedTableUpdate(
+        base=update.base,
+        version=update.version,
+        table=update.table,
+        keys=columns.pack_lists(update.keys),
+        values=columns.pack_bytes(update.values),
+    ).SerializeToString()
 
 
 def changes_of(data: bytes) -> StateChanges:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         map_state,
         value,
     )
+    from millstream_udf.tables import Table, table
     from millstream_udf.timers import Timer, cancel_timer, timer
     from millstream_udf.values import (
         Batch,
@@ -67,6 +68,7 @@ __all__ = [
     "StateError",
     "StateList",
     "StateMap",
+    "Table",
     "Timer",
     "Window",
     "__version__",
@@ -83,6 +85,7 @@ __all__ = [
     "sink",
     "source",
     "source_transform",
+    "table",
     "timer",
     "value",
 ]
@@ -95,6 +98,7 @@ _HOMES = {
     **dict.fromkeys(("Counter", "LazyMap", "State", "StateList", "StateMap"), "states"),
     **dict.fromkeys(("counter", "list_state", "map_state", "value"), "states"),
     **dict.fromkeys(("ConfigError", "SecretError", "config", "secret"), "settings"),
+    **dict.fromkeys(("Table", "table"), "tables"),
     **dict.fromkeys(("Timer", "cancel_timer", "timer"), "timers"),
     "Context": "context",
     "PositionTable": "position_table",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from typing import Any
 
 from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
@@ -29,9 +30,15 @@ _CALL, _FRAME, _ANSWER = 2, 2, 2
 
 
 def context_of(
-    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = "", edge: str = ""
+    hello: udf_pb2.Hello,
+    *,
+    attempt: int = 0,
+    watermark_us: int = -(2**63),
+    traceparent: str = "",
+    edge: str = "",
+    **more: Any,
 ) -> Context:
-    """The context of a call for a function."""
+    """The context of a call for a function. `more`: fields of `Context`."""
     return Context(
         pipeline=hello.pipeline,
         vertex=hello.vertex,
@@ -42,6 +49,7 @@ def context_of(
         watermark_us=watermark_us,
         traceparent=traceparent,
         edge=edge or hello.edge,
+        **more,
     )
 
 
@@ -83,14 +91,20 @@ async def _answer_map(
     now_us: Callable[[], int],
     ask: Ask | None,
 ) -> udf_pb2.SealedMapAnswer:
+    tables = lane.tables
     context = context_of(
         hello,
         attempt=call.attempt,
         watermark_us=call.watermark_us,
         traceparent=call.traceparent,
         edge=call.edge,
+        tables=tables.by_name,
     )
     try:
+        if call.table:
+            return udf_pb2.SealedMapAnswer(call_id=call.call_id, lacks_tables=not tables.update(call.table))
+        if call.tables_version != tables.version:
+            return udf_pb2.SealedMapAnswer(call_id=call.call_id, lacks_tables=True)
         inputs = FrameInputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
@@ -144,7 +158,11 @@ async def _answer_sink(
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     """The parts of the message to send. A message that no peer would accept is replaced by an answer with an error."""
     rest = udf_pb2.SealedMapAnswer(
-        call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
+        call_id=answer.call_id,
+        records=answer.records,
+        outcomes=answer.outcomes,
+        error=answer.error,
+        lacks_tables=answer.lacks_tables,
     )
     parts = field(
         _ANSWER,

@@ -42,6 +42,7 @@ def check(definition: Definition) -> NoReturn:
             "decorated": hasattr(definition.target, ATTRIBUTE),
             "keeps_positions": definition.keeps_positions,
             "states": [spec.report() for spec in definition.states],
+            "tables": list(definition.tables),
             "config": [{"path": list(misfit.path), "what": settings.text_of(misfit)} for misfit in misfits],
         }
     )

@@ -17,7 +17,7 @@ Reduce functions have parameters of their own:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -44,6 +44,7 @@ from millstream_udf.definition import (
 from millstream_udf.function_types import hints_of
 from millstream_udf.state_specs import TIMER, TIMERS_NAME, StateSpec
 from millstream_udf.states import Declaration, declarations_of, plain_specs
+from millstream_udf.tables import tables_of
 from millstream_udf.timers import NO_HANDLER, sets_timers
 from millstream_udf.typed_values import encoder
 
@@ -58,6 +59,10 @@ def define(target: Any, name: str) -> Definition:
     definition = Definition(name, options.kinds, target, options, encode=encoder(options.encode))
     _check_installed(definition)
     declarations = declarations_of(target, name)
+    if tables := tables_of(target, name):
+        if MAP not in options.kinds:
+            raise _tables_refused(definition, tables)
+        definition = replace(definition, kinds=(MAP,), tables=tables)
     if declarations and MAP not in options.kinds:
         raise _states_refused(definition, f"has states ({', '.join(declarations)})")
     if inspect.isclass(target) and hasattr(target, "on_timer") and MAP not in options.kinds:
@@ -175,6 +180,13 @@ def _states_refused(definition: Definition, what: str) -> TypeError:
     else:
         why = "a source transform runs before the records have keys in a buffer: put a @udf.map after it"
     return TypeError(f"{definition.name} {what}, which only maps can have; {why}")
+
+
+def _tables_refused(definition: Definition, tables: Collection[str]) -> TypeError:
+    return TypeError(
+        f"{definition.name} reads {'table' if len(tables) == 1 else 'tables'} {', '.join(tables)}, which only maps "
+        "can; put a @udf.map before or after it that adds to each record what it needs"
+    )
 
 
 def _reduces(target: Any) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.function_types import UNKNOWN, Gives, RecordsAnnotation, given, taken
@@ -29,6 +29,7 @@ from millstream_udf.json_types import UnsupportedType, name_of
 from millstream_udf.returned_values import refuse_returned
 from millstream_udf.state_specs import StateSpec
 from millstream_udf.states import Declaration
+from millstream_udf.tables import TableSpec
 from millstream_udf.typed_values import JSON, Decoder, Encoder, decoder
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -127,6 +128,8 @@ class Definition:
     """What a map remembers for each key."""
     declarations: Mapping[str, Declaration] | None = None
     """The states as a class declares them; None for those of a plain function."""
+    tables: Mapping[str, TableSpec] = field(default_factory=dict)
+    """The tables that a class declares, by name."""
     arguments: tuple[str, ...] = ()
     """Which of context and state follow the first argument, in this order."""
     on_timer: Definition | None = None

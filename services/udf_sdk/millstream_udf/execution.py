@@ -40,6 +40,7 @@ from millstream_udf.keyed_execution import KeyedCall
 from millstream_udf.misfits import BadOutput, Misfit
 from millstream_udf.outside_loop import call_plainly
 from millstream_udf.returned_values import collected, collected_async, returns_nothing, yielded
+from millstream_udf.tables import LaneTables
 from millstream_udf.timers import timers_of
 
 _TURN_S = 0.02
@@ -115,6 +116,7 @@ class FunctionLane:
         self.definition = function.definition
         # The items of a job of a function with states are functions already.
         self._call = _begun if function.definition.states else function.call
+        self.tables = LaneTables(function.definition.tables)
         self._running = 0
         self._pending: deque[tuple[_Job, int]] = deque()
         self._batches = asyncio.Semaphore(function.definition.concurrency)

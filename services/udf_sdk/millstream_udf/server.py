@@ -310,6 +310,8 @@ class Server:
             checks=keeps and self._definition.checks,
             takes_arrow=self._definition.takes_arrow,
             states=[spec.message() for spec in self._definition.states],
+            takes_tables=MAP in self._definition.kinds,
+            tables=[spec.message() for spec in self._definition.tables.values()],
         )
         await context.write(response(welcome=welcome).SerializeToString())
 

@@ -33,6 +33,7 @@ from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import now_us as present_us
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.tables import stored_tables
 from millstream_udf.testing_context import Metrics, Observed, counting, given, settled
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
@@ -153,6 +154,7 @@ def run(
     now_us: int | None = None,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
     with either. Raises `RuntimeError` if the call as a whole fails.
@@ -167,6 +169,9 @@ def run(
     states that expire by it.
 
     `config`, `secrets`: those of the pipeline file. By default those of a `given` around the call, or none.
+
+    `tables`: the tables of its vertex, by name and key: `{"rates": {"EUR": {"rate": 1.08}}}`. Values are objects of the
+    table's type, or its bytes.
     """
     return asyncio.run(
         arun(
@@ -180,6 +185,7 @@ def run(
             now_us=now_us,
             config=config,
             secrets=secrets,
+            tables=tables,
         )
     )
 
@@ -196,10 +202,11 @@ async def arun(
     now_us: int | None = None,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """The same as `run`, for async tests."""
     with settled(config, secrets), counting() as counted:
-        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge)
+        results = await _run(function, inputs, kind, attempt, watermark_us, states, now_us, edge, tables or {})
     return replace(results, metrics=counted)
 
 
@@ -212,10 +219,11 @@ async def _run(
     states: KeptStates | Mapping[Any, Mapping[str, Any]] | None,
     now_us: int | None,
     edge: str,
+    tables: Mapping[str, Mapping[Any, Any]],
 ) -> Results:
     records = [record_of(item) for item in inputs]
     definition = define(function, getattr(function, "__name__", type(function).__name__))
-    kept = kept_states(definition, states)
+    kept, filled = kept_states(definition, states), stored_tables(tables, definition.tables)
     if not records:
         return Results(states=kept)
     hello = _hello(definition, kind, edge)
@@ -234,7 +242,9 @@ async def _run(
                 if kept is not None:
                     map_call.states = kept.sent(FrameInputs(frame), watermark_us=watermark_us, now_us=now)
                 ask = None if kept is None else kept.ask(FrameInputs(frame))
-                answer = await answer_map(opened.lane(), hello, map_call, now_us=lambda: now, ask=ask)
+                lane = opened.lane()
+                lane.tables.fill(filled)
+                answer = await answer_map(lane, hello, map_call, now_us=lambda: now, ask=ask)
     if answer.error:
         raise RuntimeError(answer.error)
     if isinstance(answer, udf_pb2.SinkAnswer):
@@ -254,13 +264,14 @@ def run_timers(
     attempt: int = 0,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """Run the timers of `function` whose time has come: by event time up to `watermark_us`, then by processing time up
     to `now_us`, microseconds since the epoch. They fire as in a pipeline, also those that they set.
 
-    `states`: what is remembered before, as for `run`; its timers are `states.timers`. The inputs of the results are the
-    timers that have fired, which are `results.timers`. One that fails or is to be retried fires once, and stays set.
-    Raises `RuntimeError` if a call as a whole fails.
+    `states`, `tables`: what is remembered before, and the tables, as for `run`; its timers are `states.timers`. The
+    inputs of the results are the timers that have fired, which are `results.timers`. One that fails or is to be
+    retried fires once, and stays set. Raises `RuntimeError` if a call as a whole fails.
     """
     return asyncio.run(
         arun_timers(
@@ -271,6 +282,7 @@ def run_timers(
             attempt=attempt,
             config=config,
             secrets=secrets,
+            tables=tables,
         )
     )
 
@@ -284,12 +296,13 @@ async def arun_timers(
     attempt: int = 0,
     config: Mapping[str, Any] | None = None,
     secrets: Mapping[str, str] | None = None,
+    tables: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> Results:
     """The same as `run_timers`, for async tests."""
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     if definition.on_timer is None:
         raise TypeError(f"{definition.name} has no on_timer")
-    kept = kept_states(definition, states)
+    kept, filled = kept_states(definition, states), stored_tables(tables or {}, definition.tables)
     assert kept is not None, "timers are a state"
     fired: list[Timer] = []
     messages: list[Message] = []
@@ -298,6 +311,8 @@ async def arun_timers(
     hello, present = _hello(definition, "map", ""), present_us() if now_us == -(2**63) else now_us
     with settled(config, secrets), counting() as counted:
         async with open_function(definition, context_of(hello)) as opened:
+            lane = opened.lane()
+            lane.tables.fill(filled)
 
             async def fire(timers: list[Timer]) -> set[int]:
                 records = [
@@ -309,7 +324,7 @@ async def arun_timers(
                     frame=frame_of(records), attempt=attempt, watermark_us=watermark_us, timers=True
                 )
                 call.states = kept.sent(inputs, watermark_us=watermark_us, now_us=present, timers=timers)
-                answer = await answer_map(opened.lane(), hello, call, now_us=lambda: present, ask=kept.ask(inputs))
+                answer = await answer_map(lane, hello, call, now_us=lambda: present, ask=kept.ask(inputs))
                 if answer.error:
                     raise RuntimeError(answer.error)
                 kept.commit(inputs, answer.changes)

@@ -4,19 +4,25 @@
     buffer of another ─► frame ────┴─► the one that begins earlier ─► slices ─► (the lane) ─► committed ─► trims
 
 The frames of an edge stay in order. Between edges, only frames that are there are compared: a quiet edge holds nothing
-up. A position, the frames that were read last and what may be trimmed belong to one buffer each.
+up. What is there of a table comes before the records of other edges, which also wait until as much of it was read as
+its settings say: all of it, to an end that durable facts tell, or a number of records. A table holds no watermark back,
+and none of its records is late, because none is put out. A position, the frames that were read last and what may be
+trimmed belong to one buffer each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from millstream.clock import END_OF_TIME_US
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.ledger.witness import newest
+from millstream.plurals import counted
 from millstream.record import Position
+from millstream.spec.tables import TableInput
 from millstream.statistics import LaneStatistics
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import BufferReader, ReadFrame
@@ -27,8 +33,12 @@ from millstream_vertex.lineage import Lineage
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
+_log = logging.getLogger(__name__)
+
 PASSED_OVER_MAX = 16
-"""How often a frame that is there may be passed over for frames of other edges that begin earlier."""
+"""How often a frame that is there may be passed over for frames of other edges that begin earlier, or of tables."""
+WAIT_NAMED_S = 10.0
+"""After so long, the log names the table that records wait for."""
 
 
 @dataclass(slots=True)
@@ -40,12 +50,28 @@ class MergedBuffer:
     trimmer: Trimmer
     run: str = ""
     """Id of the ledger that has the buffer, for dead letters."""
+    table: TableInput | None = None
+    """The table that it is read as."""
+    table_records: int = 0
+    """How many of its records were read."""
     passed_over: int = 0
     """How often its next frame was passed over."""
 
     @property
     def edge(self) -> str:
         return self.reader.buffer.edge
+
+    @property
+    def holds_watermark(self) -> bool:
+        return self.table is None and not self.lane_input.back_edge
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the records of edges without a table wait for more of it."""
+        # A stream that is quiet for now has not ended.
+        if self.table is None or self.reader.has_ended():
+            return False
+        return self.table.wait == "end" or self.table_records < self.table.wait
 
 
 class MergedInput:
@@ -67,6 +93,7 @@ class MergedInput:
         self._start = 0
         """Index of the next one in it."""
         self._stopped = False
+        self._has_named_wait = False
 
     async def begin(self, *, ended: bool) -> None:
         # A former owner may have been killed between its commit and its trim.
@@ -87,6 +114,7 @@ class MergedInput:
             self._start = stop
         else:
             self._read = None
+        buffer.table_records += stop - start
         lineage = Lineage(f"{read.sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
         return Slice(read, start, read.frame.slice(start, stop), lineage)
 
@@ -94,25 +122,56 @@ class MergedInput:
         """The next frame of any buffer; None when all have ended, or after `stop`."""
         while not self._stopped:
             watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
-            if (chosen := self._chosen()) is not None:
+            awaited = [one for one in self._buffers.values() if one.is_awaited]
+            if (chosen := self._chosen(is_waiting=bool(awaited))) is not None:
+                if chosen.table is not None:
+                    watermark_us = START_OF_TIME_US
                 return chosen, replace(chosen.reader.take(), watermark_us=watermark_us)
             # Each is asked, because it notes that it has ended.
             ended = [one.reader.has_ended() for one in self._buffers.values()]
             if all(ended):
                 return None
             self._wake.clear()
-            await self._wake.wait()
+            await self._woken(awaited)
         return None
 
-    def _chosen(self) -> MergedBuffer | None:
-        """The buffer whose next frame is read next; None if there is no frame for now."""
-        ready = [(one, frame) for one in self._buffers.values() if (frame := one.reader.ready) is not None]
+    async def _woken(self, awaited: Sequence[MergedBuffer]) -> None:
+        """Wait for something new. `awaited`: what records wait for."""
+        is_named = not awaited or self._has_named_wait
+        try:
+            async with asyncio.timeout(None if is_named else WAIT_NAMED_S):
+                await self._wake.wait()
+        except TimeoutError:
+            if all(one.table is not None or one.reader.ready is None for one in self._buffers.values()):
+                return
+            self._has_named_wait = True
+            for one in awaited:
+                assert one.table is not None, "records wait for tables only"
+                wait = "its end" if one.table.wait == "end" else counted(one.table.wait, "record")
+                _log.warning(
+                    "%s: records wait for table %s, whose edge %s has brought %s so far; `waitFor` of the table "
+                    "requires %s. A table without records needs `waitFor: 0`",
+                    self._core.lane,
+                    one.table.name,
+                    one.edge,
+                    counted(one.table_records, "record"),
+                    wait,
+                )
+
+    def _chosen(self, *, is_waiting: bool) -> MergedBuffer | None:
+        """The buffer whose next frame is read next; None if there is no frame for now. `is_waiting`: only one with a
+        table may be read."""
+        ready = [
+            (one, frame)
+            for one in self._buffers.values()
+            if (frame := one.reader.ready) is not None and (one.table is not None or not is_waiting)
+        ]
         if not ready:
             return None
         waited, _ = max(ready, key=lambda pair: pair[0].passed_over)
-        earliest, _ = min(ready, key=lambda pair: pair[1].event_time_min_us)
+        earliest, _ = min(ready, key=lambda pair: (pair[0].table is None, pair[1].event_time_min_us))
         # An edge that always has earlier records, such as old ones that are read for the first time, does not keep the
-        # others waiting for ever.
+        # others waiting for ever; and neither does a table that always changes.
         chosen = waited if waited.passed_over >= PASSED_OVER_MAX else earliest
         for one, _ in ready:
             one.passed_over += 1
@@ -145,7 +204,7 @@ class MergedInput:
             (
                 one.lane_input.watermark_at(sequences[edge])
                 for edge, one in self._buffers.items()
-                if not one.lane_input.back_edge
+                if one.holds_watermark
             ),
             default=END_OF_TIME_US,
         )

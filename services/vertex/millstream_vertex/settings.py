@@ -54,6 +54,7 @@ def route(network: Network, edge: Edge) -> Route:
         keeps=network.keeps_input(edge.to),
         piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
         takes_arrow=reader.definition.takes_arrow(reader.settings),
+        is_table=edge.name in network.tables,
     )
 
 

@@ -110,6 +110,11 @@ class Stage(ABC):
         """The input has ended. Only for stages with a state."""
         return None
 
+    def taken_of(self, edge: str) -> int:
+        """How many records of an edge are in the state with which the lane was opened, at least. It may be from another
+        lane, which has read them. Only for stages with a state."""
+        return 0
+
     @property
     def timer_us(self) -> int | None:
         """When to call `on_timer`, by the clock; None: not as long as nothing happens."""

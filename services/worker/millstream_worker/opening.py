@@ -29,7 +29,7 @@ from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
-from millstream.udf.streams import KeyedMapStream
+from millstream.udf.streams import KeyedMapStream, TableStream
 from millstream.values import reads_arrow
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import BufferReader, open_buffer_reader
@@ -180,6 +180,13 @@ class StageOpening:
                 f"{self.where}: the function remembers {names}, and its vertex has no state. Write `state: {{}}` to "
                 "the `udf` of the vertex",
             )
+        if make is None and isinstance(stream, TableStream) and stream.tables:
+            names = ", ".join(f"`{name}`" for name in stream.tables)
+            raise UdfError(
+                codes.STATE_MISFIT,
+                f"{self.where}: the function reads the tables {names}, and its vertex has none. Write them to the "
+                "`tables` of the `udf` of the vertex, with edges that bring their records",
+            )
         client = programs.client(role)
         return (make or MapStage)(
             stream,
@@ -271,7 +278,7 @@ class LaneOpening(StageOpening):
         paced = bool(stages.concurrencies)
         return Lane(
             self.core,
-            await self._input_of_stages(),
+            await self._input_of_stages(stage),
             stages,
             paced=paced,
             may_grow=True,
@@ -289,13 +296,13 @@ class LaneOpening(StageOpening):
         """The ledger that contains the lane's input buffer."""
         return await self.shared.ledgers.of(self.plan.edge(self.lane.input).from_)
 
-    async def _input_of_stages(self) -> Input:
-        """The input of a lane with stages."""
+    async def _input_of_stages(self, stage: Stage) -> Input:
+        """The input of a lane with stages. `stage`: the first one."""
         if self.lane.input == ALL_INPUTS:
-            return await self.merged_input()
+            return await self.merged_input(stage)
         return await self.buffer_input(in_parts=True, run=(await self.upstream()).ledger_id)
 
-    async def merged_input(self) -> MergedInput:
+    async def merged_input(self, stage: Stage) -> MergedInput:
         """The input of a lane that reads every edge into its vertex."""
         wake, changed = asyncio.Event(), asyncio.Event()
         marked = {done.edge: done for done in self.core.committer.mark.inputs}
@@ -307,7 +314,9 @@ class LaneOpening(StageOpening):
                 buffer, start, from_messages(done.read), in_parts=True, wake=wake, changed=changed
             )
             trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
-            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id))
+            table = self.plan.tables.get(buffer.edge)
+            taken = max(done.records, stage.taken_of(buffer.edge))
+            buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id, table, taken))
         return MergedInput(self.core, buffers, wake, changed)
 
     async def buffer_input(self, *, in_parts: bool = False, run: str = "") -> BufferInput:

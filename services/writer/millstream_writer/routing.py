@@ -1,7 +1,8 @@
 """Decides which record goes into which buffer. Pure.
 
 A frame that leaves a vertex goes to every edge whose condition its records' tags meet, and there to the partition of
-its keys. Without conditions and with one partition, a frame is passed on unchanged, without reading its columns.
+its keys, or to all of them if it is for a table. Without conditions and with one partition, a frame is passed on
+unchanged, without reading its columns.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Route:
     """Maximum to write to a buffer at once: a fraction of its capacity, so that watermarks advance in it."""
     takes_arrow: bool = False
     """Whether its reader takes frames with Arrow columns in place of values."""
+    is_table: bool = False
+    """Whether its reader reads it as a table: every partition gets every record."""
     also: tuple[str, ...] = ()
     """Further edges that share the stored frames of this one: what goes to it is written once, for all of them."""
 
@@ -122,7 +125,7 @@ class Router:
             for partition in range(route.partitions)
         )
         """All buffers that this vertex writes to, also those that share frames with others."""
-        self.copies_max = len(routes) + len(dead_letter)
+        self.copies_max = sum(route.partitions if route.is_table else 1 for route in (*routes, *dead_letter))
         """Frames that one record may be stored in."""
         self.has_dead_letter = bool(dead_letter)
         self.takes_arrow = bool(routes) and all(route.takes_arrow for route in routes)
@@ -194,6 +197,10 @@ class Router:
     def _spread(self, route: Route, frame: Frame, routed: RoutedFrames, limits: FrameLimits) -> None:
         if route.partitions == 1:
             routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame, limits))
+            return
+        if route.is_table:
+            for part in cut(frame, limits):
+                routed.frames.extend((self._buffers[route.edge, number], part) for number in range(route.partitions))
             return
         # Records without keys take turns, all of one frame together.
         self._next_partition = (self._next_partition + 1) % route.partitions

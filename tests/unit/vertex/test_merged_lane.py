@@ -17,6 +17,8 @@ from millstream.frame import Frame, frame_of_records
 from millstream.ledger.rewriting import rewritten
 from millstream.ledger.witness import from_messages, given_up_of, not_passed
 from millstream.record import ALL_INPUTS, BufferId, LaneId, Position, Record
+from millstream.spec.programs import Table
+from millstream.spec.tables import TableInput, Wait
 from millstream.telemetry.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream.wire.ledger.v1 import mark_pb2
@@ -66,6 +68,8 @@ class Join:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.stage = Passing()
+        self.tables: dict[str, TableInput] = {}
+        """The table that the records of a vertex are read as."""
         self.trimmers: dict[str, Trimmer] = {}
         self.input: MergedInput
         """Of the lane opened last."""
@@ -118,7 +122,8 @@ class Join:
                 trimmer = self.trimmers[vertex] = Trimmer(ledger.trim)
                 reader = await stack.enter_async_context(reading)
                 self.readers.append(reader)
-                buffers.append(MergedBuffer(reader, lane_input, trimmer, vertex))
+                table = self.tables.get(vertex)
+                buffers.append(MergedBuffer(reader, lane_input, trimmer, vertex, table, done.records))
                 self.inputs.append((lane_input, buffer))
                 following = follow(await self.rig.stores.store(vertex), [lane_input.observe])
                 background.append(tasks.create_task(following))
@@ -356,3 +361,116 @@ def test_what_a_repair_gave_up_stays_until_the_reader_of_that_edge_has_passed_it
         done.read.add(lane="source.0", sequence=sequence, number=1)
     gaps = [mark_pb2.GivenUp(edge=edge, lane="source.0", sequence=5, through=2) for edge in ("a-map", "b-map")]
     assert [gap.edge for gap in not_passed(gaps, mark)] == ["b-map"]
+
+
+def read_as_table(join: Join, vertex: str, wait: Wait) -> None:
+    join.tables[vertex] = TableInput(JOIN.vertex, "rates", Table(), INPUTS[vertex].edge, wait)
+
+
+async def edges_read(join: Join, count: int) -> str:
+    """The edges of the next frames that the lane reads, whatever is known of the inputs by now."""
+    found = ""
+    async with asyncio.timeout(20):
+        for _ in range(count):
+            read = await join.input.next(lambda: None, lambda: None)
+            assert read is not None
+            found += read.lineage.edge[0]
+    return found
+
+
+async def waits(join: Join) -> bool:
+    """Whether the lane reads nothing of what is there."""
+    reading = asyncio.create_task(join.input.next(lambda: None, lambda: None))
+    async with asyncio.timeout(20):
+        while sum(reader.ready is not None for reader in join.readers) < 1:  # noqa: ASYNC110 - it is no event
+            await asyncio.sleep(0.001)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    is_waiting = not reading.done()
+    reading.cancel()
+    with suppress(asyncio.CancelledError):
+        await reading
+    return is_waiting
+
+
+async def test_records_wait_for_the_end_of_a_table_and_for_no_pause_of_it(join: Join) -> None:
+    read_as_table(join, "b", "end")
+    await join.feed("a", *frames_of("a", [1, 2]))
+    await join.feed("b", *frames_of("b", [70, 80]))
+    async with join.owned():
+        assert await edges_read(join, 2) == "bb"
+        assert await waits(join)
+        await join.feed("b", *frames_of("b", [90]), ended=True)
+        assert await edges_read(join, 3) == "baa"
+
+
+async def test_records_wait_for_so_many_of_a_table_and_not_again_after_a_restart(join: Join) -> None:
+    read_as_table(join, "b", 3)
+    await join.feed("a", *frames_of("a", [1, 2]))
+    await join.feed("b", *frames_of("b", [70]))
+    async with join.owned():
+        assert await edges_read(join, 1) == "b"
+        assert await waits(join)
+        await join.feed("b", *frames_of("b", [80]))
+        assert await edges_read(join, 3) == "baa"
+    # Nothing of that was committed.
+    async with join.owned() as lane:
+        running = asyncio.create_task(lane.run())
+        await until_put_out(join, 8)
+        lane.stop()
+        await running
+    await join.feed("a", *frames_of("a", [3]))
+    async with join.owned():
+        assert await edges_read(join, 1) == "a"
+
+
+async def test_what_is_there_of_a_table_comes_first_but_not_for_ever(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_input, "PASSED_OVER_MAX", 3)
+    monkeypatch.setattr(buffer_module, "AHEAD_FRAMES", 100)
+    read_as_table(join, "b", 0)
+    await join.feed("a", *frames_of("a", [1, 2]))
+    await join.feed("b", *frames_of("b", range(900, 909)))
+    async with join.owned(), asyncio.timeout(20):
+        for reader, frames in zip(join.readers, (2, 9), strict=True):
+            while len(reader._frames) < frames:  # noqa: ASYNC110 - what is there is no event
+                await asyncio.sleep(0.001)
+        assert await edges_read(join, 11) == "bbbabbbabbb"
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_table_holds_no_watermark_back_and_is_never_late(join: Join) -> None:
+    read_as_table(join, "b", 0)
+    await join.feed("a", *frames_of("a", [100]), watermark_us=100)
+    async with join.owned() as lane:
+        running = asyncio.create_task(lane.run())
+        await until_put_out(join, 2)
+        # Nothing is known of the watermark of the table.
+        async with asyncio.timeout(20):
+            while join.input.watermark_after(()) < 100:
+                await join.input.moved()
+        await join.feed("b", *frames_of("b", [5]))
+        await until_put_out(join, 4)
+        lane.stop()
+        await running
+    assert (await join.rig.mark(JOIN)).account.late == 0
+
+
+async def test_the_log_names_the_table_that_records_wait_for(
+    join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(merged_input, "WAIT_NAMED_S", 0.001)
+    read_as_table(join, "b", 5)
+    await join.feed("b", *frames_of("b", [7]))
+    await join.feed("a", *frames_of("a", [1]))
+    async with join.owned():
+        assert await edges_read(join, 1) == "b"
+        reading = asyncio.create_task(join.input.next(lambda: None, lambda: None))
+        async with asyncio.timeout(20):
+            while not caplog.messages:  # noqa: ASYNC110 - a log has no event
+                await asyncio.sleep(0.001)
+        reading.cancel()
+    (line,) = caplog.messages
+    assert "records wait for table rates, whose edge b-map has brought 2 records so far" in line
+    assert "requires 5 records" in line

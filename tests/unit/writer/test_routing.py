@@ -55,6 +55,18 @@ def test_a_frame_that_needs_no_look_is_passed_on_as_it_is() -> None:
     assert routed.unrouted == 0
 
 
+def test_every_partition_gets_the_records_of_a_table() -> None:
+    keys = [[b"%d" % number] for number in range(7)]
+    router = Router([Route("table", 3, None, is_table=True), Route("e", 3, None)])
+    frame = numbered(7, keys)
+    found = contents(router.route(frame, None).frames)
+    assert [found[BufferId("table", number)] for number in range(3)] == [frame.values()] * 3
+    assert sorted(value for number in range(3) for value in found.get(BufferId("e", number), [])) == frame.values()
+    assert router.copies_max == 4
+    some = contents(router.route(frame, None, FrameLimits(3, 1 << 20)).frames)
+    assert some[BufferId("table", 2)] == frame.values()
+
+
 def test_tags_choose_edges_and_what_no_edge_wants_is_counted() -> None:
     router = Router([Route("late", 1, tag_condition("or", ["late"])), Route("odd", 1, tag_condition("or", ["odd"]))])
     routed = router.route(numbered(4), [(b"late",), (b"late", b"odd"), (), (b"odd",)])

@@ -212,7 +212,8 @@ async def _write(read: _Read, arguments: argparse.Namespace) -> int:
         view = await stack.enter_async_context(read.opening)
         async for lane in stored_states(view, read.plan, arguments.vertex):
             for entry in lane.entries():
-                if not _is_wanted(entry, arguments):
+                # What is exported can be imported, and tables have what comes by their edges.
+                if not _is_wanted(entry, arguments) or entry.kind is StateKind.TABLE:
                     continue
                 row = _row(entry)
                 if not entry.stored_key:

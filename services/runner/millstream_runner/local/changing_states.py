@@ -31,7 +31,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline, load
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.protocol import StreamName
-from millstream.udf.states import DeclaredState
+from millstream.udf.states import DeclaredState, StateKind
 from millstream.udf.streams import KeyedMapStream
 from millstream_runner.local.changing import check_complete, claim
 from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
@@ -230,7 +230,13 @@ async def delete_entries(of: StatefulVertex, is_wanted: Callable[[StoredEntry], 
         for lane in of.lanes:
             state = await state_of(ledger, lane)
             entries = state.entries() if state is not None else ()
-            if gone := [EntryChange(one.stored_key, one.number, one.item, None) for one in entries if is_wanted(one)]:
+            gone = [
+                EntryChange(one.stored_key, one.number, one.item, None)
+                for one in entries
+                # Those of tables are what has come by their edges.
+                if is_wanted(one) and one.kind is not StateKind.TABLE
+            ]
+            if gone:
                 found[lane] = gone
         return await _change(of, ledger, list(found), lambda owned: found[owned.lane])
 

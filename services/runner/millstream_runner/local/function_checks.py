@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path as FilePath
@@ -65,6 +65,8 @@ class _Place:
     """The function, as written in the pipeline file."""
     remembers: bool = False
     """Whether the function may remember something."""
+    tables: Sequence[str] = ()
+    """The tables that it may read."""
     demand: Path | None = None
     """Where the pipeline file has a `guarantee` that needs a function that keeps positions."""
 
@@ -115,9 +117,10 @@ def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict
                 what = f"`{written}` is not a program that uses our SDK for Python or Go"
                 verdict.notes.append((path, f"the function is not imported: {what}"))
                 continue
-            remembers = bool(vertex.definition.remembers(vertex.settings))
+            remembers = vertex.udf is not None and vertex.udf.state is not None
+            tables = tuple(vertex.definition.tables(vertex.settings))
             demand = _demand(vertex.settings, program, path)
-            yield _Place(spec, path, program.function_kind.value, written, remembers, demand)
+            yield _Place(spec, path, program.function_kind.value, written, remembers, tables, demand)
 
 
 def _can_report(spec: SidecarSpec) -> bool:
@@ -250,6 +253,21 @@ def _state_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Findin
         yield Finding(codes.STATE_MISFIT, (*place.path, "state"), what, "a function with states, or no `state`")
 
 
+def _table_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the vertex has the tables that the function reads, and its SDK knows tables."""
+    tables = report.get("tables")
+    if tables is None and place.tables:
+        what = f"the SDK of `{place.written}` does not know tables"
+        yield Finding(codes.STATE_MISFIT, (*place.path, "tables"), what, "a function in Python, with the newest SDK")
+    for name in tables or ():
+        if name not in place.tables:
+            what = f"`{report['function']}` reads table `{name}`, and its vertex has no such table"
+            path = (*place.path, "tables") if place.tables else place.path
+            yield Finding(
+                codes.STATE_MISFIT, path, what, f"`tables: {{{name}: {{}}}}` beside the function, and an edge to it"
+            )
+
+
 def _config_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether the config has the types with which the function reads it."""
     for misfit in report.get("config", ()):
@@ -271,6 +289,7 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
             expected = "a class with open, write and flush (docs/connectors/udsink.md); or no `guarantee`"
             verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
         verdict.problems.extend(_state_findings(place, report))
+        verdict.problems.extend(_table_findings(place, report))
         verdict.problems.extend(_config_findings(place, report))
         return
     served = " or ".join(report["kinds"])

@@ -63,8 +63,8 @@ def bounds_of(plan: Plan, vertex: str) -> StateBounds:
     """The bounds of what each lane of a vertex remembers."""
     settings = plan.vertex(vertex).settings
     assert isinstance(settings, Udf), "only functions remember something"
-    assert settings.state is not None, "this one does"
-    return StateBounds(settings.state.max_bytes, settings.state.max_bytes_per_key)
+    # Tables move too.
+    return StateBounds(settings.kept_bytes_max, settings.state.max_bytes_per_key if settings.state is not None else 0)
 
 
 def _lanes(plan: Plan, vertex: str, former: int) -> Sequence[LaneId]:

@@ -54,7 +54,9 @@ class StateForm(NamedTuple):
 
     @property
     def of_value(self) -> str:
-        return {StateKind.COUNTER: _COUNTER, StateKind.TIMER: _TIMER}.get(self.kind, self.codec)
+        # What is not JSON is shown as bytes.
+        special = {StateKind.COUNTER: _COUNTER, StateKind.TIMER: _TIMER, StateKind.TABLE: "json"}
+        return special.get(self.kind, self.codec)
 
     @property
     def of_item(self) -> str:

@@ -162,7 +162,7 @@ class Image(ABC):
         """Key, state, item and value of each entry of a slot."""
 
     def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
-        """Key, item and value of each entry of a state with items."""
+        """Key, item and value of each entry of a state."""
         for slot in range(SLOTS):
             for key, number, item, stored in self.of_slot(slot):
                 if number == state:
@@ -448,9 +448,10 @@ class StateImage(Image):
                     yield key, state, b"", stored
 
     def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
+        has_items = self._has_items[state]
         for entries in self._tables[state]:
-            for key, items in entries.items():
-                for item, stored in items.items():
+            for key, found in entries.items():
+                for item, stored in found.items() if has_items else ((b"", found),):
                     yield key, item, stored
 
 

@@ -4,9 +4,11 @@ r"""The key of an entry: the key of a record as bytes, one to one. Pure.
     ("ada",)        b"ada"
     ("ada", "eu")   b"ada\x1feu"
     ("",)           b"\x1e"
+    ("ada",)        b"\x1e\x1eada", of a table
 
 Parts are separated by 0x1f, as for the partition of a record. A part that has such bytes itself is escaped, so that no
-two keys have the same bytes.
+two keys have the same bytes. The keys of tables are apart from those of records: a function gets the entries of the
+latter with its calls, and those of tables are for all calls.
 """
 
 from __future__ import annotations
@@ -17,6 +19,20 @@ from millstream_udf import columns
 
 _SEPARATOR, _ESCAPE = b"\x1f", b"\x1e"
 _ESCAPED_SEPARATOR, _ESCAPED_ESCAPE = _ESCAPE + b"1", _ESCAPE + b"0"
+
+
+_OF_TABLE = _ESCAPE + _ESCAPE
+
+
+def table_key_of(parts: Sequence[bytes]) -> bytes:
+    """The key of an entry of a table."""
+    return _OF_TABLE + key_of(parts)
+
+
+def is_of_table(key: bytes) -> bool:
+    """Whether it is the key of an entry of a table."""
+    # Never so of a record: there, the byte is alone or before a digit.
+    return key.startswith(_OF_TABLE)
 
 
 def key_of(parts: Sequence[bytes]) -> bytes:
@@ -37,7 +53,8 @@ def distinct_keys(column: bytes, records: int) -> tuple[list[bytes], Sequence[in
 
 
 def parts_of(key: bytes) -> tuple[bytes, ...]:
-    """The inverse of `key_of`."""
+    """The inverse of `key_of`, and of `table_key_of`."""
+    key = key.removeprefix(_OF_TABLE)
     if not key:
         return ()
     if key == _ESCAPE:

@@ -2,6 +2,8 @@
 
     entries of all lanes ─► into the lanes of their keys ─► all committed ─► out of the other lanes
 
+Those of tables are the same in all lanes, and a lane that is new gets them from the first one.
+
 Every entry is in at least one lane at any time, and if it is in several, it is the same in each: no record is processed
 before everything is moved. So a move that was interrupted is made again, also towards another number of partitions.
 
@@ -16,7 +18,7 @@ from millstream.clock import START_OF_TIME_US
 from millstream.frame import partition_of
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.image import stored_of
-from millstream_vertex.keyed.keys import parts_of
+from millstream_vertex.keyed.keys import is_of_table, parts_of
 from millstream_vertex.keyed.owned import OwnedState
 from millstream_vertex.keyed.state import EntryChange
 
@@ -55,7 +57,8 @@ def _arrivals(lanes: Sequence[OwnedState], home: OwnedState, partitions: int) ->
             continue
         numbers: dict[int, int] = {}
         for key, number, item, stored in lane.keyed.all():
-            if home_of(key, partitions) != home.lane.partition:
+            is_copied = is_of_table(key) and lane is lanes[0]
+            if not is_copied and (is_of_table(key) or home_of(key, partitions) != home.lane.partition):
                 continue
             if number not in numbers:
                 numbers[number] = home.keyed.adopt(lane.keyed.stored[number])
@@ -65,7 +68,11 @@ def _arrivals(lanes: Sequence[OwnedState], home: OwnedState, partitions: int) ->
 def _departures(lane: OwnedState, partitions: int) -> Iterator[EntryChange]:
     """The entries of a lane whose keys belong to another one."""
     for key, number, item, _ in lane.keyed.all():
-        if home_of(key, partitions) != lane.lane.partition:
+        if is_of_table(key):
+            leaves = lane.lane.partition >= partitions
+        else:
+            leaves = home_of(key, partitions) != lane.lane.partition
+        if leaves:
             yield EntryChange(key, number, item, None)
 
 

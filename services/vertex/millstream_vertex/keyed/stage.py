@@ -3,6 +3,8 @@
     records ─► keys ─► entries ─► call ─► refused? ──no──► changes to the image, steps to the changelog
                                              └─yes─► nothing of the answer counts; halves, until the record is alone
 
+Records of a table go into the table. Before its next call, the function gets what has changed of it.
+
 Above it: `stages`. Below it: the stage of functions, the state of the lane, and its changelog.
 """
 
@@ -12,6 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.frame import Frame, build_frame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
@@ -25,6 +28,8 @@ from millstream_vertex.keyed.changelog import Changelog
 from millstream_vertex.keyed.keys import distinct_keys, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
+from millstream_vertex.keyed.table_calls import calls_with_tables
+from millstream_vertex.keyed.tables import Tables
 from millstream_vertex.keyed.timers import Timer
 from millstream_vertex.mapping import MapStage, is_too_large
 from millstream_vertex.stage import DueTimers, StageInput, StageResult
@@ -56,17 +61,19 @@ class KeyedStage(MapStage):
         clock: Clock,
         by_key: bool,
         needs_keys: bool,
+        tables: Tables | None = None,
         **options: Any,
     ) -> None:
         """`by_key`: each key has a state of its own; otherwise the lane has one. `needs_keys`: whether a record without
-        keys is a failure. `options`: see `MapStage`."""
+        keys is a failure. `tables`: of the lane, open, if it has some. `options`: see `MapStage`."""
         super().__init__(stream, policy, **options)
-        self._keyed_stream = stream
+        self._keyed_call = stream.keyed_call if tables is None else calls_with_tables(stream, tables, self._where)
         self._keyed = state
         self._changelog = changelog
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
+        self._tables = tables if tables is not None else Tables(self._where, state)
         self._firing: dict[bytes, Timer] = {}
         """The timers that the function has, by key."""
 
@@ -75,6 +82,11 @@ class KeyedStage(MapStage):
         self._reached(given.watermark_us)
         # Also here: between two watermarks, more may expire than one sweep removes.
         self._keyed.sweep(StateClock.EVENT_TIME, self._keyed.watermark_us)
+        self._tables.forget()
+        if given.edge in self._tables.edges:
+            self._tables.apply(given.edge, given.frame.with_values())
+            records = given.frame.records
+            return self._with_changes(StageResult(Account(inputs=records, processed=records)))
         return self._with_changes(await super().on_frame(given))
 
     async def _call(self, frame: Frame, given: StageInput, **options: Any) -> MapAnswer:
@@ -92,7 +104,7 @@ class KeyedStage(MapStage):
         if frame.records > 1 and entries.size > CALL_STATE_BYTES_MAX:
             # Halves of the records have fewer keys.
             return MapAnswer(error=f"the keys of the call have a state of {entries.size:,} bytes", is_final=True)
-        answer = await self._keyed_stream.keyed_call(
+        answer = await self._keyed_call(
             frame,
             entries,
             watermark_us=given.watermark_us,
@@ -173,6 +185,9 @@ class KeyedStage(MapStage):
             return None
         return self._with_changes(StageResult())
 
+    def taken_of(self, edge: str) -> int:
+        return self._tables.entries_of(edge)
+
     @property
     def timer_us(self) -> int | None:
         times_us = self._keyed.next_expiry_us, self._keyed.next_timer_us(StateClock.PROCESSING_TIME)
@@ -192,11 +207,13 @@ class KeyedStage(MapStage):
 
     def begin(self) -> None:
         self._keyed.begin()
+        self._tables.begin()
         self._changelog.begin()
 
     def undo(self) -> None:
         self._firing = {}
         self._keyed.undo()
+        self._tables.undo()
         self._changelog.undo()
 
     def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:

@@ -34,6 +34,7 @@ from millstream_vertex.keyed.image import (
     parts_of,
     rows_of,
 )
+from millstream_vertex.keyed.keys import is_of_table
 from millstream_vertex.keyed.reads import CallReads
 from millstream_vertex.keyed.steps import Entries, Step, decode_step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
@@ -118,6 +119,8 @@ class KeyedState:
         """What `_states` has of timers before the result that may be taken back."""
         self.watermark_us = START_OF_TIME_US
         """The watermark that the lane has reached."""
+        self.tables_size = 0
+        """Bytes of the entries that are of tables, which have bounds of their own."""
 
     @property
     def size(self) -> int:
@@ -229,7 +232,8 @@ class KeyedState:
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
         stored = {state.name: number for number, state in enumerate(self._states.states)}
-        gone = sorted(stored.keys() - {state.name for state in declared})
+        kept = {state.name for state in self._states.states if state.kind == StateKind.TABLE}
+        gone = sorted(stored.keys() - {state.name for state in declared} - kept)
         if self._timer_state is not None and (timers := self._states.states[self._timer_state].name) in gone:
             if self._timers:
                 raise self._misfit(
@@ -417,9 +421,15 @@ class KeyedState:
         size_before = self._image.size
         for key, state, item, stored in changes:
             self._put(state, key, item, stored)
+        # Tables have no bound for each key.
+        self._image.grown.difference_update([key for key in self._image.grown if is_of_table(key)])
         refused = self._refusal(size_before) if any(change.stored is not None for change in changes) else None
         self.undo()
         return refused
+
+    def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
+        """Key, item and value of each entry of a state."""
+        return self._image.of_state(state)
 
     def entry(self, state: int, key: bytes, item: bytes) -> Stored | None:
         """One entry, also if it has expired and was not removed yet."""
@@ -441,10 +451,10 @@ class KeyedState:
             self._changes.add(key, state, item, *parts_of(stored))
 
     def _refusal(self, size_before: int) -> str | None:
-        if self._image.size > max(self._size_max, size_before):
+        if self._image.size > max(self._size_max + self.tables_size, size_before):
             return (
-                f"the state of the lane would have {self._image.size:,} bytes; at most {self._size_max:,} are allowed "
-                "(`state.maxBytes`)"
+                f"the state of the lane would have {self._image.size - self.tables_size:,} bytes; at most "
+                f"{self._size_max:,} are allowed (`state.maxBytes`)"
             )
         # Others are as large as before, or smaller.
         if largest := self._image.largest_grown(self._key_size_max):

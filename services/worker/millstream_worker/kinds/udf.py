@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from millstream import codes
@@ -10,7 +10,7 @@ from millstream.record import ALL_INPUTS
 from millstream.spec.kinds import VertexKind, VertexUse
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path
-from millstream.spec.programs import Udf
+from millstream.spec.programs import Table, Udf
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import ShapeProblem
 from millstream.statistics import LaneReport
@@ -45,9 +45,10 @@ class Map(UdfKind):
 
 
 class KeyedMap(Map):
-    """A map vertex whose function remembers something for the keys of its records. The changelog is in its own ledger,
-    and its records are distributed by key, so there is a buffer before it. A partition has one lane, which reads all
-    edges, so that what is remembered for a key is the same whichever edge its records come by."""
+    """A map vertex whose function remembers something for the keys of its records, or reads tables. The changelog is in
+    its own ledger, and its records are distributed by key, so there is a buffer before it. A partition has one lane,
+    which reads all edges, so that what is remembered for a key is the same whichever edge its records come by, and each
+    record is processed with one version of every table."""
 
     name = "keyed map"
     stored_as = "map"
@@ -55,7 +56,7 @@ class KeyedMap(Map):
     may_follow_in_chain = False
 
     def use_problems(self, settings: Udf, use: VertexUse) -> Iterator[ShapeProblem]:
-        if use.partitions > 1 and self.remembers(settings) == "key":
+        if use.partitions > 1 and settings.state is not None and settings.state.scope == "key":
             for source in use.keyless:
                 what = (
                     f"records of `{source}` come without keys, so each of {use.partitions} partitions gets some of them"
@@ -70,21 +71,24 @@ class KeyedMap(Map):
             yield Finding(codes.EXTRA_NEEDED, one.loc, f"the store {one.what}", one.remedy)
 
     def remembers(self, settings: Udf) -> str:
-        return "" if settings.state is None else settings.state.scope
+        # Tables are the same in every lane, so they can be in any number of them.
+        return "key" if settings.state is None else settings.state.scope
 
     def kept_bytes(self, settings: Udf) -> int:
-        return 0 if settings.state is None else settings.state.max_bytes * 11 // 5
+        return settings.kept_bytes_max * 11 // 5
+
+    def tables(self, settings: Udf) -> Mapping[str, Table]:
+        return settings.tables or {}
 
     def open_stage(self, settings: Udf, opening: StageOpening, *, next_takes_arrow: bool) -> Coroutine[Any, Any, Stage]:
         from millstream_worker.keyed import open_keyed_stage
 
-        assert settings.state is not None, "the vertex is of this kind because it has one"
         # It never follows in a chain.
-        return open_keyed_stage(cast("LaneOpening", opening), settings.state)
+        return open_keyed_stage(cast("LaneOpening", opening), settings)
 
 
 class _MapOrReduce(Map):
-    """A vertex with `groupBy` is a reduce; one without it is a map, with or without `state`."""
+    """A vertex with `groupBy` is a reduce; one without it is a map, with or without `state` and `tables`."""
 
     def of(self, given: Collection[str]) -> VertexKind[Any]:
         if "groupBy" in given:
@@ -92,7 +96,7 @@ class _MapOrReduce(Map):
             from millstream_worker.kinds.reduce import REDUCE
 
             return REDUCE
-        return KEYED_MAP if "state" in given else MAP
+        return MAP if {"state", "tables"}.isdisjoint(given) else KEYED_MAP
 
 
 MAP = Map()

@@ -19,7 +19,7 @@ from millstream_vertex.keyed import owned as owned_module
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.changelog import read_changelog
 from millstream_vertex.keyed.image import Stored, stored_of
-from millstream_vertex.keyed.keys import key_of
+from millstream_vertex.keyed.keys import key_of, table_key_of
 from millstream_vertex.keyed.owned import OwnedState, StateBounds, open_owned_state
 from millstream_vertex.keyed.redistribution import check_room, expired_until, home_of, redistribute
 from millstream_vertex.keyed.state import EntryChange, KeyedState
@@ -237,6 +237,23 @@ async def test_states_are_found_by_name_in_every_lane(rig: Rig) -> None:
         await states[1].apply([EntryChange(b"a", 1, b"", b"7"), EntryChange(b"a", 0, b"1", b"8")])
         await redistribute(states, 1)
     assert await stored(rig, 0) == {(b"a", "total", b""): b"7", (b"a", "seen", b"1"): b"8"}
+
+
+@pytest.mark.guarantee("I7")
+@pytest.mark.parametrize("commits", [0, 1, 3])
+async def test_every_lane_has_the_whole_table_whatever_their_number(rig: Rig, commits: int) -> None:
+    table = state_pb2.StoredState(name="table rates of rates-map", kind=StateKind.TABLE, clock=1)
+    rates = {(table_key_of([b"k%d" % number]), table.name, b""): b"%d" % number for number in range(40)}
+    async with all_owned(rig, 5) as states:
+        for lane in states[:2]:
+            number = lane.keyed.adopt(table)
+            await lane.apply([EntryChange(key, number, item, value) for (key, _, item), value in rates.items()])
+        interrupted_after(rig, commits)
+        with pytest.raises(FencedError):
+            await redistribute(states, 5)
+    for before, partitions in ((5, 5), (5, 2), (5, 3)):
+        await moved(rig, before, partitions)
+        assert [await stored(rig, lane) for lane in range(5)] == [rates] * partitions + [{}] * (5 - partitions)
 
 
 async def test_lanes_whose_states_differ_do_not_mix(rig: Rig) -> None:

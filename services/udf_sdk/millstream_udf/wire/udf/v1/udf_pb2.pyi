@@ -216,6 +216,8 @@ class Welcome(_message.Message):
     CHECKS_FIELD_NUMBER: _builtins.int
     TAKES_ARROW_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    TAKES_TABLES_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -231,12 +233,18 @@ class Welcome(_message.Message):
     """Such a sink may refuse records: the client sends each frame as `check` before anything of it is written."""
     takes_arrow: _builtins.bool
     """Map: frames may have `arrow` in place of `values`."""
+    takes_tables: _builtins.bool
+    """Map: the server knows MapCall.table. The tables that the function says it reads: the client refuses one that the
+    vertex does not have. A function may read others, too.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___State]:
         """Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
         by index. At most 255.
         """
 
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     def __init__(
         self,
         *,
@@ -247,14 +255,89 @@ class Welcome(_message.Message):
         checks: _builtins.bool = ...,
         takes_arrow: _builtins.bool = ...,
         states: _abc.Iterable[Global___State] | None = ...,
+        takes_tables: _builtins.bool = ...,
+        tables: _abc.Iterable[Global___Table] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "takes_arrow", b"takes_arrow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "tables", b"tables", "takes_arrow", b"takes_arrow", "takes_tables", b"takes_tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Table(_message.Message):
+    """One of the tables that a function reads: values by the keys of records, the same for all records of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Letters, digits and `_`; at most 63."""
+    codec: _builtins.str
+    """How its values are encoded, for messages: "json", "bytes", "msgpack", "protobuf"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        codec: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Table: _TypeAlias = Table  # noqa: Y015
+
+@_typing.final
+class TableUpdate(_message.Message):
+    """Entries of a table that the server does not have yet, or has otherwise. A server has the tables of a stream for that
+    stream; at its beginning it has none, at version 0. Before the first call with records the client sends all of every
+    table, in pieces of some MiB, at least one for each; later what has changed. It sends an update when no other call of
+    the stream waits, and waits for its answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    base: _builtins.int
+    """The version that the tables have before. 0: forget all tables first. If the server has another one, it changes
+    nothing and answers `lacks_tables`; the client then sends everything.
+    """
+    version: _builtins.int
+    """And afterwards."""
+    table: _builtins.str
+    @_builtins.property
+    def keys(self) -> _frame_pb2.ListColumn:
+        """The keys: as in a frame."""
+
+    @_builtins.property
+    def values(self) -> _frame_pb2.BytesColumn:
+        """Values in place of those that these keys have. Empty: the key is gone."""
+
+    def __init__(
+        self,
+        *,
+        base: _builtins.int = ...,
+        version: _builtins.int = ...,
+        table: _builtins.str = ...,
+        keys: _frame_pb2.ListColumn | None = ...,
+        values: _frame_pb2.BytesColumn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "keys", b"keys", "table", b"table", "values", b"values", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableUpdate: _TypeAlias = TableUpdate  # noqa: Y015
 
 @_typing.final
 class State(_message.Message):
@@ -490,6 +573,8 @@ class MapCall(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
     TIMERS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    TABLES_VERSION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
@@ -511,11 +596,17 @@ class MapCall(_message.Message):
     KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
     time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
     """
+    tables_version: _builtins.int
+    """The version of the tables that these records are processed with; 0: the vertex has none."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     @_builtins.property
     def states(self) -> Global___StateEntries:
         """What the function remembers for the keys of these records; for functions with states."""
+
+    @_builtins.property
+    def table(self) -> Global___TableUpdate:
+        """In place of a frame and everything else: the answer has no outputs. Only if Welcome.takes_tables."""
 
     def __init__(
         self,
@@ -530,10 +621,12 @@ class MapCall(_message.Message):
         states: Global___StateEntries | None = ...,
         edge: _builtins.str = ...,
         timers: _builtins.bool = ...,
+        table: Global___TableUpdate | None = ...,
+        tables_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "states", b"states", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "table", b"table", "tables_version", b"tables_version", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -794,6 +887,7 @@ class MapAnswer(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    LACKS_TABLES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     """Number of outputs; may be 0."""
@@ -801,6 +895,8 @@ class MapAnswer(_message.Message):
     """The call as a whole failed (for example the frame could not be read): message and stack trace."""
     arrow: _builtins.bytes
     """In place of `values`, if Hello.may_return_arrow: see Frame.arrow."""
+    lacks_tables: _builtins.bool
+    """Nothing was done, because the tables of this stream are not of the version that the call requires."""
     @_builtins.property
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
@@ -848,10 +944,11 @@ class MapAnswer(_message.Message):
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
         changes: Global___StateChanges | None = ...,
+        lacks_tables: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -903,6 +1000,8 @@ class SealedMapCall(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
     TIMERS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    TABLES_VERSION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
@@ -913,6 +1012,8 @@ class SealedMapCall(_message.Message):
     states: _builtins.bytes
     edge: _builtins.str
     timers: _builtins.bool
+    table: _builtins.bytes
+    tables_version: _builtins.int
     def __init__(
         self,
         *,
@@ -926,10 +1027,12 @@ class SealedMapCall(_message.Message):
         states: _builtins.bytes = ...,
         edge: _builtins.str = ...,
         timers: _builtins.bool = ...,
+        table: _builtins.bytes = ...,
+        tables_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "edge", b"edge", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "states", b"states", "table", b"table", "tables_version", b"tables_version", "timers", b"timers", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -983,6 +1086,7 @@ class SealedMapAnswer(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    LACKS_TABLES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     values: _builtins.bytes
@@ -994,6 +1098,7 @@ class SealedMapAnswer(_message.Message):
     error: _builtins.str
     arrow: _builtins.bytes
     changes: _builtins.bytes
+    lacks_tables: _builtins.bool
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
     def __init__(
@@ -1011,10 +1116,11 @@ class SealedMapAnswer(_message.Message):
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
         changes: _builtins.bytes = ...,
+        lacks_tables: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1094,6 +1200,39 @@ class SealedStateFound(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealedStateFound: _TypeAlias = SealedStateFound  # noqa: Y015
+
+@_typing.final
+class SealedTableUpdate(_message.Message):
+    """The same bytes as TableUpdate, columns unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    base: _builtins.int
+    version: _builtins.int
+    table: _builtins.str
+    keys: _builtins.bytes
+    values: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        base: _builtins.int = ...,
+        version: _builtins.int = ...,
+        table: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "keys", b"keys", "table", b"table", "values", b"values", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedTableUpdate: _TypeAlias = SealedTableUpdate  # noqa: Y015
 
 @_typing.final
 class SealedStateChanges(_message.Message):
