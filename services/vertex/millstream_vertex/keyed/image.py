@@ -141,13 +141,11 @@ class Image(ABC):
 
     def of_keys(self, keys: Sequence[bytes], left_out: Collection[int] = ()) -> KeyedEntries:
         """The entries of these keys, ordered by key, state and item, without those of some states."""
-        found = [
-            (number, *entry) for number, key in enumerate(keys) for entry in self.of_key_without(key, left_out)
-        ]
+        found = [(number, *entry) for number, key in enumerate(keys) for entry in self.of_key_without(key, left_out)]
         if not found:
             return KeyedEntries((), b"", (), ())
         numbers, states, items, column = zip(*found, strict=True)
-        return KeyedEntries(numbers, bytes(states), items, column)
+        return KeyedEntries(numbers, bytes(states), list(items), list(column))
 
     def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
         """As `of_key`, without the entries of these states."""
