@@ -199,6 +199,8 @@ def test_a_call_asks_only_for_what_is_read_and_once() -> None:
     results = run(Frugal, [udf.Record("read", keys=("ada",))] * 5, states=kept)
     assert results.objects() == [[1, None, 1]] * 5
     assert (kept.asked, kept.pages) == (2, 0)
+    # What a record has deleted is gone for the next one of the call, although it is still stored.
+    kept["ada"] = {"seen": {"a": 7, "b": 8}}
     results = run(Frugal, [udf.Record("write", keys=("ada",)), udf.Record("read", keys=("ada",))], states=kept)
     assert results.objects() == [[1, None, 1]]
     assert (kept.asked, kept.pages) == (2, 0)

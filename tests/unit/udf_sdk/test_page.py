@@ -115,6 +115,14 @@ def test_lookup() -> None:
     assert run(example("lookup.py", "Lookup"), [b"AA", b"?"] * 50).values == [b"American", b"unknown"] * 50
 
 
+def test_histories() -> None:
+    days = {"2026-01-31": 100, "2026-02-01": 20, "2026-02-02": 3}
+    payment = udf.Record({"id": "a", "day": "2026-02-02", "cents": 5}, keys=("ada",))
+    for name, expected in (("Histories", {"day": 8, "month": 28}), ("AsyncHistories", {"day": 8})):
+        results = run(example("histories.py", name), [payment], states={"ada": {"days": days}})
+        assert results.objects(dict) == [expected]
+
+
 def test_batches() -> None:
     results = run(example("batches.py"), [b"a", b"", b"ccc"])
     assert results.values == [b"  a", b"ccc"]
