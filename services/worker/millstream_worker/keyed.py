@@ -65,7 +65,7 @@ async def _opened(opening: LaneOpening, settings: Udf, image: Image) -> MapStage
     await changelog.load(await shared.ledgers.of(lane.vertex), lane, mark, state)
 
     def make(stream: MapStream, *arguments: Any, **options: Any) -> KeyedStage:
-        keyed = _fitting(opening.where, stream, kept, tables.names)
+        keyed = fitting(opening.where, stream, kept, tables.names)
         state.declare([*keyed.states, *tables.declared()])
         tables.open()
         return KeyedStage(
@@ -83,7 +83,7 @@ async def _opened(opening: LaneOpening, settings: Udf, image: Image) -> MapStage
     return await opening.map_stage("udf", FunctionKind.MAP, make=make)
 
 
-def _fitting(where: str, stream: MapStream, state: State | None, tables: Sequence[str]) -> KeyedMapStream:
+def fitting(where: str, stream: MapStream, state: State | None, tables: Sequence[str]) -> KeyedMapStream:
     """The stream to a function that fits its vertex: both agree on whether there are states, and which tables. Raises
     `UdfError` if they do not."""
     states = stream.states if isinstance(stream, KeyedMapStream) else ()

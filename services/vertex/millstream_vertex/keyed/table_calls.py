@@ -23,7 +23,7 @@ from millstream.udf.states import StateEntries
 from millstream.udf.streams import KeyedMapStream, TableStream
 from millstream_vertex.keyed.tables import Tables
 
-LOST_MAX = 5
+LOST_MAX = 20
 """So often in a row, a function may lose its tables before it has processed records with them."""
 
 

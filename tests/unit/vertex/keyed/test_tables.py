@@ -15,7 +15,7 @@ from millstream.account import Account
 from millstream.frame import frame_of_records
 from millstream.record import Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.spec.programs import Table
+from millstream.spec.programs import State, Table
 from millstream.spec.tables import TableInput
 from millstream.udf.answers import MapAnswer
 from millstream.udf.endings import Ending, ProcessEndedError
@@ -35,6 +35,7 @@ from millstream_vertex.keyed.steps import decode_step
 from millstream_vertex.keyed.table_calls import LOST_MAX
 from millstream_vertex.keyed.tables import Tables
 from millstream_vertex.stage import StageInput, StageResult
+from millstream_worker.keyed import fitting
 from tests.support.errors import raises
 from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import LANE
@@ -235,16 +236,18 @@ async def test_a_function_that_was_restarted_gets_all_of_it_again(
     await lane.rate(**{f"k{number}": "x" * 9 for number in range(5)})
     await lane.pay("k1")
     lane.stream.restart()
+    assert await lane.pay("k4") == ["xxxxxxxxx of 5, 1"]
+    lane.stream.restart()
     await lane.rate(k1="changed")
     lane.stream.ends_at = ends_at
-    assert await lane.pay("k1", "k4") == ["changed of 5, 2", "xxxxxxxxx of 5, 1"]
+    assert await lane.pay("k1", "k4") == ["changed of 5, 2", "xxxxxxxxx of 5, 2"]
 
 
 async def test_a_function_that_always_loses_its_tables_ends_the_lane(opened: Opening) -> None:
     lane = await opened()
     await lane.rate(eur="1")
     lane.stream.forgets = True
-    with raises(codes.FUNCTION_NOT_STARTED, match="lost its tables 5 times"):
+    with raises(codes.FUNCTION_NOT_STARTED, match=f"lost its tables {LOST_MAX} times"):
         await lane.pay("eur")
     assert len(lane.stream.updates) == LOST_MAX
 
@@ -291,6 +294,29 @@ async def test_a_table_without_an_edge_leaves_nothing(opened: Opening, monkeypat
         assert sum(is_of_table(key) for key, _, _, _ in lane.state.all()) == left
     lane.next_owner()
     assert sum(is_of_table(key) for key, _, _, _ in lane.state.all()) == 0
+
+
+@pytest.mark.parametrize(
+    ("tables", "takes", "state", "says"),
+    [
+        (("rates",), True, State(), None),
+        (("rates", "more"), True, State(), None),
+        ((), True, State(), "the function reads `rates`, and its vertex has no such table"),
+        (("other",), True, State(), "the function reads `rates`, and its vertex has no such table"),
+        (("rates",), False, State(), "which the SDK of its function does not know"),
+        (("rates",), True, None, "the function remembers `seen`, and its vertex has no state"),
+    ],
+)
+async def test_a_vertex_and_its_function_agree(
+    opened: Opening, tables: Sequence[str], takes: bool, state: State | None, says: str | None
+) -> None:
+    stream = (await opened()).stream
+    stream.takes_tables = takes
+    if says is None:
+        assert fitting("p/map", stream, state, tables) is stream
+        return
+    with raises(codes.STATE_MISFIT, match=says):
+        fitting("p/map", stream, state, tables)
 
 
 def test_keys_of_tables_are_those_of_no_record() -> None:
