@@ -79,6 +79,11 @@ class MapAnswer:
     """With an error: no other attempt at all of these inputs would succeed."""
     changes: StateChanges = NO_CHANGES
     """What has changed of the states of the function."""
+    unfinished: bool = False
+    """More of the answer follows."""
+    before: Sequence[MapAnswer] = ()
+    """The parts of the answer that came before this one, its last. They have no outputs of the inputs in any
+    `outcomes`, or these do not count."""
 
     @property
     def size(self) -> int:

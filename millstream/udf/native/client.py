@@ -6,9 +6,9 @@ and Source; it does not depend on the process behind the address, or on retry po
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +42,7 @@ from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
+from millstream.udf.pieces import PieceByPiece, PieceMisfitError, PiecesLostError
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.states import DeclaredState, StateEntries
@@ -79,8 +80,16 @@ class NativeConnection(Connection):
             raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int,
+        may_return_arrow: bool = False,
+        streaming: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
+        # What yields its outputs yields no columns.
+        may_return_arrow = may_return_arrow and not streaming
         return self._open_calls(
             "Map",
             name,
@@ -89,6 +98,7 @@ class NativeConnection(Connection):
                 name,
                 calls_socket=bool(calls_socket_of(self._target)),
                 may_return_arrow=may_return_arrow,
+                streaming=streaming,
                 settings=self._settings,
             ),
             request=udf_pb2.SealedMapRequest,
@@ -99,9 +109,12 @@ class NativeConnection(Connection):
                 outputs_max=outputs_max,
                 times_allowed=kind is FunctionKind.SOURCE_TRANSFORM,
                 arrow_allowed=may_return_arrow,
+                streaming=streaming,
             ),
             failed=lambda error: MapAnswer(error=error),
-            make=_MapStream,
+            is_unfinished=lambda answer: answer.unfinished,
+            make=partial(_StreamedMapStream, outputs_max=outputs_max) if streaming else _MapStream,
+            streaming=streaming,
         )
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
@@ -132,17 +145,20 @@ class NativeConnection(Connection):
         answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
         failed: Callable[[str], _Answer],
         make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
+        is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
+        streaming: bool = False,
     ) -> AsyncIterator[_FrameStream[_Answer]]:
-        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`: see
-        `Dialect`."""
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`,
+        `is_unfinished`: see `Dialect`. `streaming`: whether answers come in parts."""
         beside = calls_socket_of(self._target)
         stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/{method}", name.where, beside),
             hello=request(hello=hello).SerializeToString(),
-            welcome=partial(_welcome, of=response, where=name.where, stated=stated),
+            welcome=partial(_welcome, of=response, where=name.where, stated=stated, streaming=streaming),
             answer=answer,
             failed=failed,
+            is_unfinished=is_unfinished,
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
             yield make(stream, call, stated)
@@ -188,7 +204,14 @@ class _FrameStream(Generic[_Answer]):
         return self._stream.calls_max
 
     async def call(
-        self, frame: Frame, *, id_prefix: str = "", first_index: int = 0, alone: bool = False, **fields: Any
+        self,
+        frame: Frame,
+        *,
+        id_prefix: str = "",
+        first_index: int = 0,
+        alone: bool = False,
+        take: Callable[[_Answer], Awaitable[None]] | None = None,
+        **fields: Any,
     ) -> _Answer:
         """`fields`: the other fields of the message."""
 
@@ -197,7 +220,7 @@ class _FrameStream(Generic[_Answer]):
             return request_of(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
-            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
+            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone, take=take
         )
 
 
@@ -223,6 +246,51 @@ class _MapStream(_FrameStream[MapAnswer]):
         return answer
 
 
+class _StreamedMapStream(_MapStream):
+    """See `StreamedMapStream`."""
+
+    def __init__(self, *given: Any, outputs_max: int) -> None:
+        super().__init__(*given)
+        self._outputs_max = outputs_max
+
+    async def streamed_call(
+        self, frame: Frame, take: Callable[[MapAnswer], Awaitable[None]], **options: Any
+    ) -> MapAnswer:
+        whole, misfit = PieceByPiece(self._outputs_max), ""
+
+        def fits(piece: MapAnswer) -> bool:
+            nonlocal misfit
+            try:
+                if not misfit:
+                    whole.add(piece)
+            except ValueError as error:
+                misfit = f"the function breaks its protocol: an answer does not fit its call: {error}"
+            return not misfit
+
+        async def take_if_it_fits(piece: MapAnswer) -> None:
+            if fits(piece):
+                await take(piece)
+
+        last = await self.call(frame, take=take_if_it_fits, **options)
+        return last if last.error or fits(last) else MapAnswer(error=misfit)
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        if "take" in options:
+            return await super().call(frame, **options)
+        parts: list[MapAnswer] = []
+
+        async def take(piece: MapAnswer) -> None:
+            parts.append(piece)
+
+        while True:
+            try:
+                last = await self.streamed_call(frame, take, **options)
+            except PiecesLostError:
+                parts.clear()
+            else:
+                return replace(last, before=tuple(parts)) if parts and not last.error else last
+
+
 @asynccontextmanager
 async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
     """A connection to `unix:/path` or `host:port`."""
@@ -239,21 +307,35 @@ async def open_connection(target: str, lives: Lives, tls: ClientTls | None = Non
 
 
 def map_answer(
-    data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
+    data: bytes,
+    *,
+    outputs_max: int,
+    times_allowed: bool = False,
+    arrow_allowed: bool = False,
+    streaming: bool = False,
 ) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
     rest, large = without_large(data, MAP_COLUMNS, ANSWER)
     message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    return message.answer.call_id, partial(
+    fit = partial(
         map_answer_of,
         message.answer,
         large=large,
         outputs_max=outputs_max,
         times_allowed=times_allowed,
         arrow_allowed=arrow_allowed,
+        streaming=streaming,
     )
+    return message.answer.call_id, partial(_fit_part, fit) if message.answer.unfinished else fit
+
+
+def _fit_part(fit: Callable[[int], MapAnswer], inputs: int) -> MapAnswer:
+    try:
+        return fit(inputs)
+    except ValueError as error:
+        raise PieceMisfitError(str(error)) from error
 
 
 def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
@@ -264,10 +346,16 @@ def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated) -> int:
+def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated, streaming: bool) -> int:
     message = decoded(of, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
+    if streaming and not message.welcome.streaming:
+        raise UdfError(
+            codes.FUNCTION_VERSION,
+            f"{where}: its vertex has `streaming: true`, and the function sends each answer as a whole: its SDK does "
+            "not know streaming. Leave `streaming` out, or write a generator in Python with an SDK of this release",
+        )
     stated.takes_arrow = message.welcome.takes_arrow
     states = states_of(message.welcome, where)
     if stated.states not in (None, states):

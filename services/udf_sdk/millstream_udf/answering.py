@@ -136,7 +136,11 @@ async def _answer_sink(
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     """The parts of the message to send. A message that no peer would accept is replaced by an answer with an error."""
     rest = udf_pb2.SealedMapAnswer(
-        call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
+        call_id=answer.call_id,
+        records=answer.records,
+        outcomes=answer.outcomes,
+        error=answer.error,
+        unfinished=answer.unfinished,
     )
     parts = field(
         _ANSWER,
@@ -153,12 +157,17 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     size = sum(map(len, parts))
     if size <= MESSAGE_BYTES_MAX:
         return parts
-    error = (
-        f"the outputs{' and states' if answer.changes else ''} of one call came to {size:,} bytes; the limit is "
-        f"{MESSAGE_BYTES_MAX:,}. Return smaller or fewer outputs per record"
-    )
+    error = too_much("outputs and states" if answer.changes else "outputs", size)
     return [
         udf_pb2.SealedMapResponse(
             answer=udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
         ).SerializeToString()
     ]
+
+
+def too_much(what: str, size: int) -> str:
+    """The error of an answer with so many bytes."""
+    return (
+        f"the {what} of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. Return smaller or fewer "
+        "outputs per record"
+    )

@@ -147,6 +147,7 @@ class Hello(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    STREAMING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -172,6 +173,10 @@ class Hello(_message.Message):
     """
     version: _builtins.str
     """Version of Millstream."""
+    streaming: _builtins.bool
+    """Map: an answer may come in several messages, so that outputs are sent as the function makes them. See
+    MapAnswer.unfinished.
+    """
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -190,10 +195,11 @@ class Hello(_message.Message):
         config: _builtins.str = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         version: _builtins.str = ...,
+        streaming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "streaming", b"streaming", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,6 +218,7 @@ class Welcome(_message.Message):
     CHECKS_FIELD_NUMBER: _builtins.int
     TAKES_ARROW_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    STREAMING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -227,6 +234,8 @@ class Welcome(_message.Message):
     """Such a sink may refuse records: the client sends each frame as `check` before anything of it is written."""
     takes_arrow: _builtins.bool
     """Map: frames may have `arrow` in place of `values`."""
+    streaming: _builtins.bool
+    """Map: confirms Hello.streaming. A server that does not know it, or whose function cannot do it, leaves it false."""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___State]:
         """Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
@@ -243,10 +252,11 @@ class Welcome(_message.Message):
         checks: _builtins.bool = ...,
         takes_arrow: _builtins.bool = ...,
         states: _abc.Iterable[Global___State] | None = ...,
+        streaming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "takes_arrow", b"takes_arrow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "streaming", b"streaming", "takes_arrow", b"takes_arrow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,6 +679,7 @@ class MapAnswer(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     """Number of outputs; may be 0."""
@@ -676,6 +687,13 @@ class MapAnswer(_message.Message):
     """The call as a whole failed (for example the frame could not be read): message and stack trace."""
     arrow: _builtins.bytes
     """In place of `values`, if Hello.may_return_arrow: see Frame.arrow."""
+    unfinished: _builtins.bool
+    """More of the answer follows, in a message with the same call_id; only if Welcome.streaming. The messages of an answer
+    are one answer: together they have at most as many outputs and bytes as one message may have, `parents` never
+    decreases from one to the next, and each has it if it has outputs. The last input of a message may have more outputs
+    in the next one. An input with outputs in an earlier message may still have an outcome: then none of its outputs
+    count. Nothing of any of them counts before the last one, or after an `error`.
+    """
     @_builtins.property
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
@@ -723,10 +741,11 @@ class MapAnswer(_message.Message):
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
         changes: Global___StateChanges | None = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -850,6 +869,7 @@ class SealedMapAnswer(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     values: _builtins.bytes
@@ -861,6 +881,7 @@ class SealedMapAnswer(_message.Message):
     error: _builtins.str
     arrow: _builtins.bytes
     changes: _builtins.bytes
+    unfinished: _builtins.bool
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
     def __init__(
@@ -878,10 +899,11 @@ class SealedMapAnswer(_message.Message):
         error: _builtins.str = ...,
         arrow: _builtins.bytes = ...,
         changes: _builtins.bytes = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
