@@ -203,8 +203,7 @@ class MapStage(Stage):
             result = self._take_whole(frame, answer, passed)
             if result.frame is None or not is_too_large(result.frame):
                 return result
-        failed = {outcome.index for part in (*passed.kept, answer) for outcome in part.outcomes}
-        if passed.inputs if answer.error else passed.inputs & failed:
+        if answer.error and passed.inputs:
             raise TakenBackError
         return await self._take_in_parts(frame, replace(answer, before=passed.kept), given, passed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from millstream.errors import UdfError
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.endings import ProcessEndedError
+from millstream.udf.pieces import PiecesLostError
 from millstream.udf.sidecar import python_command
 from millstream.udf.streams import StreamedMapStream
 from millstream_udf.calls_socket import SUFFIX
@@ -97,6 +99,26 @@ async def test_a_process_that_ends_in_the_middle_is_reported(open_function: Open
         answer = await stream.call(frame_of([b"b"]), watermark_us=0)
     assert parts
     assert [value for part in (*answer.before, answer) for value in values_of(part)] == [b"b", LARGE, b"b"]
+
+
+async def test_an_answer_whose_process_is_killed_in_the_middle_is_lost(open_function: Open, tmp_path: Path) -> None:
+    file = tmp_path / "go on"
+    command = python_command(f"{HERE / 'streamed.py'}:waiting")
+    async with asyncio.timeout(TIMEOUT_S), open_function(command) as sidecar:
+
+        async def kill(part: MapAnswer) -> None:
+            pid = sidecar.statistics().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        async with sidecar.open_map(FunctionKind.MAP, NAME, streaming=True) as stream:
+            assert isinstance(stream, StreamedMapStream)
+            # The parts that came do not count, so it is the caller who begins again.
+            with pytest.raises(PiecesLostError):
+                await stream.streamed_call(frame_of([os.fsencode(file)]), kill, watermark_us=0)
+            file.touch()
+            answer = await stream.call(frame_of([os.fsencode(file)]), watermark_us=0)
+    assert [value for part in (*answer.before, answer) for value in values_of(part)] == [b"first", LARGE, b"last"]
 
 
 async def test_the_function_waits_for_the_receiver(open_function: Open) -> None:
