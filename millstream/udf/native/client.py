@@ -21,7 +21,7 @@ from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
-from millstream.udf.checks import check_changes
+from millstream.udf.checks import check_changes, check_times
 from millstream.udf.lives import Lives
 from millstream.udf.metrics import FunctionMetrics
 from millstream.udf.native.messages import (
@@ -107,13 +107,18 @@ class NativeConnection(Connection):
             answer=partial(
                 map_answer,
                 outputs_max=outputs_max,
-                times_allowed=kind is FunctionKind.SOURCE_TRANSFORM,
+                # The stream knows whether it may have them.
+                times_allowed=True,
                 arrow_allowed=may_return_arrow,
                 streaming=streaming,
             ),
             failed=lambda error: MapAnswer(error=error),
             is_unfinished=lambda answer: answer.unfinished,
-            make=partial(_StreamedMapStream, outputs_max=outputs_max) if streaming else _MapStream,
+            make=(
+                partial(_StreamedMapStream, outputs_max=outputs_max)
+                if streaming
+                else partial(_MapStream, transforms=kind is FunctionKind.SOURCE_TRANSFORM)
+            ),
             streaming=streaming,
         )
 
@@ -227,20 +232,28 @@ class _FrameStream(Generic[_Answer]):
 class _MapStream(_FrameStream[MapAnswer]):
     """See `MapStream` and `KeyedMapStream`."""
 
+    def __init__(self, *given: Any, transforms: bool = False) -> None:
+        """`transforms`: whether it may set the event times of all outputs."""
+        super().__init__(*given)
+        self._transforms = transforms
+
     @property
     def states(self) -> Sequence[DeclaredState]:
         return self._stated.states or ()
 
     async def call(self, frame: Frame, **options: Any) -> MapAnswer:
-        return self._checked(await super().call(frame, **options), 0)
+        return self._checked(await super().call(frame, **options), 0, None)
 
     async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
         answer = await super().call(frame, states=entries_message(states), **options)
-        return self._checked(answer, max(states.record_keys) + 1)
+        earliest_us = frame.event_times_us() if options.get("timers") else None
+        return self._checked(answer, max(states.record_keys) + 1, earliest_us)
 
-    def _checked(self, answer: MapAnswer, keys: int) -> MapAnswer:
+    def _checked(self, answer: MapAnswer, keys: int, earliest_us: Sequence[int] | None) -> MapAnswer:
         try:
             check_changes(answer, keys, self.states)
+            if not self._transforms:
+                check_times(answer, earliest_us)
         except ValueError as error:
             return MapAnswer(error=f"the function breaks its protocol: an answer does not fit its call: {error}")
         return answer
@@ -262,6 +275,7 @@ class _StreamedMapStream(_MapStream):
             nonlocal misfit
             try:
                 if not misfit:
+                    check_times(piece, None)
                     whole.add(piece)
             except ValueError as error:
                 misfit = f"the function breaks its protocol: an answer does not fit its call: {error}"

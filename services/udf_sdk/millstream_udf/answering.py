@@ -92,7 +92,8 @@ async def _answer_map(
             results = await lane.timer_results(inputs, context, states)
         else:
             results = await lane.results(inputs, context, states)
-        times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
+        # Those of timers were compared with the time of their timer.
+        times_allowed, encode = hello.kind == SOURCE_TRANSFORM or call.timers, lane.definition.encode
         # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
         with nullcontext() if lane.definition.is_async else outside_loop():
             answer = map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=encode)

@@ -227,25 +227,32 @@ def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
     return outputs
 
 
-def encoded_outputs(result: Any, encode: Encoder) -> Any:
+def encoded_outputs(result: Any, encode: Encoder, earliest_us: int | None = None) -> Any:
     """A result of a map whose outputs are encoded, so that they can be sent, whatever becomes of the objects. Raises
-    what makes its record fail."""
+    what makes its record fail. `earliest_us`: see `sendable`."""
     if type(result) is bytes or result is None:
         return result
-    outputs = list(map(sendable, _each(result, encode, times_allowed=False)))
+    outputs = [sendable(output, earliest_us) for output in collected(each_output(result, encode))]
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def sendable(output: bytes | Message) -> bytes | Message:
-    """An output of a map that can be sent, whatever becomes of the object. Raises what makes its record fail."""
+def sendable(output: bytes | Message, earliest_us: int | None = None) -> bytes | Message:
+    """An output of a map that can be sent, whatever becomes of the object. Raises what makes its record fail.
+    `earliest_us`: the earliest event time that it may have, if it may have one of its own: that of its timer."""
     if type(output) is not Message:
         return output
-    if output.event_time_us is not None:
+    time_us = output.event_time_us
+    if time_us is not None and earliest_us is None:
         raise BadOutput(_TIMES_NOT_ALLOWED)
     if (fault := fault_of(output)) is not None:
         raise fault
+    if time_us is not None and earliest_us is not None and time_us < earliest_us:
+        raise BadOutput(
+            f"an output of the timer is {(earliest_us - time_us) / 1e6:g} s earlier than its event_time: set the timer "
+            "with output_at=..., the earliest event time of its outputs"
+        )
     headers = None if output.headers is None else dict(output.headers)
-    return Message(output.value, output.keys, output.tags, headers)
+    return Message(output.value, output.keys, output.tags, headers, time_us)
 
 
 def answer_of(

@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer
-from millstream.udf.checks import check_changes
+from millstream.udf.checks import check_changes, check_times
 from millstream.udf.native.messages import entries_message, map_answer_of, states_of
 from millstream.udf.states import DeclaredState, StateEntries
 from millstream_udf.answering import answer_map, context_of, encode_map
@@ -43,7 +43,8 @@ class KeyedStream:
             call_id=1, frame=frame.encode(), states=entries_message(states), timers=timers, **options
         )
         data = b"".join(encode_map(await answer_map(self._lane, self._hello, call)))
-        answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records)
+        answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records, times_allowed=True)
+        check_times(answer, frame.event_times_us() if timers else None)
         check_changes(answer, max(states.record_keys) + 1, self.states)
         return answer
 

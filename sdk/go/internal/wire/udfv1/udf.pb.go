@@ -106,7 +106,9 @@ const (
 	// Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
 	// come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
 	// time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-	// set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+	// set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+	// event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+	// watermark stays there or below. Deleted: the timer is cancelled, if there is one.
 	State_KIND_TIMER State_Kind = 5
 )
 
@@ -482,7 +484,10 @@ type Hello struct {
 	Config  string            `protobuf:"bytes,12,opt,name=config,proto3" json:"config,omitempty"`
 	Secrets map[string]string `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Version of Millstream.
-	Version       string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	// Map: an answer may come in several messages, so that outputs are sent as the function makes them. See
+	// MapAnswer.unfinished.
+	Streaming     bool `protobuf:"varint,40,opt,name=streaming,proto3" json:"streaming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -608,6 +613,13 @@ func (x *Hello) GetVersion() string {
 	return ""
 }
 
+func (x *Hello) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
+}
+
 // First message of every stream, server to client.
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -627,7 +639,9 @@ type Welcome struct {
 	TakesArrow bool `protobuf:"varint,6,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
 	// Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
 	// by index. At most 255.
-	States        []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
+	States []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
+	// Map: confirms Hello.streaming. A server that does not know it, or whose function cannot do it, leaves it false.
+	Streaming     bool `protobuf:"varint,40,opt,name=streaming,proto3" json:"streaming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -709,6 +723,13 @@ func (x *Welcome) GetStates() []*State {
 		return x.States
 	}
 	return nil
+}
+
+func (x *Welcome) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
 }
 
 // One of the states of a function: what it remembers under a name, for each key of its records.
@@ -1002,7 +1023,8 @@ type MapCall struct {
 	Edge string `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
 	// The records are timers whose time has come, at most one of each key, in order; for functions with a state of
 	// KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
-	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs: none has an
+	// earlier one of its own.
 	Timers        bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1386,7 +1408,7 @@ type MapAnswer struct {
 	Tags *framev1.ListColumn `protobuf:"bytes,6,opt,name=tags,proto3" json:"tags,omitempty"`
 	// Absent: each output has its parent's headers.
 	Headers *framev1.HeadersColumn `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"`
-	// Source transform only; absent: each output has its parent's event time.
+	// Only of a source transform and of timers; absent: each output has its parent's event time.
 	EventTimesUs []int64 `protobuf:"fixed64,8,rep,packed,name=event_times_us,json=eventTimesUs,proto3" json:"event_times_us,omitempty"`
 	// Inputs that were not processed normally. Such an input has no outputs.
 	Outcomes []*Outcome `protobuf:"bytes,9,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
@@ -1395,7 +1417,13 @@ type MapAnswer struct {
 	// In place of `values`, if Hello.may_return_arrow: see Frame.arrow.
 	Arrow []byte `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	// By the records that are neither in `outcomes` nor held up by one that is. Nothing of a call with an `error` counts.
-	Changes       *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	Changes *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	// More of the answer follows, in a message with the same call_id; only if Welcome.streaming. The messages of an answer
+	// are one answer: together they have at most as many outputs and bytes as one message may have, `parents` never
+	// decreases from one to the next, and each has it if it has outputs. The last input of a message may have more outputs
+	// in the next one. An input with outputs in an earlier message may still have an outcome: then none of its outputs
+	// count. Nothing of any of them counts before the last one, or after an `error`.
+	Unfinished    bool `protobuf:"varint,40,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1512,6 +1540,13 @@ func (x *MapAnswer) GetChanges() *StateChanges {
 		return x.Changes
 	}
 	return nil
+}
+
+func (x *MapAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
 }
 
 // The same bytes as MapRequest, frame unread.
@@ -1810,6 +1845,7 @@ type SealedMapAnswer struct {
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Arrow         []byte                 `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	Changes       []byte                 `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	Unfinished    bool                   `protobuf:"varint,40,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1926,6 +1962,13 @@ func (x *SealedMapAnswer) GetChanges() []byte {
 		return x.Changes
 	}
 	return nil
+}
+
+func (x *SealedMapAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
 }
 
 // The same bytes as StateEntries, columns unread.
@@ -4380,7 +4423,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xfa\x03\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\x98\x04\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -4395,10 +4438,11 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	" \x01(\tR\x04edge\x12\x16\n" +
 	"\x06config\x18\f \x01(\tR\x06config\x12?\n" +
 	"\asecrets\x18\r \x03(\v2%.millstream.udf.v1.Hello.SecretsEntryR\asecrets\x12\x18\n" +
-	"\aversion\x18\x0e \x01(\tR\aversion\x1a:\n" +
+	"\aversion\x18\x0e \x01(\tR\aversion\x12\x1c\n" +
+	"\tstreaming\x18( \x01(\bR\tstreaming\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -4408,7 +4452,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
 	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
 	"takesArrow\x120\n" +
-	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xb8\x03\n" +
+	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\x12\x1c\n" +
+	"\tstreaming\x18( \x01(\bR\tstreaming\"\xb8\x03\n" +
 	"\x05State\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1d.millstream.udf.v1.State.KindR\x04kind\x12\x14\n" +
@@ -4483,7 +4528,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xff\x03\n" +
+	"\amessage\"\x9f\x04\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -4497,7 +4542,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x129\n" +
-	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\"\x87\x01\n" +
+	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18( \x01(\bR\n" +
+	"unfinished\"\x87\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
@@ -4518,7 +4566,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xdc\x02\n" +
+	"\amessage\"\xfc\x02\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x12\x16\n" +
@@ -4532,7 +4580,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x12\x18\n" +
-	"\achanges\x18\f \x01(\fR\achanges\"\xab\x01\n" +
+	"\achanges\x18\f \x01(\fR\achanges\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18( \x01(\bR\n" +
+	"unfinished\"\xab\x01\n" +
 	"\x12SealedStateEntries\x12\x1f\n" +
 	"\vrecord_keys\x18\x01 \x01(\fR\n" +
 	"recordKeys\x12\x12\n" +

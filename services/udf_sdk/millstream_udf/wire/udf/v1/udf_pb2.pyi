@@ -287,7 +287,9 @@ class State(_message.Message):
         """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
         come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
         time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-        set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+        set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+        event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+        watermark stays there or below. Deleted: the timer is cancelled, if there is one.
         """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
@@ -304,7 +306,9 @@ class State(_message.Message):
     """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
     come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
     time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-    set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+    set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+    event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+    watermark stays there or below. Deleted: the timer is cancelled, if there is one.
     """
 
     class _Clock:
@@ -505,7 +509,8 @@ class MapCall(_message.Message):
     timers: _builtins.bool
     """The records are timers whose time has come, at most one of each key, in order; for functions with a state of
     KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
-    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs: none has an
+    earlier one of its own.
     """
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
@@ -716,7 +721,7 @@ class MapAnswer(_message.Message):
 
     @_builtins.property
     def event_times_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Source transform only; absent: each output has its parent's event time."""
+        """Only of a source transform and of timers; absent: each output has its parent's event time."""
 
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
