@@ -17,6 +17,7 @@ import (
 type mapStream = grpc.BidiStreamingServer[udfv1.MapRequest, udfv1.MapResponse]
 
 func (s *service) Map(stream mapStream) error {
+	defer s.streams.enter()()
 	first, err := stream.Recv()
 	if err != nil {
 		return err
