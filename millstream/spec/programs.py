@@ -628,6 +628,11 @@ class Udf(Program):
     outputs_max: OutputsMax | None = None
     """Maximum number of outputs of one call, 1 to 3,964,928. A call with more outputs fails. Default: 500,000. Only for
     functions with very many outputs per record; not with `groupBy`."""
+    streaming: Flag = False
+    """Whether the function sends outputs while it makes them, for one that yields many or large ones: its process holds
+    only those that it has not sent, and the next function of a chain gets them before it is done. They still count all
+    together with the last one, or not at all, within the limits of one call. Not with `state` or `groupBy`. Numaflow
+    calls it map streaming."""
     state: State | None = None
     """What the function may remember from record to record, committed with its outputs; not with `groupBy`, whose
     windows remember records, and not with a built-in. `state: {}` for the default limits."""
@@ -648,6 +653,12 @@ class Udf(Program):
         tables = sum(table.max_bytes for table in (self.tables or {}).values())
         return tables + (self.state.max_bytes if self.state is not None else 0)
 
+    def _protocol_problems(self) -> Iterator[ShapeProblem]:
+        yield from super()._protocol_problems()
+        if self.streaming and not PROTOCOLS.load(self.protocol).streams:
+            what = f"the protocol `{self.protocol}` sends each answer as a whole"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("streaming",), what, "no `streaming`")
+
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires a program for the vertex's input: records or windows."""
@@ -664,8 +675,20 @@ class Udf(Program):
         else:
             yield from exactly_one(data, cls.kinds, cls.noun)
             if data.get("builtin") is not None:
-                unused = {"state": data.get("state"), "tables": data.get("tables")}
+                unused = {
+                    "state": data.get("state"),
+                    "tables": data.get("tables"),
+                    "streaming": data.get("streaming") or None,
+                }
                 yield from without_effect(unused, "on a built-in", "no `{name}`, or a function")
+            elif data.get("streaming") and data.get("state") is not None:
+                what = "what the function remembers counts with all of its outputs, so they are sent together"
+                expected = "no `streaming`, or what yields outputs in a vertex of its own"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("streaming",), what, expected)
+            elif data.get("streaming") and data.get("tables") is not None:
+                what = "a function that reads tables sends the outputs of a call together"
+                expected = "no `streaming`, or what yields outputs in a vertex of its own"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("streaming",), what, expected)
         if is_reduce:
             yield from _idle_in_reduce(data)
             yield from _secrets_in_spark(data)
@@ -693,6 +716,10 @@ _IDLE_IN_REDUCE = {
         "`tables` has no effect in a reduce: Spark's tasks compute its windows, and have no lanes",
         "a map with `tables` before the reduce, which adds to each record what the windows need",
     ),
+    "streaming": (
+        "`streaming` has no effect in a reduce: its results are always sent as they are made",
+        "no `streaming`",
+    ),
     "timeout": ("`timeout` has no effect in a reduce: Spark's tasks call the function", "no `timeout`"),
     "tls": (
         "Spark's tasks call the function of a reduce, and they do not encrypt the connection",
@@ -709,7 +736,7 @@ _IDLE_INSIDE_SPARK = {
 
 def _idle_in_reduce(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
     for name, (what, expected) in _IDLE_IN_REDUCE.items():
-        if data.get(name) is not None:
+        if data.get(name) not in (None, False):
             yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
     if data.get("python") is not None:
         for name, expected in _IDLE_INSIDE_SPARK.items():

@@ -1,6 +1,6 @@
 """Protocols between a vertex and the user's programs, found by name; their implementation is added above.
 
-    PROTOCOLS ─► ProtocolKind: its kinds of functions, whether it can be encrypted
+    PROTOCOLS ─► ProtocolKind: its kinds of functions, whether it can be encrypted, and whether outputs can be streamed
 
 A protocol is one object in its own folder: `millstream.udf.native`, or a package of a third party (docs/extending.md).
 Reading a pipeline imports the module with the object, so that module imports no client library; the modules that a
@@ -35,6 +35,9 @@ class ProtocolKind:
 
     encrypts = False
     """Whether a connection can be encrypted (`tls`)."""
+
+    streams = False
+    """Whether a map may send its outputs as it makes them (`streaming`)."""
 
 
 PROTOCOLS: Registry[ProtocolKind] = Registry(

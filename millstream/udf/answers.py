@@ -81,6 +81,11 @@ class MapAnswer:
     """What has changed of the states of the function."""
     lacks_tables: bool = False
     """Nothing was done, because the function does not have the tables that the call needs."""
+    unfinished: bool = False
+    """More of the answer follows."""
+    before: Sequence[MapAnswer] = ()
+    """The parts of the answer that came before this one, its last. They have no outputs of the inputs in any
+    `outcomes`, or these do not count."""
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -31,6 +31,7 @@ from millstream.pauses import Pauses
 from millstream.plurals import counted
 from millstream.udf.endings import LostCall, ProcessEndedError
 from millstream.udf.lives import Lives
+from millstream.udf.pieces import PieceMisfitError, Pieces, PiecesLostError
 from millstream.udf.protocol import StreamName
 from millstream.udf.states import StateReader
 
@@ -106,12 +107,15 @@ class Dialect(Generic[_Answer]):
     incompatible."""
     answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]]
     """Reads an answer: the id of its call, and a function that converts it to the answer for a call with a given number
-    of records. That function raises `ValueError` if the answer does not fit such a call."""
+    of records. That function raises `ValueError` if the answer does not fit such a call; `PieceMisfitError` if it is
+    the part of one, and not the last."""
     failed: Callable[[str], _Answer]
     """Makes an answer that says that the whole call has failed, and why."""
     read: Callable[[bytes], Read | None] = lambda data: None
     """Reads a message that may be a read; None if it is not one. Raises `ValueError` for bytes that are not a
     message."""
+    is_unfinished: Callable[[_Answer], bool] = lambda answer: False
+    """Whether more of an answer follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +135,10 @@ class _Call(Generic[_Answer]):
     sends: int = field(default=0)
     life: int = field(default=0)
     """The process that has the call, or had it when its stream broke; 0 for none."""
+    pieces: Pieces[_Answer] | None = field(default=None)
+    """The pieces of its answer; None if that may not have any."""
+    refused: str = field(default="")
+    """Why its answer cannot be used, of which more follows."""
 
     @property
     def what(self) -> str:
@@ -182,18 +190,21 @@ class CallStream(Generic[_Answer]):
         *,
         reader: StateReader | None = None,
         alone: bool = False,
+        take: Callable[[_Answer], Awaitable[None]] | None = None,
     ) -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
         says that the function has failed. The message is encoded again for each stream that it is sent on.
 
         `first` returns the id of the first record, for messages. `reader`: what the function may read from until it has
         answered. `alone`: it is sent when the function has no other call, and no other is sent until it is answered.
-        Raises `ProcessEndedError` if the function's process has ended by its own doing while it had the call.
+        Raises `ProcessEndedError` if the function's process has ended by its own doing while it had the call. `take`:
+        gets every part of an answer in several messages except for the last one; then `PiecesLostError` is raised if
+        the stream ends after the first of them.
         """
         if not alone:
-            return await self._call(encode, records, first, reader, alone=False)
+            return await self._call(encode, records, first, reader, take, alone=False)
         async with self._lives.alone(records):
-            return await self._call(encode, records, first, reader, alone=True)
+            return await self._call(encode, records, first, reader, take, alone=True)
 
     async def _call(
         self,
@@ -201,6 +212,7 @@ class CallStream(Generic[_Answer]):
         records: int,
         first: Callable[[], str],
         reader: StateReader | None,
+        take: Callable[[_Answer], Awaitable[None]] | None,
         *,
         alone: bool,
     ) -> _Answer:
@@ -217,7 +229,20 @@ class CallStream(Generic[_Answer]):
         else:
             self._outbox.insert(0 if alone else len(self._outbox), call)
             self._wake.set()
+        if take is not None:
+            await self._take_pieces(call, take)
         return await call.answered
+
+    async def _take_pieces(self, call: _Call[_Answer], take: Callable[[_Answer], Awaitable[None]]) -> None:
+        pieces: Pieces[_Answer] = Pieces()
+        call.pieces = pieces
+        call.answered.add_done_callback(lambda _: pieces.end())
+        try:
+            while (piece := await pieces.next()) is not None:
+                await take(piece)
+        finally:
+            # The other calls of the stream go on, whatever becomes of this one.
+            pieces.abandon()
 
     def _may_send(self, call: _Call[_Answer]) -> bool:
         return self._lives.is_open or call.alone
@@ -304,7 +329,7 @@ class CallStream(Generic[_Answer]):
                         data = await wire.receive()
                         read = understood(self._where, self._dialect.read, data)
                         if read is None:
-                            self._settle(data)
+                            await self._settle(data)
                         else:
                             await self._reply(wire, read)
         except WireEndedError as ended:
@@ -325,7 +350,11 @@ class CallStream(Generic[_Answer]):
             ending = self._lives.cause(lost)
             if ending is not None and not call.answered.done():
                 call.answered.set_exception(ProcessEndedError(ending, alone=lost.alone))
-            call.life = 0
+            if call.pieces is not None and call.pieces.began and not call.answered.done():
+                call.answered.set_exception(
+                    PiecesLostError("the stream to the function ended in the middle of an answer")
+                )
+            call.life, call.refused = 0, ""
         # The call that has the function alone comes first: the others wait for its end.
         calls = [call for call in self._waiting.values() if not call.answered.done()]
         self._waiting = {call.call_id: call for call in calls}
@@ -373,7 +402,7 @@ class CallStream(Generic[_Answer]):
             async with self._writing:
                 await wire.send(message)
 
-    def _settle(self, data: bytes) -> None:
+    async def _settle(self, data: bytes) -> None:
         call_id, fit = understood(self._where, self._dialect.answer, data)
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
@@ -385,8 +414,17 @@ class CallStream(Generic[_Answer]):
             )
         try:
             answer = fit(call.records)
+            follows = self._dialect.is_unfinished(answer)
         except ValueError as error:
-            answer = self._dialect.failed(self._refuse(call, error))
+            call.refused = call.refused or self._refuse(call, error)
+            answer, follows = self._dialect.failed(call.refused), isinstance(error, PieceMisfitError)
+        if follows:
+            if call.pieces is not None and not call.refused:
+                await call.pieces.put(answer)
+            return
+        if call.refused:
+            # A part of it did not fit.
+            answer = self._dialect.failed(call.refused)
         del self._waiting[call_id]
         self._sent -= 1
         self._lives.settled(call)

@@ -26,7 +26,7 @@ from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAn
 from millstream.udf.states import DeclaredState, StateChanges, StateKind
 from millstream_udf import columns
 from millstream_udf.fields import FIXED_BYTES, read_varint
-from millstream_udf.timer_entries import TIMER_NAME_BYTES_MAX, unpack_timer
+from millstream_udf.timer_entries import EVENT, TIMER_NAME_BYTES_MAX, unpack_timer
 
 MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
 STATE_RESULTS = MAP_RESULTS | {Result.HELD_UP}
@@ -117,8 +117,26 @@ def _check_timers(changes: StateChanges, number: int) -> None:
             raise ValueError(f"the name of a timer has {len(name)} bytes; 1 to {TIMER_NAME_BYTES_MAX} are allowed")
         # A `UnicodeDecodeError` is a `ValueError`.
         name.decode()
-        if not gone and not all(YEAR_1_US <= time_us < YEAR_10000_US for time_us in unpack_timer(value)[1:]):
+        if gone:
+            continue
+        time = unpack_timer(value)
+        if not all(YEAR_1_US <= time_us < YEAR_10000_US for time_us in (time.at_us, time.event_us)):
             raise ValueError("the time of a timer is not in the years 1 to 9999")
+        if time.holds and time.clock == EVENT and time.event_us > time.at_us:
+            raise ValueError("the output time of a timer is later than its time")
+
+
+def check_times(answer: MapAnswer, earliest_us: Sequence[int] | None) -> None:
+    """Checks the event times of the outputs of a map. `earliest_us`: those of timers, by input; None for records, of
+    which outputs have the time."""
+    if not answer.event_times_us:
+        return
+    if earliest_us is None:
+        raise ValueError("it sets event times, which only a source transform can, and the outputs of timers")
+    parents = columns.unpack_offsets(answer.parents) if answer.parents else range(answer.records)
+    for parent, time_us in zip(parents, columns.unpack_times(answer.event_times_us), strict=True):
+        if time_us < earliest_us[parent]:
+            raise ValueError(f"an output of timer {parent} is earlier than the time of the timer")
 
 
 def check_sink_answer(answer: SinkAnswer, records: int) -> None:

@@ -100,9 +100,16 @@ class Connection:
         return nullcontext()
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int,
+        may_return_arrow: bool = False,
+        streaming: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
-        """See `UdfClient`. `may_return_arrow` has no effect in a protocol without Arrow."""
+        """See `UdfClient`. `may_return_arrow` has no effect in a protocol without Arrow. A protocol in which no answer
+        comes in parts need not take `streaming`."""
         raise _absent(kind, name)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
@@ -144,11 +151,17 @@ class UdfClient:
         *,
         outputs_max: int = ANSWER_RECORDS_MAX,
         may_return_arrow: bool = False,
+        streaming: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
         """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
-        may have Arrow columns in place of values."""
+        may have Arrow columns in place of values. `streaming`: answers may come in parts; the stream is a
+        `StreamedMapStream`."""
         self.check_kind(kind, name)
-        return self._connection.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
+        # A protocol need not have it.
+        options = {"streaming": True} if streaming else {}
+        return self._connection.open_map(
+            kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow, **options
+        )
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
         """For a sink that keeps no positions."""

@@ -6,7 +6,7 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -82,6 +82,20 @@ class TableStream(KeyedMapStream, Protocol):
     async def update_tables(self, update: TableUpdate) -> MapAnswer:
         """Bring a function, which `takes_tables`, a part of its tables. No other call may wait. As for a call, the
         answer may say that it `lacks_tables`: then all of them have to be sent again."""
+
+
+@runtime_checkable
+class StreamedMapStream(MapStream, Protocol):
+    """A `MapStream` to a function that sends its outputs as it makes them. Not every protocol has them. The answer of a
+    `call` has its parts in `before`."""
+
+    async def streamed_call(
+        self, frame: Frame, take: Callable[[MapAnswer], Awaitable[None]], **options: Any
+    ) -> MapAnswer:
+        """As `MapStream.call`, with `take` for every part of the answer except for the last one, which is returned. An
+        input with outputs in a part may have an outcome in a later one; then these do not count. Nothing of the parts
+        counts if the last one has an `error`. The function waits while `take` does. If the stream ends in the middle of
+        the answer, the call is not sent again: it raises `PiecesLostError`."""
 
 
 class SinkStream(Protocol):

@@ -90,6 +90,7 @@ func main() {
 		"table":         udf.NewSink(func() udf.Sink { return &table{} }),
 		"stamp":         udf.NewSourceTransform(stamp),
 		"named":         udf.NewMap(named),
+		"told":          udf.NewMap(told),
 		"wait":          udf.NewMap(wait, udf.Concurrency(1000)),
 		"leave":         udf.NewMap(leave, udf.Concurrency(4)),
 		"Remember":      remember(),

@@ -6,9 +6,9 @@ and Source; it does not depend on the process behind the address, or on retry po
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, Read, open_call_stream
-from millstream.udf.checks import check_changes
+from millstream.udf.checks import check_changes, check_times
 from millstream.udf.lives import Lives
 from millstream.udf.metrics import FunctionMetrics
 from millstream.udf.native.messages import (
@@ -45,6 +45,7 @@ from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.state_reads import read_of
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
+from millstream.udf.pieces import PieceByPiece, PieceMisfitError, PiecesLostError
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
 from millstream.udf.states import DeclaredState, StateEntries, StateReader, TableUpdate
@@ -82,8 +83,16 @@ class NativeConnection(Connection):
             raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int,
+        may_return_arrow: bool = False,
+        streaming: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
+        # What yields its outputs yields no columns.
+        may_return_arrow = may_return_arrow and not streaming
         return self._open_calls(
             "Map",
             name,
@@ -93,6 +102,7 @@ class NativeConnection(Connection):
                 calls_socket=bool(calls_socket_of(self._target)),
                 may_return_arrow=may_return_arrow,
                 answers_reads=True,
+                streaming=streaming,
                 settings=self._settings,
             ),
             request=udf_pb2.SealedMapRequest,
@@ -101,12 +111,20 @@ class NativeConnection(Connection):
             answer=partial(
                 map_answer,
                 outputs_max=outputs_max,
-                times_allowed=kind is FunctionKind.SOURCE_TRANSFORM,
+                # The stream knows whether it may have them.
+                times_allowed=True,
                 arrow_allowed=may_return_arrow,
+                streaming=streaming,
             ),
             failed=lambda error: MapAnswer(error=error),
             read=read_of,
-            make=_MapStream,
+            is_unfinished=lambda answer: answer.unfinished,
+            make=(
+                partial(_StreamedMapStream, outputs_max=outputs_max)
+                if streaming
+                else partial(_MapStream, transforms=kind is FunctionKind.SOURCE_TRANSFORM)
+            ),
+            streaming=streaming,
         )
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
@@ -138,18 +156,21 @@ class NativeConnection(Connection):
         failed: Callable[[str], _Answer],
         read: Callable[[bytes], Read | None] = lambda data: None,
         make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
+        is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
+        streaming: bool = False,
     ) -> AsyncIterator[_FrameStream[_Answer]]:
-        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`: see
-        `Dialect`."""
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`,
+        `is_unfinished`: see `Dialect`. `streaming`: whether answers come in parts."""
         beside = calls_socket_of(self._target)
         stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/{method}", name.where, beside),
             hello=request(hello=hello).SerializeToString(),
-            welcome=partial(_welcome, of=response, where=name.where, stated=stated),
+            welcome=partial(_welcome, of=response, where=name.where, stated=stated, streaming=streaming),
             answer=answer,
             failed=failed,
             read=read,
+            is_unfinished=is_unfinished,
         )
         async with open_call_stream(name, dialect, self._lives) as stream:
             yield make(stream, call, stated)
@@ -204,6 +225,7 @@ class _FrameStream(Generic[_Answer]):
         first_index: int = 0,
         reader: StateReader | None = None,
         alone: bool = False,
+        take: Callable[[_Answer], Awaitable[None]] | None = None,
         **fields: Any,
     ) -> _Answer:
         """`fields`: the other fields of the message."""
@@ -213,12 +235,22 @@ class _FrameStream(Generic[_Answer]):
             return request_of(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(
-            encode, frame.records, partial(_first, frame, id_prefix, first_index), reader=reader, alone=alone
+            encode,
+            frame.records,
+            partial(_first, frame, id_prefix, first_index),
+            reader=reader,
+            alone=alone,
+            take=take,
         )
 
 
 class _MapStream(_FrameStream[MapAnswer]):
     """See `MapStream` and `KeyedMapStream`."""
+
+    def __init__(self, *given: Any, transforms: bool = False) -> None:
+        """`transforms`: whether it may set the event times of all outputs."""
+        super().__init__(*given)
+        self._transforms = transforms
 
     @property
     def states(self) -> Sequence[DeclaredState]:
@@ -233,15 +265,16 @@ class _MapStream(_FrameStream[MapAnswer]):
         return self._stated.tables
 
     async def call(self, frame: Frame, **options: Any) -> MapAnswer:
-        return self._checked(await super().call(frame, **options), 0)
+        return self._checked(await super().call(frame, **options), 0, None)
 
     async def keyed_call(
         self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
     ) -> MapAnswer:
         if not self.states:
-            return self._checked(await super().call(frame, **options), 0)
+            return self._checked(await super().call(frame, **options), 0, None)
         answer = await super().call(frame, states=entries_message(states), reader=reader, **options)
-        return self._checked(answer, max(states.record_keys) + 1)
+        earliest_us = frame.event_times_us() if options.get("timers") else None
+        return self._checked(answer, max(states.record_keys) + 1, earliest_us)
 
     async def update_tables(self, update: TableUpdate) -> MapAnswer:
         message = update_message(update)
@@ -252,12 +285,60 @@ class _MapStream(_FrameStream[MapAnswer]):
 
         return await self._stream.call(encode, 0, lambda: f"table {update.table}")
 
-    def _checked(self, answer: MapAnswer, keys: int) -> MapAnswer:
+    def _checked(self, answer: MapAnswer, keys: int, earliest_us: Sequence[int] | None) -> MapAnswer:
         try:
             check_changes(answer, keys, self.states)
+            if not self._transforms:
+                check_times(answer, earliest_us)
         except ValueError as error:
             return MapAnswer(error=f"the function breaks its protocol: an answer does not fit its call: {error}")
         return answer
+
+
+class _StreamedMapStream(_MapStream):
+    """See `StreamedMapStream`."""
+
+    def __init__(self, *given: Any, outputs_max: int) -> None:
+        super().__init__(*given)
+        self._outputs_max = outputs_max
+
+    async def streamed_call(
+        self, frame: Frame, take: Callable[[MapAnswer], Awaitable[None]], **options: Any
+    ) -> MapAnswer:
+        whole, misfit = PieceByPiece(self._outputs_max), ""
+
+        def fits(piece: MapAnswer) -> bool:
+            nonlocal misfit
+            try:
+                if not misfit:
+                    check_times(piece, None)
+                    whole.add(piece)
+            except ValueError as error:
+                misfit = f"the function breaks its protocol: an answer does not fit its call: {error}"
+            return not misfit
+
+        async def take_if_it_fits(piece: MapAnswer) -> None:
+            if fits(piece):
+                await take(piece)
+
+        last = await self.call(frame, take=take_if_it_fits, **options)
+        return last if last.error or fits(last) else MapAnswer(error=misfit)
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        if "take" in options:
+            return await super().call(frame, **options)
+        parts: list[MapAnswer] = []
+
+        async def take(piece: MapAnswer) -> None:
+            parts.append(piece)
+
+        while True:
+            try:
+                last = await self.streamed_call(frame, take, **options)
+            except PiecesLostError:
+                parts.clear()
+            else:
+                return replace(last, before=tuple(parts)) if parts and not last.error else last
 
 
 @asynccontextmanager
@@ -276,21 +357,35 @@ async def open_connection(target: str, lives: Lives, tls: ClientTls | None = Non
 
 
 def map_answer(
-    data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
+    data: bytes,
+    *,
+    outputs_max: int,
+    times_allowed: bool = False,
+    arrow_allowed: bool = False,
+    streaming: bool = False,
 ) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
     rest, large = without_large(data, MAP_COLUMNS, ANSWER)
     message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    return message.answer.call_id, partial(
+    fit = partial(
         map_answer_of,
         message.answer,
         large=large,
         outputs_max=outputs_max,
         times_allowed=times_allowed,
         arrow_allowed=arrow_allowed,
+        streaming=streaming,
     )
+    return message.answer.call_id, partial(_fit_part, fit) if message.answer.unfinished else fit
+
+
+def _fit_part(fit: Callable[[int], MapAnswer], inputs: int) -> MapAnswer:
+    try:
+        return fit(inputs)
+    except ValueError as error:
+        raise PieceMisfitError(str(error)) from error
 
 
 def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
@@ -301,10 +396,16 @@ def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated) -> int:
+def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated, streaming: bool) -> int:
     message = decoded(of, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
+    if streaming and not message.welcome.streaming:
+        raise UdfError(
+            codes.FUNCTION_VERSION,
+            f"{where}: its vertex has `streaming: true`, and the function sends each answer as a whole: its SDK does "
+            "not know streaming. Leave `streaming` out, or write a generator in Python with an SDK of this release",
+        )
     stated.takes_arrow = message.welcome.takes_arrow
     states = states_of(message.welcome, where)
     if stated.states not in (None, states):

@@ -93,6 +93,7 @@ def hello_of(
     keeps_positions: bool = False,
     may_return_arrow: bool = False,
     answers_reads: bool = False,
+    streaming: bool = False,
     settings: FunctionSettings = NO_SETTINGS,
 ) -> udf_pb2.Hello:
     """The first message of a stream."""
@@ -107,6 +108,7 @@ def hello_of(
         calls_socket=calls_socket,
         keeps_positions=keeps_positions,
         may_return_arrow=may_return_arrow,
+        streaming=streaming,
         config=settings.config,
         secrets=settings.secrets,
         version=SDK_VERSION,
@@ -158,12 +160,16 @@ def map_answer_of(
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
     arrow_allowed: bool = False,
+    streaming: bool = False,
 ) -> MapAnswer:
-    """Converts an answer. `large`: the columns that are not in `sealed`. Raises `ValueError` if it does not fit a call
-    with that many inputs."""
+    """Converts an answer, or a part of one if `streaming`. `large`: the columns that are not in `sealed`. Raises
+    `ValueError` if it does not fit a call with that many inputs."""
+    if sealed.unfinished and not streaming:
+        raise ValueError("more of it follows, and it was asked for in one message")
     if sealed.error or sealed.lacks_tables:
-        return MapAnswer(error=sealed.error, lacks_tables=sealed.lacks_tables)
+        return MapAnswer(error=sealed.error, lacks_tables=sealed.lacks_tables, unfinished=sealed.unfinished)
     answer = MapAnswer(
+        unfinished=sealed.unfinished,
         records=sealed.records,
         values=sealed.values,
         arrow=sealed.arrow,

@@ -12,6 +12,7 @@ from millstream.udf.protocol import ClientTls, Connection, UdfProtocol
 class _Native(UdfProtocol):
     serves = frozenset(FunctionKind)
     encrypts = True
+    streams = True
 
     def connect(
         self, target: str, lives: Lives, tls: ClientTls | None = None

@@ -17,6 +17,7 @@ import (
 type mapStream = grpc.BidiStreamingServer[udfv1.MapRequest, udfv1.MapResponse]
 
 func (s *service) Map(stream mapStream) error {
+	defer s.streams.enter()()
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -125,11 +126,12 @@ func (s *service) beginMap(
 		}
 		return keyedRecord(ctx, states, i, func(ctx context.Context) (err error) {
 			if timers != nil {
-				work.results[i], err = s.function.onTimer(ctx, timers[i])
-			} else {
-				work.results[i], err = s.function.mapping(ctx, work.records[i])
+				if work.results[i], err = s.function.onTimer(ctx, timers[i]); err != nil {
+					return err
+				}
+				return timerFault(work.results[i], timers[i].EventTime)
 			}
-			if err != nil {
+			if work.results[i], err = s.function.mapping(ctx, work.records[i]); err != nil {
 				return err
 			}
 			return fault(work.results[i], timesAllowed)

@@ -3,6 +3,7 @@ package udf
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unicode/utf8"
 
 	"github.com/millstream/millstream/sdk/go/internal/columns"
@@ -63,6 +64,17 @@ func pack(messages []*Message, parent func(i int) *Record) packed {
 		}
 	}
 	return out
+}
+
+// timerFault reports why messages of a timer cannot be sent.
+func timerFault(messages []Message, earliest time.Time) error {
+	for i := range messages {
+		if at := messages[i].EventTime; !at.IsZero() && at.UnixMicro() < earliest.UnixMicro() {
+			return fmt.Errorf("an output of the timer is %v earlier than its EventTime: set the timer with udf.OutputAt, "+
+				"the earliest event time of its outputs", earliest.Sub(at))
+		}
+	}
+	return fault(messages, true)
 }
 
 // fault reports why messages cannot be sent.

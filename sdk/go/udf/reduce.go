@@ -18,6 +18,7 @@ const answerBytes = 1 << 20
 type reduceStream = grpc.BidiStreamingServer[udfv1.ReduceRequest, udfv1.ReduceResponse]
 
 func (s *service) Reduce(stream reduceStream) error {
+	defer s.streams.enter()()
 	first, err := stream.Recv()
 	if err != nil {
 		return err

@@ -91,7 +91,7 @@ func Serve(ctx context.Context, function *Function) error {
 	if err != nil {
 		return err
 	}
-	secrets()
+	settings.takeEnvironment()
 	raiseHeapFloor()
 	logInLines()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
@@ -108,7 +108,7 @@ func ServeListener(ctx context.Context, listener net.Listener, function *Functio
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax),
 		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
 		grpc.ReadBufferSize(256<<10), grpc.WriteBufferSize(256<<10))
-	udfv1.RegisterUdfServer(server, &service{function: function, drain: ctx.Done()})
+	udfv1.RegisterUdfServer(server, &service{function: function, drain: ctx.Done(), streams: newStreams()})
 	drained := make(chan struct{})
 	ended := make(chan struct{})
 	go func() {

@@ -35,6 +35,8 @@ type service struct {
 	function *Function
 	// Closed when streams have to end.
 	drain <-chan struct{}
+	// Those with calls.
+	streams *streams
 }
 
 func (s *service) Describe(context.Context, *udfv1.DescribeRequest) (*udfv1.DescribeResponse, error) {
@@ -63,10 +65,8 @@ func (s *service) check(hello *udfv1.Hello, kinds ...udfv1.Kind) error {
 			"calling Millstream uses version %d; build it with the SDK of the same release as Millstream",
 			protocolVersion, hello.ProtocolVersion)
 	}
-	if hello.GetConfig() != "" || len(hello.GetSecrets()) > 0 {
-		return status.Error(codes.FailedPrecondition, "a function in Go takes its config and secrets from the "+
-			"environment: start it with "+configVariable+" and "+secretsVariable+", as JSON, and remove `config` and "+
-			"`secrets` beside `address` in the pipeline file")
+	if err := settings.take(hello.GetConfig(), hello.GetSecrets()); err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	for _, kind := range kinds {
 		if hello.Kind == kind && kind == s.function.kind {

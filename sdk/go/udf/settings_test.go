@@ -1,6 +1,7 @@
 package udf
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -23,6 +24,41 @@ func TestConfigHasTheMembersOfTheStructAndNoOthers(t *testing.T) {
 		if err := Config(&settings); err == nil || !strings.Contains(err.Error(), "does not fit") {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+func TestSettingsThatComeWithAStream(t *testing.T) {
+	t.Setenv(configVariable, "")
+	some := map[string]string{"key": "hunter2"}
+	fresh := &given{}
+	if err := fresh.take(`{"threshold": 2}`, some); err != nil || fresh.configText() != `{"threshold": 2}` {
+		t.Fatalf("%v, %v", err, fresh.configText())
+	}
+	// A stream that brings none, of another pipeline, changes nothing; one with others does.
+	if err := errors.Join(fresh.take("", nil), fresh.take("", map[string]string{"other": "x"})); err != nil {
+		t.Fatal(err)
+	}
+	if _, known := fresh.secret("key"); known || fresh.configText() != "{}" {
+		t.Error("the settings of an earlier stream are left")
+	}
+	for name, read := range map[string]func(*given){
+		"config": func(g *given) { g.configText() },
+		"secret": func(g *given) { g.secret("key") },
+	} {
+		early := &given{}
+		if err := early.take("", nil); err != nil {
+			t.Error(err)
+		}
+		read(early)
+		if err := early.take(`{"threshold": 2}`, some); err == nil || !strings.Contains(err.Error(), "before it had any") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Setenv(configVariable, `{"threshold": 3}`)
+	started := &given{}
+	if started.configText() != `{"threshold": 3}` || started.take(`{"threshold": 4}`, nil) != nil ||
+		started.configText() != `{"threshold": 4}` {
+		t.Errorf("got %v", started.configText())
 	}
 }
 

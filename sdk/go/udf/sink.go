@@ -14,6 +14,7 @@ import (
 type sinkStream = grpc.BidiStreamingServer[udfv1.SinkRequest, udfv1.SinkResponse]
 
 func (s *service) Sink(stream sinkStream) error {
+	defer s.streams.enter()()
 	first, err := stream.Recv()
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 type sourceStream = grpc.BidiStreamingServer[udfv1.SourceRequest, udfv1.SourceResponse]
 
 func (s *service) Source(stream sourceStream) error {
+	defer s.streams.enter()()
 	first, err := stream.Recv()
 	if err != nil {
 		return err

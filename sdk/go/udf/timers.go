@@ -47,14 +47,26 @@ func OnTimer(function TimerFunc) Option {
 	return func(served *Function) { served.onTimer = function }
 }
 
+// TimerOption is an option of a timer that is set: see [OutputAt].
+type TimerOption func(*timerOptions)
+
+type timerOptions struct{ outputAt *time.Time }
+
+// OutputAt is the earliest event time of what a timer puts out, for outputs that belong to an earlier time than that for
+// which it is set. Until it has fired, or is moved or cancelled, the watermark that those who follow see stays at that
+// time or below.
+func OutputAt(at time.Time) TimerOption {
+	return func(options *timerOptions) { options.outputAt = &at }
+}
+
 // Set sets the timer of this name, or moves it. It fires when the watermark has reached that time.
-func (t *Timers) Set(ctx context.Context, name string, at time.Time) error {
-	return t.set(ctx, name, at, udfv1.State_CLOCK_EVENT_TIME)
+func (t *Timers) Set(ctx context.Context, name string, at time.Time, options ...TimerOption) error {
+	return t.set(ctx, name, at, udfv1.State_CLOCK_EVENT_TIME, options)
 }
 
 // SetByProcessingTime is as Set, with the clock of the vertex in place of the watermark.
-func (t *Timers) SetByProcessingTime(ctx context.Context, name string, at time.Time) error {
-	return t.set(ctx, name, at, udfv1.State_CLOCK_PROCESSING_TIME)
+func (t *Timers) SetByProcessingTime(ctx context.Context, name string, at time.Time, options ...TimerOption) error {
+	return t.set(ctx, name, at, udfv1.State_CLOCK_PROCESSING_TIME, options)
 }
 
 // Cancel cancels the timer of this name, if there is one.
@@ -65,24 +77,46 @@ func (t *Timers) Cancel(ctx context.Context, name string) error {
 	return t.put(ctx, []byte(name), nil)
 }
 
-func (t *Timers) set(ctx context.Context, name string, at time.Time, clock udfv1.State_Clock) error {
+func (t *Timers) set(
+	ctx context.Context, name string, at time.Time, clock udfv1.State_Clock, options []TimerOption,
+) error {
 	if err := checkTimerName(name); err != nil {
 		return err
 	}
-	if year := at.UTC().Year(); at.IsZero() || year < 1 || year > 9999 {
+	var given timerOptions
+	for _, option := range options {
+		option(&given)
+	}
+	outputAt, holds := given.outputAt, given.outputAt != nil
+	if !isTimerTime(at) {
 		return fmt.Errorf("the time of timer %s is not in the years 1 to 9999", name)
+	}
+	if holds && !isTimerTime(*outputAt) {
+		return fmt.Errorf("the udf.OutputAt of timer %s is not in the years 1 to 9999", name)
+	}
+	if holds && clock == udfv1.State_CLOCK_EVENT_TIME && outputAt.After(at) {
+		return fmt.Errorf("the udf.OutputAt of timer %s is later than its time: leave it out, and give outputs that "+
+			"belong to a later time one of their own (EventTime)", name)
 	}
 	entries, err := t.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer entries.Leave()
-	value := binary.LittleEndian.AppendUint64([]byte{byte(clock)}, uint64(at.UnixMicro()))
-	eventUs := int64(0)
-	if clock == udfv1.State_CLOCK_PROCESSING_TIME {
+	first, eventUs := byte(clock), int64(0)
+	switch {
+	case holds:
+		first, eventUs = first|keyed.TimerHolds, outputAt.UnixMicro()
+	case clock == udfv1.State_CLOCK_PROCESSING_TIME:
 		eventUs = entries.EventTimeUs()
 	}
+	value := binary.LittleEndian.AppendUint64([]byte{first}, uint64(at.UnixMicro()))
 	return entries.Put([]byte(name), binary.LittleEndian.AppendUint64(value, uint64(eventUs)))
+}
+
+func isTimerTime(at time.Time) bool {
+	year := at.UTC().Year()
+	return !at.IsZero() && year >= 1 && year <= 9999
 }
 
 func checkTimerName(name string) error {

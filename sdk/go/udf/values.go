@@ -29,8 +29,9 @@ type Timer struct {
 	ByProcessingTime bool
 	// Parts of the key for which it was set.
 	Keys []string
-	// The event time of what it puts out. By event time, the time for which it was set, or later if that was too late; by
-	// processing time, that of the record that set it, or later.
+	// The event time of what it puts out, unless a [Message] has a later one: that of [OutputAt], if it was set with one.
+	// Otherwise, by event time, the time for which it was set, and by processing time, that of the record that set it.
+	// Later if the watermark had passed that.
 	EventTime time.Time
 	// The same at every attempt, and of no other timer or record.
 	ID string
@@ -43,7 +44,8 @@ type Message struct {
 	Keys    []string
 	Tags    []string
 	Headers map[string][]byte
-	// Only in source transforms, because the watermark is computed after them.
+	// Only in source transforms, because the watermark is computed after them, and in what timers put out, where it is not
+	// earlier than the EventTime of the [Timer].
 	EventTime time.Time
 }
 

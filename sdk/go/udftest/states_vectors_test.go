@@ -32,6 +32,7 @@ type vector[T any] struct {
 	// Of timers, with the event time of the record that sets it.
 	Clock          string
 	AtUs, RecordUs int64
+	OutputUs       *int64
 }
 
 func (v vector[T]) bytes(t *testing.T) []byte {
@@ -141,11 +142,15 @@ func TestStoredBytesAreThoseOfTheSDKForPython(t *testing.T) {
 func checkTimer(t *testing.T, one vector[string]) {
 	t.Helper()
 	timers, at := udf.NewTimers(), time.UnixMicro(one.AtUs)
+	var options []udf.TimerOption
+	if one.OutputUs != nil {
+		options = append(options, udf.OutputAt(time.UnixMicro(*one.OutputUs)))
+	}
 	set := func(ctx context.Context, _ udf.Record) ([]udf.Message, error) {
 		if one.Clock == "event" {
-			return nil, timers.Set(ctx, one.Item, at)
+			return nil, timers.Set(ctx, one.Item, at, options...)
 		}
-		return nil, timers.SetByProcessingTime(ctx, one.Item, at)
+		return nil, timers.SetByProcessingTime(ctx, one.Item, at, options...)
 	}
 	states := udftest.NewStates(t, udf.NewMap(set, udf.States(timers), udf.OnTimer(ignore)))
 	expect(t, len(states.Map(udf.Record{EventTime: time.UnixMicro(one.RecordUs)}).Outcomes), 0)

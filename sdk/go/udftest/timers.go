@@ -38,10 +38,26 @@ func timerOf(stored StateEntry) udf.Timer {
 	}
 	timer := udf.Timer{Name: string(stored.Item), At: number(1), Keys: stored.Key}
 	timer.EventTime = timer.At
-	if stored.Value[0] == byte(udfv1.State_CLOCK_PROCESSING_TIME) {
-		timer.ByProcessingTime, timer.EventTime = true, number(9)
+	timer.ByProcessingTime = stored.Value[0]&^keyed.TimerHolds == byte(udfv1.State_CLOCK_PROCESSING_TIME)
+	if timer.ByProcessingTime || holds(stored.Value) {
+		timer.EventTime = number(9)
 	}
 	return timer
+}
+
+func holds(value []byte) bool { return value[0]&keyed.TimerHolds != 0 }
+
+// promise notes that a pipeline may have promised this watermark to those who follow, unless a timer holds it.
+func (s *States) promise(watermark time.Time) {
+	for _, one := range s.All() {
+		if one.State != keyed.TimersName {
+			continue
+		}
+		if timer := timerOf(one); !timer.ByProcessingTime || holds(one.Value) {
+			watermark = earlier(watermark, timer.EventTime)
+		}
+	}
+	s.promised = later(s.promised, watermark)
 }
 
 // FireTimers runs the function on the timers whose time has come, also on those that they set: by event time up to
@@ -95,13 +111,10 @@ func (s *States) due(byProcessingTime bool, failed map[string]bool) []udf.Timer 
 func (s *States) fire(timers []udf.Timer, failed map[string]bool) Results {
 	s.t.Helper()
 	fired, records, taken := slices.Clone(timers), make([]udf.Record, len(timers)), make([]storedEntry, len(timers))
+	s.promise(s.Watermark)
 	for i := range fired {
 		timer := &fired[i]
-		if timer.ByProcessingTime {
-			timer.EventTime = later(timer.EventTime, s.Watermark)
-		} else {
-			timer.EventTime, s.promised = later(timer.EventTime, s.promised), later(timer.At, s.promised)
-		}
+		timer.EventTime = later(timer.EventTime, s.promised)
 		records[i] = udf.Record{Value: dueOf(*timer), Keys: timer.Keys, EventTime: timer.EventTime}
 		entries := s.stored[nameOf(timer.Keys)].entries
 		taken[i] = entries[placeOf(*timer)]
@@ -121,6 +134,13 @@ func (s *States) fire(timers []udf.Timer, failed map[string]bool) Results {
 
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
 		return b
 	}
 	return a

@@ -167,3 +167,41 @@ func TestTimersThatCannotBeSet(t *testing.T) {
 	}, udf.States(r.count)), keyed("a", "1")...)
 	expect(t, results.Outcomes[0].Reason, "state timers is not one of the function that runs: name it to its map with udf.States")
 }
+
+func TestAnOutputTimeIsHeldUntilTheTimerHasFired(t *testing.T) {
+	timers := udf.NewTimers()
+	set := func(ctx context.Context, record udf.Record) ([]udf.Message, error) {
+		return nil, errors.Join(
+			timers.Set(ctx, "held", second("9"), udf.OutputAt(record.EventTime)),
+			timers.SetByProcessingTime(ctx, "asked", second("50"), udf.OutputAt(second("4"))),
+		)
+	}
+	fired := func(_ context.Context, timer udf.Timer) ([]udf.Message, error) {
+		later, before := timer.EventTime.Add(time.Second), timer.EventTime.Add(-time.Second)
+		if timer.Name == "asked" {
+			return []udf.Message{{EventTime: before}}, nil
+		}
+		return []udf.Message{{}, {EventTime: later}}, nil
+	}
+	states := udftest.NewStates(t, udf.NewMap(set, udf.States(timers), udf.OnTimer(fired)))
+	states.Watermark = second("5")
+	states.Map(udf.Record{EventTime: second("6"), Keys: []string{"x"}}, udf.Record{EventTime: second("3"), Keys: []string{"y"}})
+	states.Watermark = second("20")
+	results := states.FireTimers()
+	var times []int64
+	for _, message := range results.Messages {
+		times = append(times, message.EventTime.Unix())
+	}
+	// The watermark had passed what was set too late.
+	expect(t, times, []int64{6, 7, 5, 6})
+	states.Now = second("60")
+	results = states.FireTimers()
+	expect(t, outcomesOf(results), []string{"0 error", "1 error"})
+	expect(t, results.Outcomes[0].Reason,
+		"an output of the timer is 1s earlier than its EventTime: set the timer with udf.OutputAt, the earliest event time of its outputs")
+	// Those of the clock hold the watermark, too: at 4, which had been passed when they were set.
+	expect(t, results.Timers[0].EventTime, second("5"))
+	expect(t, timers.Set(states.Key("z"), "a", second("5"), udf.OutputAt(second("6"))).Error(),
+		"the udf.OutputAt of timer a is later than its time: leave it out, and give outputs that belong to a later time one of "+
+			"their own (EventTime)")
+}

@@ -113,7 +113,7 @@ func mapWith(
 	if len(declared) > 0 {
 		states.declare(declared)
 		if timers == nil {
-			states.promised = later(states.promised, states.Watermark)
+			states.promise(states.Watermark)
 		}
 		call.States = states.entries(keys, timers)
 		if !states.Watermark.IsZero() {

@@ -114,7 +114,8 @@ async def _answer_map(
             results = await lane.timer_results(inputs, context, states)
         else:
             results = await lane.results(inputs, context, states)
-        times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
+        # Those of timers were compared with the time of their timer.
+        times_allowed, encode = hello.kind == SOURCE_TRANSFORM or call.timers, lane.definition.encode
         # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
         with nullcontext() if lane.definition.is_async else outside_loop():
             answer = map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=encode)
@@ -163,6 +164,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         outcomes=answer.outcomes,
         error=answer.error,
         lacks_tables=answer.lacks_tables,
+        unfinished=answer.unfinished,
     )
     parts = field(
         _ANSWER,
@@ -179,12 +181,17 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     size = sum(map(len, parts))
     if size <= MESSAGE_BYTES_MAX:
         return parts
-    error = (
-        f"the outputs{' and states' if answer.changes else ''} of one call came to {size:,} bytes; the limit is "
-        f"{MESSAGE_BYTES_MAX:,}. Return smaller or fewer outputs per record"
-    )
+    error = too_much("outputs and states" if answer.changes else "outputs", size)
     return [
         udf_pb2.SealedMapResponse(
             answer=udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
         ).SerializeToString()
     ]
+
+
+def too_much(what: str, size: int) -> str:
+    """The error of an answer with so many bytes."""
+    return (
+        f"the {what} of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. Return smaller or fewer "
+        "outputs per record"
+    )

@@ -165,6 +165,11 @@ class Definition:
         return self.decode is not None or callable(getattr(self.target, "check", None))
 
     @property
+    def streams(self) -> bool:
+        """Its outputs can be sent as it makes them."""
+        return MAP in self.kinds and self.takes in (Takes.VALUE, Takes.RECORD) and not self.states
+
+    @property
     def takes_arrow(self) -> bool:
         """It takes columns, so another Arrow function need not write their values as JSON."""
         return MAP in self.kinds and self.takes is Takes.ARROW and self.options.schema is not None

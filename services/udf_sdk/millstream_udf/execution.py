@@ -59,6 +59,10 @@ class Function:
     """The tasks of an async function."""
     on_timer: Callable[..., Any] | None = None
     """What gets its timers."""
+    plain: Callable[..., Any] = list
+    """The function as it is written: `call` of a generator function returns a list."""
+    slots: asyncio.Semaphore | None = None
+    """Held by each record of a function that is not async whose outputs are sent as it makes them."""
 
     def lane(self) -> FunctionLane:
         """The function's lane for one stream."""
@@ -78,7 +82,8 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
             if definition.on_timer is not None:
                 on_timer = definition.on_timer.target if instance is None else instance.on_timer
                 on_timer = _collecting(definition.on_timer, on_timer)
-            yield Function(definition, _collecting(definition, call), pool, workers, on_timer)
+            slots = None if definition.is_async else asyncio.Semaphore(definition.concurrency)
+            yield Function(definition, _collecting(definition, call), pool, workers, on_timer, call, slots)
     finally:
         if pool is not None:
             pool.shutdown()
@@ -120,6 +125,9 @@ class FunctionLane:
         self._running = 0
         self._pending: deque[tuple[_Job, int]] = deque()
         self._batches = asyncio.Semaphore(function.definition.concurrency)
+        self.plain, self.pool = function.plain, function.pool
+        self.slots = function.slots or asyncio.Semaphore(function.definition.concurrency)
+        """Held by each record whose outputs are sent as the function makes them."""
 
     async def results(self, inputs: FrameInputs, context: Context, states: CallStates | None = None) -> Sequence[Any]:
         """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed.

@@ -18,6 +18,7 @@ from millstream_udf.failures import FAILURES, HeldUp, failure
 from millstream_udf.key_states import BATCH, CURRENT_TURN, NONE, SETTLED, CallStates, Turn
 from millstream_udf.outputs import encoded_outputs
 from millstream_udf.states import KeyStates, State
+from millstream_udf.timers import Timer
 
 _HELD_UP = HeldUp()
 
@@ -74,7 +75,7 @@ class KeyedCall:
                 if type(result) is bytes or result is None:
                     settle(turn)
                 else:
-                    result = self._settled(turn, result)
+                    result = self._settled(turn, result, items[index])
                 results[index] = result
             except FAILURES as error:
                 results[index] = states.failed(turn, failure(error))
@@ -88,7 +89,8 @@ class KeyedCall:
         CURRENT_TURN.set(turn)
         arguments = self._arguments_of(turn) if self._takes_state else self._arguments
         try:
-            return self._settled(turn, await self._call(self._items[index], *arguments))
+            item = self._items[index]
+            return self._settled(turn, await self._call(item, *arguments), item)
         except BaseException as error:
             # Also a cancellation, whatever it is that is cancelled.
             self._states.failed(turn, error)
@@ -140,12 +142,13 @@ class KeyedCall:
             return (state,)
         return tuple(state if argument == "state" else self._context for argument in self.definition.arguments)
 
-    def _settled(self, turn: Turn, result: Any) -> Any:
+    def _settled(self, turn: Turn, result: Any, item: Any) -> Any:
         """The result of a record, with outputs that can be sent. Raises if it has failed."""
         if type(result) is not bytes and result is not None:
             if isinstance(result, FAILURES):
                 return self._states.failed(turn, result)
-            result = encoded_outputs(result, self.definition.encode)
+            earliest_us = item.event_time_us if type(item) is Timer else None
+            result = encoded_outputs(result, self.definition.encode, earliest_us)
         self._states.settle(turn)
         return result
 

@@ -22,6 +22,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 _PLAIN = {bytes}
 _FILTERING = {bytes, type(None)}
 _TIMES = "in the years 1 to 9999"
+_TIMES_NOT_ALLOWED = "only a source transform can set event times, because the watermark is computed after it"
 _YEAR_1_US, _YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _SCALARS = (bytes, str, Message, Record, bytearray, memoryview)
 _OWN = {bytes, type(None), str, Message, Record}
@@ -222,23 +223,47 @@ def _is_text(text: object) -> bool:
 def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
     outputs = collected(each_output(result, encode))
     if not times_allowed and any(type(item) is Message and item.event_time_us is not None for item in outputs):
-        raise BadOutput("only a source transform can set event times, because the watermark is computed after it")
+        raise BadOutput(_TIMES_NOT_ALLOWED)
     return outputs
 
 
-def encoded_outputs(result: Any, encode: Encoder) -> Any:
+def encoded_outputs(result: Any, encode: Encoder, earliest_us: int | None = None) -> Any:
     """A result of a map whose outputs are encoded, so that they can be sent, whatever becomes of the objects. Raises
-    what makes its record fail."""
+    what makes its record fail. `earliest_us`: see `sendable`."""
     if type(result) is bytes or result is None:
         return result
-    outputs = _each(result, encode, times_allowed=False)
-    for place, output in enumerate(outputs):
-        if type(output) is Message:
-            if (fault := fault_of(output)) is not None:
-                raise fault
-            headers = None if output.headers is None else dict(output.headers)
-            outputs[place] = Message(output.value, output.keys, output.tags, headers)
+    outputs = [sendable(output, earliest_us) for output in collected(each_output(result, encode))]
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def sendable(output: bytes | Message, earliest_us: int | None = None) -> bytes | Message:
+    """An output of a map that can be sent, whatever becomes of the object. Raises what makes its record fail.
+    `earliest_us`: the earliest event time that it may have, if it may have one of its own: that of its timer."""
+    if type(output) is not Message:
+        return output
+    time_us = output.event_time_us
+    if time_us is not None and earliest_us is None:
+        raise BadOutput(_TIMES_NOT_ALLOWED)
+    if (fault := fault_of(output)) is not None:
+        raise fault
+    if time_us is not None and earliest_us is not None and time_us < earliest_us:
+        raise BadOutput(
+            f"an output of the timer is {(earliest_us - time_us) / 1e6:g} s earlier than its event_time: set the timer "
+            "with output_at=..., the earliest event time of its outputs"
+        )
+    headers = None if output.headers is None else dict(output.headers)
+    return Message(output.value, output.keys, output.tags, headers, time_us)
+
+
+def answer_of(
+    inputs: FrameInputs, outputs: Sequence[bytes | Message], parents: Sequence[int]
+) -> udf_pb2.SealedMapAnswer:
+    """An answer with these outputs, which can be sent. `parents`: index of the input of each."""
+    if not outputs:
+        return udf_pb2.SealedMapAnswer()
+    answer = _columns(inputs, outputs, parents)
+    answer.parents = columns.pack_offsets(parents)
+    return answer
 
 
 def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message]:

@@ -105,7 +105,7 @@ def collected(outputs: Iterator[_T]) -> list[_T]:
     most = outputs_max()
     found = list(islice(outputs, most + 1))
     if len(found) > most:
-        raise _too_many(most)
+        raise too_many(most)
     return found
 
 
@@ -116,11 +116,12 @@ async def collected_async(outputs: AsyncIterator[_T]) -> list[_T]:
     async for output in outputs:
         found.append(output)
         if len(found) > most:
-            raise _too_many(most)
+            raise too_many(most)
     return found
 
 
-def _too_many(most: int) -> BadOutput:
+def too_many(most: int) -> BadOutput:
+    """The error for a record with more outputs than it may have."""
     return BadOutput(
         f"the function produced more than {most:,} outputs for one record (`outputsMax`): does its iterator end?"
     )

@@ -66,6 +66,7 @@ from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
+from millstream_udf.streaming import refuses_streaming, stream_map
 from millstream_udf.thread import FunctionThread, loop_factory, open_thread
 from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -84,8 +85,10 @@ SWITCH_INTERVAL_S = 0.0005
 wait for its input."""
 
 _Servicer: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-_Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, Sequence[bytes]]]
-"""Creates the parts of the answer to a call."""
+_Put: TypeAlias = Callable[[Sequence[bytes]], Awaitable[None]]
+"""Sends a message of these parts."""
+_Answer: TypeAlias = Callable[[bytes, _Put], Coroutine[Any, Any, Sequence[bytes]]]
+"""Creates the parts of the answer to a call, or of its last message: it sends the others before."""
 _Run: TypeAlias = Callable[[Coroutine[Any, Any, Sequence[bytes]]], Awaitable[Sequence[bytes]]]
 """Runs such a coroutine in the function's thread."""
 _FOR_EVER_S = 365 * 86400.0
@@ -177,10 +180,25 @@ class Server:
             )
         ask = None if conversation is None else conversation.ask
 
-        async def answer(data: bytes) -> Sequence[bytes]:
+        async def answer(data: bytes, _: _Put) -> Sequence[bytes]:
             return encode_map(await answer_map(lane, hello, *map_call_of(data), ask=ask))
 
-        await self._serve_calls(context, hello, udf_pb2.MapResponse, answer, conversation)
+        async def stream(data: bytes, put: _Put) -> Sequence[bytes]:
+            async def send(part: udf_pb2.SealedMapAnswer) -> None:
+                await put(encode_map(part))
+
+            return encode_map(await stream_map(lane, hello, *map_call_of(data), send))
+
+        if hello.streaming and (refusal := refuses_streaming(self._definition)):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        await self._serve_calls(
+            context,
+            hello,
+            udf_pb2.MapResponse,
+            stream if hello.streaming else answer,
+            waits=hello.streaming or self._definition.waits,
+            conversation=conversation,
+        )
 
     async def _sink(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SealedSinkRequest, (SINK,))
@@ -189,11 +207,11 @@ class Server:
             return
         lane = self._thread.function.lane()
 
-        async def answer(data: bytes) -> Sequence[bytes]:
+        async def answer(data: bytes, _: _Put) -> Sequence[bytes]:
             answered = await answer_sink(lane, hello, *sink_call_of(data))
             return (udf_pb2.SinkResponse(answer=answered).SerializeToString(),)
 
-        await self._serve_calls(context, hello, udf_pb2.SinkResponse, answer)
+        await self._serve_calls(context, hello, udf_pb2.SinkResponse, answer, waits=self._definition.waits)
 
     async def _position_sink(self, context: _Servicer, hello: udf_pb2.Hello) -> None:
         if not hello.keeps_positions:
@@ -300,7 +318,9 @@ class Server:
         if refusal := settings.refusal():
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
 
-    async def _welcome(self, context: _Servicer, response: Callable[..., Message], token: bytes = b"") -> None:
+    async def _welcome(
+        self, context: _Servicer, response: Callable[..., Message], token: bytes = b"", *, streaming: bool = False
+    ) -> None:
         keeps = self._definition.keeps_positions
         welcome = udf_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -312,6 +332,7 @@ class Server:
             states=[spec.message() for spec in self._definition.states],
             takes_tables=MAP in self._definition.kinds,
             tables=[spec.message() for spec in self._definition.tables.values()],
+            streaming=streaming,
         )
         await context.write(response(welcome=welcome).SerializeToString())
 
@@ -321,21 +342,23 @@ class Server:
         hello: udf_pb2.Hello,
         response: Callable[..., Message],
         answer: _Answer,
+        *,
+        waits: bool,
         conversation: Conversation | None = None,
     ) -> None:
-        """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself.
-        `conversation`: for a function that reads while it has calls."""
+        """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself. `waits`:
+        whether an answer waits for anything. `conversation`: for a function that reads while it has calls."""
         if self._sockets is None or not hello.calls_socket:
-            await self._welcome(context, response)
-            run = self._thread.run if self._definition.waits else self._thread.run_through
+            await self._welcome(context, response, streaming=hello.streaming)
+            run = self._thread.run if waits else self._thread.run_through
             with self._stream(context, conversation) as stream:
                 if conversation is not None:
-                    await conversation.run(stream, answer, run)
+                    await conversation.run(stream, lambda data: answer(data, _put_nothing), run)
                 else:
                     await _converse(stream, answer, run, self.calls_max)
             return
         with self._sockets.expecting() as (token, arriving):
-            await self._welcome(context, response, token)
+            await self._welcome(context, response, token, streaming=hello.streaming)
             try:
                 async with asyncio.timeout(PAIRING_TIMEOUT_S):
                     connection = await arriving
@@ -343,17 +366,17 @@ class Server:
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE, "the client did not connect to the socket for its calls"
                 )
-            refused = await self._serve_connection(connection, answer, conversation)
+            refused = await self._serve_connection(connection, answer, conversation, waits=waits)
         if refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
 
     async def _serve_connection(
-        self, connection: socket.socket, answer: _Answer, conversation: Conversation | None
+        self, connection: socket.socket, answer: _Answer, conversation: Conversation | None, *, waits: bool
     ) -> str:
         """Answer the calls of a connection until its end. Returns why it was ended here, if its client is the cause."""
-        waits = self._definition.waits
-        # While a function computes, its thread sends nothing, so an answer is sent completely before the next call.
-        messages = MessageSocket(MESSAGE_BYTES_MAX) if waits else MessageSocket(MESSAGE_BYTES_MAX, unsent_bytes_max=0)
+        # While a function computes, its thread sends nothing, so a message is sent completely before it goes on.
+        unsent = {} if self._definition.waits else {"unsent_bytes_max": 0}
+        messages = MessageSocket(MESSAGE_BYTES_MAX, **unsent)
 
         async def serve() -> None:
             descriptor = connection.detach()
@@ -363,7 +386,7 @@ class Server:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, socket.socket(fileno=descriptor))
             try:
                 if conversation is not None:
-                    await conversation.run(messages, answer, result_of)
+                    await conversation.run(messages, lambda data: answer(data, _put_nothing), result_of)
                 elif waits:
                     await _converse(messages, answer, result_of, self.calls_max)
                 else:
@@ -400,13 +423,23 @@ async def _converse(stream: MessageSocket | _GrpcStream, answer: _Answer, run: _
     """Read calls, have each answered, and write the answers as they become ready."""
     held = _Held(calls_max)
     writing = asyncio.Lock()
+    here = asyncio.get_running_loop()
+
+    async def put(message: Sequence[bytes]) -> None:
+        async with writing:
+            await stream.send(*message)
+
+    async def put_from_there(message: Sequence[bytes]) -> None:
+        # Called where the function runs, which may be another thread.
+        if asyncio.get_running_loop() is here:
+            await put(message)
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(put(message), here))
 
     async def handle(data: bytes) -> None:
         size = len(data)
         try:
-            reply = await run(answer(data))
-            async with writing:
-                await stream.send(*reply)
+            await put(await run(answer(data, put_from_there)))
         except (grpc.aio.BaseError, ConnectionError):
             # The stream is lost, so its reader ends, too. Unanswered calls are sent again on the next one.
             return
@@ -423,7 +456,7 @@ async def _answer_in_turn(socket: MessageSocket, answer: _Answer) -> None:
     """Answer calls one after another, with a function that never waits, in its own thread."""
     while (data := await socket.receive()) is not None:
         # Each call has a context of its own, so that context variables that the function sets do not reach the next.
-        reply = copy_context().run(result_at_once, answer(data))
+        reply = copy_context().run(result_at_once, answer(data, _put_nothing))
         try:
             await socket.send(*reply)
         except ConnectionError:
@@ -432,6 +465,10 @@ async def _answer_in_turn(socket: MessageSocket, answer: _Answer) -> None:
         if socket.has_more:
             # Other streams have their turns, and so does a request to stop.
             await asyncio.sleep(0)
+
+
+async def _put_nothing(message: Sequence[bytes]) -> None:
+    raise AssertionError("an answer that does not wait is one message")
 
 
 async def _read_parts(stream: _GrpcStream, parts: PartQueue) -> str:

@@ -287,10 +287,16 @@ class KeyTimers:
     _turn: Turn
 
     def timer(
-        self, name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
+        self,
+        name: str,
+        *,
+        at: datetime | int | None = None,
+        after: timedelta | None = None,
+        clock: Clock = "event",
+        output_at: datetime | int | None = None,
     ) -> None:
         """As `udf.timer`, for this key. `after` counts from the latest record of the key in the call."""
-        set_timer(self._turn, name, at, after, clock)
+        set_timer(self._turn, name, at, after, clock, output_at)
 
     def cancel_timer(self, name: str) -> None:
         """As `udf.cancel_timer`, for this key."""

@@ -86,14 +86,26 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
         ]
         return sorted(found, key=lambda timer: (timer.at_us, "\x1f".join(timer.keys).encode(), timer.name.encode()))
 
-    def take_timer(self, timer: Timer, watermark_us: int) -> Timer:
-        """Forget a timer that fires at this watermark. Returns it as its function gets it."""
-        del self._entries[timer.keys][TIMERS_NAME, timer.name.encode()]
-        by_event_time = timer.clock == "event"
-        event_us = max(timer.event_time_us, self._promised_us if by_event_time else watermark_us)
-        if by_event_time:
-            self._promised_us = max(self._promised_us, timer.at_us)
-        return Timer(timer.name, timer.at_us, timer.keys, clock=timer.clock, event_time=event_us)
+    def take_timers(self, timers: Sequence[Timer], watermark_us: int) -> list[Timer]:
+        """Forget timers that fire together at this watermark. Returns them as their function gets them."""
+        self._promise(watermark_us)
+        taken = []
+        for timer in timers:
+            del self._entries[timer.keys][TIMERS_NAME, timer.name.encode()]
+            event_us = max(timer.event_time_us, self._promised_us)
+            taken.append(Timer(timer.name, timer.at_us, timer.keys, clock=timer.clock, event_time=event_us))
+        return taken
+
+    def _promise(self, watermark_us: int) -> None:
+        """The vertex may have promised this watermark to those who follow, unless a timer holds it."""
+        times = [
+            unpack_timer(stored.value)
+            for entries in self._entries.values()
+            for (state, _), stored in entries.items()
+            if state == TIMERS_NAME
+        ]
+        held = [time.event_us if time.holds else time.at_us for time in times if time.holds or time.clock == EVENT]
+        self._promised_us = max(self._promised_us, min([watermark_us, *held]))
 
     def put_timer(self, timer: Timer) -> None:
         """Set a timer that was taken."""
@@ -127,7 +139,7 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
         """Encoded `StateEntries` for these records, without what has expired, which is forgotten. `timers`: they are
         these, which see what expires with them."""
         if not timers:
-            self._promised_us = max(self._promised_us, watermark_us)
+            self._promise(watermark_us)
         numbers: dict[tuple[str, ...], int] = {}
         record_keys = array("I", [numbers.setdefault(key, len(numbers)) for key in inputs.keys])
         places = {name: place for place, name in enumerate(self._specs)}
@@ -276,7 +288,7 @@ class KeyOfStates(MutableMapping[str, Any]):
 
 def _timer(keys: tuple[str, ...], name: bytes, stored: bytes) -> Timer:
     time = unpack_timer(stored)
-    event_us = time.event_us if time.clock == PROCESSING else time.at_us
+    event_us = time.event_us if time.clock == PROCESSING or time.holds else time.at_us
     clock: Clock = "processing" if time.clock == PROCESSING else "event"
     return Timer(name.decode(), time.at_us, keys, clock=clock, event_time=event_us)
 
@@ -285,6 +297,8 @@ def _time_of(timer: Timer | datetime | int) -> bytes:
     """What is stored of a timer; of a time, of one by event time."""
     if not isinstance(timer, Timer):
         return pack_timer(TimerTime(EVENT, to_us(timer)))
+    if timer.clock == "event" and timer.event_time_us < timer.at_us:
+        return pack_timer(TimerTime(EVENT, timer.at_us, timer.event_time_us, holds=True))
     event_us = timer.event_time_us if timer.clock == "processing" else 0
     return pack_timer(TimerTime(CLOCKS[timer.clock], timer.at_us, event_us))
 

@@ -24,7 +24,7 @@ async def fire_all(states: KeptStates, watermark_us: int, now_us: int, fire: Fir
     failed: list[Timer] = []
     for clock, until_us in (("event", watermark_us), ("processing", now_us)):
         while due := _due(states, clock, until_us, failed):
-            taken = [states.take_timer(timer, watermark_us) for timer in due]
+            taken = states.take_timers(due, watermark_us)
             for index in await fire(taken):
                 states.put_timer(due[index])
                 failed.append(due[index])

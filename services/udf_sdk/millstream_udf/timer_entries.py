@@ -19,6 +19,8 @@ CLOCKS = {name: clock for clock, name in CLOCK_NAMES.items()}
 
 _FORM = struct.Struct("<Bqq")
 TIMER_BYTES = _FORM.size
+_HOLDS = 0x40
+"""Added to the clock of a timer that holds the watermark for its outputs."""
 
 
 class TimerTime(NamedTuple):
@@ -27,19 +29,22 @@ class TimerTime(NamedTuple):
     clock: int
     at_us: int
     event_us: int = 0
-    """By processing time: the event time of the record that set it."""
+    """By processing time: the event time of the record that set it. If it `holds`: its output time."""
+    holds: bool = False
+    """Whether the watermark stays at its output time, or below, until it has fired."""
 
 
 def pack_timer(time: TimerTime) -> bytes:
     """The value of the entry that sets a timer."""
-    return _FORM.pack(*time)
+    return _FORM.pack(time.clock | (_HOLDS if time.holds else 0), time.at_us, time.event_us)
 
 
 def unpack_timer(data: bytes) -> TimerTime:
     """The inverse of `pack_timer`. Raises `ValueError`."""
-    if len(data) != TIMER_BYTES or data[0] not in CLOCK_NAMES:
-        raise ValueError("a timer has no clock and times: 17 bytes, of which the first one is 1 or 2")
-    return TimerTime(*_FORM.unpack(data))
+    if len(data) != TIMER_BYTES or data[0] & ~_HOLDS not in CLOCK_NAMES:
+        raise ValueError("a timer has no clock and times: 17 bytes, of which the first one is 1 or 2, or 64 more")
+    clock, at_us, event_us = _FORM.unpack(data)
+    return TimerTime(clock & ~_HOLDS, at_us, event_us, bool(clock & _HOLDS))
 
 
 def pack_due(name: str, clock: int, at_us: int) -> bytes:

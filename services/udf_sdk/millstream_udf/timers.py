@@ -47,8 +47,9 @@ class Timer:
     keys: tuple[str, ...]
     """Parts of the key for which it was set."""
     event_time_us: int
-    """The event time of what it puts out. By event time, the time for which it was set, or later if that was too late;
-    by processing time, that of the record that set it, or later."""
+    """The event time of what it puts out, unless a `Message` has a later one: its `output_at`, if it was set with one.
+    Otherwise, by event time, the time for which it was set, and by processing time, that of the record that set it.
+    Later if the watermark had passed that."""
     id: str | None
     """The same at every attempt, and of no other timer or record."""
 
@@ -91,16 +92,23 @@ class Timer:
 
 
 def timer(
-    name: str, *, at: datetime | int | None = None, after: timedelta | None = None, clock: Clock = "event"
+    name: str,
+    *,
+    at: datetime | int | None = None,
+    after: timedelta | None = None,
+    clock: Clock = "event",
+    output_at: datetime | int | None = None,
 ) -> None:
     """Set the timer of this name for the key of the record, or move it.
 
     `at`: when, as a `datetime` with a time zone, or as microseconds since the epoch. `after`: in place of it, how long
     after the event time of the record (in `on_timer`: of the timer). `clock`: with "event" (the default) it fires when
     the watermark has reached that time; with "processing" when the vertex's clock has, and `after` counts from now.
+    `output_at`: the earliest event time of what it puts out, for outputs that belong to an earlier time than `at`.
+    Until it has fired, or is moved or cancelled, the watermark that those who follow see stays at that time or below.
     Raises `StateError` where no record is processed, or if the function has no `on_timer`.
     """
-    set_timer(CURRENT_TURN.get(), name, at, after, clock)
+    set_timer(CURRENT_TURN.get(), name, at, after, clock, output_at)
 
 
 def cancel_timer(name: str) -> None:
@@ -108,7 +116,14 @@ def cancel_timer(name: str) -> None:
     _checked(CURRENT_TURN.get(), name).set_timer(name, None)
 
 
-def set_timer(turn: Turn, name: str, at: datetime | int | None, after: timedelta | None, clock: Clock) -> None:
+def set_timer(
+    turn: Turn,
+    name: str,
+    at: datetime | int | None,
+    after: timedelta | None,
+    clock: Clock,
+    output_at: datetime | int | None,
+) -> None:
     """As `timer`, for one key."""
     _checked(turn, name)
     if clock not in CLOCKS:
@@ -123,9 +138,20 @@ def set_timer(turn: Turn, name: str, at: datetime | int | None, after: timedelta
         at_us = (turn.call.now_us() if by_processing_time else event_us) + after // _MICROSECOND
     else:
         raise TypeError(f"after must be a timedelta, such as timedelta(minutes=30), not {after!r}")
-    if not _YEAR_1_US <= at_us < _YEAR_10000_US:
-        raise ValueError(f"the time of timer {name} is not in the years 1 to 9999")
-    turn.set_timer(name, pack_timer(TimerTime(CLOCKS[clock], at_us, event_us if by_processing_time else 0)))
+    output_us = None if output_at is None else to_us(output_at)
+    for what, time_us in (("time", at_us), ("output_at", output_us)):
+        if time_us is not None and not _YEAR_1_US <= time_us < _YEAR_10000_US:
+            raise ValueError(f"the {what} of timer {name} is not in the years 1 to 9999")
+    if output_us is None:
+        time = TimerTime(CLOCKS[clock], at_us, event_us if by_processing_time else 0)
+    elif output_us > at_us and not by_processing_time:
+        raise ValueError(
+            f"the output_at of timer {name} is later than its time: leave it out, and give outputs that belong to a "
+            "later time one of their own (udf.Message(..., event_time=...))"
+        )
+    else:
+        time = TimerTime(CLOCKS[clock], at_us, output_us, holds=True)
+    turn.set_timer(name, pack_timer(time))
 
 
 def cancel(turn: Turn, name: str) -> None:

@@ -38,18 +38,19 @@ class Lineage:
             return replace(self, names=self.names[start : start + records])
         return replace(self, first=self.first + start)
 
-    def children(self, parents: Sequence[int] | None, step: int) -> Lineage:
+    def children(self, parents: Sequence[int] | None, step: int, begun: int = 0) -> Lineage:
         """The lineage of the outputs that step number `step` has made from these records.
 
-        `parents`: index of the parent of each output; None if each record has one output, in order. The first output of
-        a record has the name of the record. The names of the others end with the step and their number.
+        `parents`: index of the parent of each output; None if each record has one output, in order. `begun`: how many
+        outputs of the first of them were passed on before. The first output of a record has the name of the record. The
+        names of the others end with the step and their number.
         """
         if parents is None:
             return self
-        if self.names is None and list(parents) == list(range(parents[0], parents[0] + len(parents))):
+        if not begun and self.names is None and list(parents) == list(range(parents[0], parents[0] + len(parents))):
             return self.part(parents[0], len(parents))
         names: list[str] = []
-        counts: Counter[int] = Counter()
+        counts: Counter[int] = Counter({parents[0]: begun})
         for parent in parents:
             name, count = self._name(parent), counts[parent]
             counts[parent] += 1

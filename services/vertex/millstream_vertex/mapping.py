@@ -14,7 +14,7 @@ import logging
 import random
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,13 +30,15 @@ from millstream.retry import OnFailure, RepeatedAsking, RetryPolicy
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.endings import ProcessEndedError
-from millstream.udf.streams import MapStream
+from millstream.udf.pieces import PiecesLostError
+from millstream.udf.streams import MapStream, StreamedMapStream
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream.values import Values
 from millstream.watermark import future
 from millstream_udf import columns
 from millstream_udf.arrow_messages import JSON_TIMES
-from millstream_vertex.stage import Stage, StageInput, StageResult
+from millstream_vertex.stage import Put, Stage, StageInput, StageResult, TakenBackError
+from millstream_writer.routing import Tags
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,36 @@ class OutputRow:
 
 
 @dataclass(slots=True)
+class _Passed:
+    """What was passed on of a batch before the function was done with it. Indexes refer to the batch."""
+
+    records: int = 0
+    """Number of outputs."""
+    inputs: set[int] = field(default_factory=set)
+    """Those with such outputs."""
+    last: int = 0
+    """The last of them."""
+    of_last: int = 0
+    """How many outputs it had."""
+    kept: list[MapAnswer] = field(default_factory=list)
+    """Later parts of the answer, which were not passed on."""
+
+    def add(self, parents: Sequence[int]) -> None:
+        """These inputs had one more output each."""
+        if not parents:
+            return
+        of_last = sum(parent == parents[-1] for parent in parents)
+        self.of_last = of_last + (self.of_last if self.last == parents[-1] else 0)
+        self.records += len(parents)
+        self.inputs.update(parents)
+        self.last = parents[-1]
+
+    def begun(self, parents: Sequence[int]) -> int:
+        """How many outputs of the first of these inputs were passed on."""
+        return self.of_last if parents and parents[0] == self.last else 0
+
+
+@dataclass(slots=True)
 class _Attempted:
     """The inputs of one batch while some of them are retried. Indexes refer to the batch."""
 
@@ -73,6 +105,7 @@ class _Attempted:
     """Outputs of each input that is done; an empty list for one that was filtered."""
     dropped: dict[int, str] = field(default_factory=dict)
     dead: dict[int, Outcome] = field(default_factory=dict)
+    passed: _Passed = field(default_factory=_Passed)
 
     def attempts(self, index: int) -> int:
         """Number of failures and Retry answers of an input."""
@@ -103,6 +136,7 @@ class MapStage(Stage):
         self.concurrency = concurrency
         self.takes_arrow = takes_arrow
         self._stream = stream
+        self._streamed = stream if isinstance(stream, StreamedMapStream) else None
         self._policy = policy
         self._where = where
         self._warned_mark = False
@@ -121,30 +155,78 @@ class MapStage(Stage):
         frame, origin = given.frame, given.origin
         if origin.names:
             frame = _with_ids(frame, origin, range(frame.records))
+        if self._streamed is not None and given.put is not None:
+            return await self._pass_parts(self._streamed, frame, given, given.put)
         try:
             answer = await self._call(frame, given, id_prefix=origin.id_prefix, first_index=origin.first_index)
         except ProcessEndedError as ended:
             return await self._take_in_parts(frame, ended, given)
-        if not answer.outcomes and not answer.error:
+        if not answer.outcomes and not answer.error and not answer.before:
             result = self._take_whole(frame, answer)
             output = result.frame
             if output is None or not (is_too_large(output) or (self._bound and self._bound.beyond(output))):
                 return result
         return await self._take_in_parts(frame, answer, given)
 
+    async def _pass_parts(self, stream: StreamedMapStream, frame: Frame, given: StageInput, put: Put) -> StageResult:
+        """As `on_frame`, with the parts of an answer passed on as they come, up to the first one in which anything is
+        not as usual. Raises `TakenBackError` if what was passed on does not count."""
+        passed = _Passed()
+
+        async def take(part: MapAnswer) -> None:
+            parents = columns.unpack_offsets(part.parents)
+            output = None if passed.kept or part.outcomes else self._output(frame, part, parents)
+            if output is None or is_too_large(output):
+                # Later outputs stay behind those of the inputs that have to be tried again.
+                passed.kept.append(part)
+                return
+            begun = passed.begun(parents)
+            passed.add(parents)
+            await put(StageResult(frame=output, tags=self._tags(part), parents=parents, begun=begun))
+
+        try:
+            answer = await stream.streamed_call(
+                frame,
+                take,
+                watermark_us=given.watermark_us,
+                traceparent=given.traceparent,
+                id_prefix=given.origin.id_prefix,
+                first_index=given.origin.first_index,
+            )
+        except PiecesLostError as lost:
+            raise TakenBackError from lost
+        except ProcessEndedError as ended:
+            if passed.inputs:
+                raise TakenBackError from ended
+            return await self._take_in_parts(frame, ended, given)
+        if not passed.kept and not answer.outcomes and not answer.error:
+            result = self._take_whole(frame, answer, passed)
+            if result.frame is None or not is_too_large(result.frame):
+                return result
+        if answer.error and passed.inputs:
+            raise TakenBackError
+        return await self._take_in_parts(frame, replace(answer, before=passed.kept), given, passed)
+
     async def _call(self, frame: Frame, given: StageInput, **options: Any) -> MapAnswer:
         """The answer to these records. `options`: see `MapStream.call`."""
         return await self._stream.call(frame, watermark_us=given.watermark_us, traceparent=given.traceparent, **options)
 
-    def _take_whole(self, frame: Frame, answer: MapAnswer) -> StageResult:
-        """Build the output frame of a batch that is done, from the answer's columns and inherited ones."""
+    def _take_whole(self, frame: Frame, answer: MapAnswer, passed: _Passed | None = None) -> StageResult:
+        """Build the output frame of a batch that is done, from the answer's columns and inherited ones. `passed`: what
+        was passed on before."""
         account = Account(inputs=frame.records, outputs=answer.records)
-        parents = self._parents(answer)
-        tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
+        parents, begun = self._parents(answer), 0
         output = self._output(frame, answer, parents)
         done = frame.records if parents is None else len(set(parents))
+        if passed is not None:
+            account.outputs += passed.records
+            done, begun = len(passed.inputs.union(parents or ())), passed.begun(parents or ())
         account.processed, account.filtered = done, frame.records - done
-        return StageResult(account, output, tags, parents)
+        return StageResult(account, output, self._tags(answer), parents, begun)
+
+    def _tags(self, answer: MapAnswer) -> Tags | None:
+        """Tags of the outputs, if anything depends on them."""
+        return columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
 
     def _parents(self, answer: MapAnswer) -> array[int] | None:
         """Index of the input of each output; None if output i belongs to input i."""
@@ -177,11 +259,17 @@ class MapStage(Stage):
         return output
 
     async def _take_in_parts(
-        self, frame: Frame, answer: MapAnswer | ProcessEndedError, given: StageInput
+        self,
+        frame: Frame,
+        answer: MapAnswer | ProcessEndedError,
+        given: StageInput,
+        passed: _Passed | None = None,
     ) -> StageResult:
-        """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left."""
+        """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left.
+        `passed`: what was passed on before. Raises `TakenBackError` if an input with such outputs is not done."""
         frame, origin = frame.with_values(), given.origin
         attempted = _Attempted(frame, origin, [0] * frame.records)
+        attempted.passed = passed or attempted.passed
         suspects = Suspects()
         waiting: deque[Sequence[int]] = deque()
         pending: Sequence[int] = range(frame.records)
@@ -196,7 +284,8 @@ class MapStage(Stage):
                 suspects.answered(pending)
                 answer = _with_values(answer)
             if isinstance(answer, MapAnswer):
-                errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
+                failed = (one for part in (*answer.before, answer) for one in part.outcomes)
+                errors += sum(outcome.result == Result.ERROR for outcome in failed) or bool(answer.error)
                 middle = len(pending) // 2
                 if answer.error and middle and (answer.is_final or self._is_last(attempted.failed, pending)):
                     # The answer names no record. Halves show on which records the function fails, and the other
@@ -204,6 +293,8 @@ class MapStage(Stage):
                     waiting.extendleft((pending[middle:], pending[:middle]))
                 else:
                     again, delay_s = self._sort(pending, answer, attempted)
+                    if not attempted.passed.inputs <= attempted.rows.keys():
+                        raise TakenBackError
                     if again:
                         await asyncio.sleep(delay_s)
                         # Before the others: what a function remembers for a key may depend on the order.
@@ -239,7 +330,7 @@ class MapStage(Stage):
         if answer.error:
             outcomes = {place: Outcome(place, Result.ERROR, answer.error) for place in range(len(pending))}
         else:
-            outcomes = {outcome.index: outcome for outcome in answer.outcomes}
+            outcomes = {outcome.index: outcome for one in (*answer.before, answer) for outcome in one.outcomes}
             self._keep_rows(frame, pending, answer, attempted)
             self._refuse_large(pending, attempted)
             self._refuse_future(pending, attempted)
@@ -354,7 +445,22 @@ class MapStage(Stage):
 
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
-        failed = {outcome.index for outcome in answer.outcomes}
+        failed = {outcome.index for one in (*answer.before, answer) for outcome in one.outcomes}
+        for place in range(len(pending)):
+            if place not in failed:
+                attempted.rows[pending[place]] = []
+        for one in (*answer.before, answer):
+            self._keep_part(part, pending, one, failed, attempted)
+
+    def _keep_part(
+        self,
+        part: Frame,
+        pending: Sequence[int],
+        answer: MapAnswer,
+        failed: Collection[int],
+        attempted: _Attempted,
+    ) -> None:
+        """Keep the outputs in one part of an answer. `part`: the inputs of the call."""
         values = columns.unpack_bytes(answer.values)
         given = self._parents(answer)
         parents: Sequence[int] = given if given is not None else range(len(values))
@@ -363,10 +469,9 @@ class MapStage(Stage):
         headers = columns.unpack_headers(self._headers(part, answer), len(values)) if answer.headers else None
         times = columns.unpack_times(answer.event_times_us) if answer.event_times_us else None
         part_keys, part_headers, part_times = part.keys(), part.headers(), part.event_times_us()
-        for place in range(len(pending)):
-            if place not in failed:
-                attempted.rows[pending[place]] = []
         for output, place in enumerate(parents):
+            if place in failed:
+                continue
             row = OutputRow(
                 values[output],
                 keys[output] if keys is not None else part_keys[place],
@@ -408,10 +513,11 @@ class MapStage(Stage):
 
     def _assemble(self, frame: Frame, attempted: _Attempted) -> StageResult:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
+        passed = attempted.passed
         rows: list[OutputRow] = []
         parents: list[int] = []
         for index in sorted(attempted.rows):
-            if attempted.rows[index]:
+            if attempted.rows[index] or index in passed.inputs:
                 account.processed += 1
                 rows.extend(attempted.rows[index])
                 parents.extend([index] * len(attempted.rows[index]))
@@ -419,7 +525,7 @@ class MapStage(Stage):
                 account.filtered += 1
         for reason in attempted.dropped.values():
             account.drop(reason)
-        account.outputs = len(rows)
+        account.outputs = len(rows) + passed.records
         output = None
         if rows:
             output = build_frame(
@@ -431,7 +537,7 @@ class MapStage(Stage):
                 traceparent=frame.traceparent,
             )
         tags, dead_letters = [row.tags for row in rows], self._dead_letters(frame, attempted)
-        return StageResult(account, output, tags, parents, dead_letters)
+        return StageResult(account, output, tags, parents, passed.begun(parents), dead_letters)
 
     def _dead_letters(self, frame: Frame, attempted: _Attempted) -> Frame | None:
         if not attempted.dead:

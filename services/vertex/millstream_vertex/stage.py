@@ -10,8 +10,9 @@ its own: only the commit of its result counts, so it may get the same records an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import TypeAlias
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US
@@ -21,6 +22,14 @@ from millstream.record import BufferId
 from millstream.udf.states import StateClock
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Tags
+
+
+class TakenBackError(Exception):
+    """Outputs that a stage has passed on while it worked do not count: its records have to pass again as a whole."""
+
+
+Put: TypeAlias = "Callable[[StageResult], Awaitable[None]]"
+"""Passes outputs on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,10 @@ class StageInput:
     """The edge by which they came, in a lane that reads all edges into its vertex; otherwise empty."""
     traceparent: str = ""
     """Of the span in which the stage works; empty if the frame is not sampled."""
+    put: Put | None = None
+    """Passes outputs on while the stage works, in the order of their inputs, before those in its result. They are not
+    accounted for here, and count only with that result. After any of them it may raise `TakenBackError`. None: all
+    outputs have to be in the result."""
 
 
 @dataclass(slots=True)
@@ -51,6 +64,8 @@ class StageResult:
     """Tags of each output; None if no output has tags."""
     parents: Sequence[int] | None = None
     """Index of the input of each output; None if each input has one output, in order."""
+    begun: int = 0
+    """How many outputs of the first of these inputs were passed on before."""
     dead_letters: Frame | None = None
     """Inputs that could not be processed, with the reason in their headers."""
     kept: Sequence[tuple[BufferId, Frame]] = ()

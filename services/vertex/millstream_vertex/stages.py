@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from millstream import codes
+from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.errors import UserError
 from millstream.frame import Frame
@@ -26,7 +27,7 @@ from millstream.udf.states import StateClock
 from millstream_vertex.lineage import Lineage
 from millstream_vertex.outputs import Output
 from millstream_vertex.publishing import LaneCounters
-from millstream_vertex.stage import Stage, StageInput, StageResult
+from millstream_vertex.stage import Stage, StageInput, StageResult, TakenBackError
 from millstream_writer.committer import MemberCounts, Unit, size_of
 from millstream_writer.routing import Router, cut
 
@@ -92,25 +93,56 @@ class Stages:
         """The unit of records that have passed all stages. `lineage`: their names; `sequence`: of their stored frame,
         0 for those of a source. Raises what the stages raise."""
         unit = self.unit()
-        await self._pass(0, unit, frame, lineage, watermark_us, sequence)
+        try:
+            await self._pass(0, unit, frame, lineage, watermark_us, sequence, early=True)
+        except TakenBackError:
+            self.undo()
+            self.begin()
+            unit = self.unit()
+            await self._pass(0, unit, frame, lineage, watermark_us, sequence)
         return self._complete(unit)
 
     async def _pass(
-        self, place: int, unit: Unit, frame: Frame, lineage: Lineage, watermark_us: int, sequence: int = 0
+        self,
+        place: int,
+        unit: Unit,
+        frame: Frame,
+        lineage: Lineage,
+        watermark_us: int,
+        sequence: int = 0,
+        *,
+        early: bool = False,
     ) -> None:
-        """Pass a frame through the stages from `place` on."""
+        """Pass a frame through the stages from `place` on. `early`: outputs may be passed on while a stage works."""
         if place == len(self._steps):
             unit.account.unrouted += self.output.take(unit, frame, None, lineage, watermark_us)
             return
         step = self._steps[place]
-        started_s = self._clock.monotonic_s()
+        started_s, elsewhere_s = self._clock.monotonic_s(), 0.0
         with step.span(frame, sequence) as span:
+
+            async def put(result: StageResult) -> None:
+                nonlocal elsewhere_s
+                begun_s = self._clock.monotonic_s()
+                if result.frame is not None and span.traceparent:
+                    result.frame = result.frame.traced(span.traceparent)
+                await self._pass_outputs(place, unit, result, lineage, watermark_us, early=True)
+                self._account_of(place, unit).unrouted += result.account.unrouted
+                elsewhere_s += self._clock.monotonic_s() - begun_s
+
             # Those after the first of a chain have one edge.
             edge = "" if place else lineage.edge
-            given = StageInput(frame, watermark_us, step.origin(lineage), edge=edge, traceparent=span.traceparent)
+            given = StageInput(
+                frame,
+                watermark_us,
+                step.origin(lineage),
+                edge=edge,
+                traceparent=span.traceparent,
+                put=put if early else None,
+            )
             result = await step.stage.on_frame(given)
         if step.timed_as:
-            seconds = self._clock.monotonic_s() - started_s
+            seconds = self._clock.monotonic_s() - started_s - elsewhere_s
             step.telemetry.observe_processing(step.timed_as, seconds)
             step.counters.busy_s += seconds
         if step.is_source:
@@ -126,28 +158,49 @@ class Stages:
             result.account.input_bytes = frame.size
         if result.frame is not None and span.traceparent:
             result.frame = result.frame.traced(span.traceparent)
-        await self._pass_on(place, unit, result, lineage, watermark_us)
+        await self._pass_on(place, unit, result, lineage, watermark_us, early=early)
 
-    async def _pass_on(self, place: int, unit: Unit, result: StageResult, lineage: Lineage, watermark_us: int) -> None:
+    async def _pass_on(
+        self,
+        place: int,
+        unit: Unit,
+        result: StageResult,
+        lineage: Lineage,
+        watermark_us: int,
+        *,
+        early: bool = False,
+    ) -> None:
         """Account for the result of the stage at `place`, and pass its outputs on."""
         step = self._steps[place]
         step.counters.retries += result.retries
         step.counters.udf_errors += result.errors
-        output = result.frame
-        if output is not None and place + 1 == len(self._steps):
-            children = lineage.children(result.parents, step.number)
-            result.account.unrouted = self.output.take(unit, output, result.tags, children, watermark_us)
-        elif output is not None:
-            # Tags have no effect: they are for edges with conditions, and this edge has none.
-            children, start = lineage.children(result.parents, step.number), 0
-            # A function gets no larger frames than it would read from a buffer.
-            for piece in cut(output):
-                await self._pass(place + 1, unit, piece, children.part(start, piece.records), watermark_us)
-                start += piece.records
-        (unit.passed[place - 1].account if place else unit.account).add(result.account)
+        await self._pass_outputs(place, unit, result, lineage, watermark_us, early=early)
+        self._account_of(place, unit).add(result.account)
         if result.dead_letters is not None:
             unit.frames.extend(step.router.route_dead_letter(result.dead_letters).frames)
         unit.frames.extend(result.kept)
+
+    async def _pass_outputs(
+        self, place: int, unit: Unit, result: StageResult, lineage: Lineage, watermark_us: int, *, early: bool
+    ) -> None:
+        """Pass the outputs of the stage at `place` on. Sets `unrouted` in the account of the result."""
+        step, output = self._steps[place], result.frame
+        if output is None:
+            return
+        children, start = lineage.children(result.parents, step.number, result.begun), 0
+        if place + 1 == len(self._steps):
+            result.account.unrouted = self.output.take(unit, output, result.tags, children, watermark_us)
+            return
+        # Tags have no effect: they are for edges with conditions, and this edge has none. A function gets no larger
+        # frames than it would read from a buffer.
+        for piece in cut(output):
+            await self._pass(place + 1, unit, piece, children.part(start, piece.records), watermark_us, early=early)
+            start += piece.records
+
+    @staticmethod
+    def _account_of(place: int, unit: Unit) -> Account:
+        """The account of the vertex at `place`."""
+        return unit.passed[place - 1].account if place else unit.account
 
     async def fire(
         self, clock: StateClock, until_us: int, *, watermark_us: int, floor_us: int, most: int

@@ -105,7 +105,11 @@ class Programs:
         if isinstance(program, Udf | Transformer):
             if client is not None:
                 return client.open_map(
-                    kind, name, outputs_max=program.outputs_max or ANSWER_RECORDS_MAX, may_return_arrow=may_return_arrow
+                    kind,
+                    name,
+                    outputs_max=program.outputs_max or ANSWER_RECORDS_MAX,
+                    may_return_arrow=may_return_arrow,
+                    streaming=isinstance(program, Udf) and program.streaming,
                 )
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)

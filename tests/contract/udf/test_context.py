@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,10 +29,13 @@ GIVEN = FunctionSettings('{"threshold":2}', {"key": "k"})
 
 
 @asynccontextmanager
-async def local(function: str, lines: Lines, given: FunctionSettings = GIVEN) -> AsyncIterator[LocalFunction]:
-    """A function that Millstream has started, with its settings in the environment."""
+async def local(
+    function: str, lines: Lines, given: FunctionSettings = GIVEN, *, command: Sequence[str] = ()
+) -> AsyncIterator[LocalFunction]:
+    """A function that Millstream has started, with its settings in the environment. `command`: of one in another
+    language."""
     spec = SidecarSpec(
-        python_command(f"{FUNCTIONS}:{function}"),
+        command or python_command(f"{FUNCTIONS}:{function}"),
         "udf",
         NAME.pipeline,
         NAME.vertex,
@@ -45,11 +48,11 @@ async def local(function: str, lines: Lines, given: FunctionSettings = GIVEN) ->
 
 
 @asynccontextmanager
-async def by_hand(function: str, **environment: str) -> AsyncIterator[str]:
-    """The address of a function that was started by hand."""
+async def by_hand(function: str, *, command: Sequence[str] = (), **environment: str) -> AsyncIterator[str]:
+    """The address of a function that was started by hand. `command`: see `local`."""
     with tempfile.TemporaryDirectory(prefix="ms-") as short:
         socket = Path(short) / "udf.sock"
-        command = (sys.executable, "-P", "-m", "millstream_udf", f"{FUNCTIONS}:{function}")
+        command = command or (sys.executable, "-P", "-m", "millstream_udf", f"{FUNCTIONS}:{function}")
         async with started(*command, env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(socket), **environment}):
             yield f"unix:{socket}"
 
@@ -100,7 +103,6 @@ async def test_what_is_counted_adds_up_over_restarts_and_to_the_last_record(line
 
 
 async def test_a_function_without_metrics_has_none_in_any_language(command: list[str], open_function: Open) -> None:
-    # In Go, the server does not know the call at all.
     async with open_function(command) as function:
         assert await mapped(function, b"x") == "X"
     assert function.metrics.snapshot() == ()
@@ -117,6 +119,22 @@ async def test_a_function_that_something_else_started_gets_its_settings_with_eac
             assert await mapped(function) == f"3.0 l 0 0 {SDK_VERSION} | "
             # What another has been told is not told again.
             await until(lambda: counted(function) == {"records x": 1})
+
+
+async def test_a_function_in_go_has_settings_and_counts(lines: Lines, go_command: list[str]) -> None:
+    command = [*go_command, "told"]
+    async with local("", lines, command=command) as function:
+        assert await mapped(function, b"first") == "2 k"
+        await until(lambda: counted(function) == {"records first": 1})
+        for _ in range(3):
+            await mapped(function, b"last")
+    # Its last numbers came before its end.
+    assert counted(function) == {"records first": 1, "records last": 3}
+    async with by_hand("", command=command) as address:
+        async with open_remote_function(address, settings=GIVEN) as remote:
+            assert await mapped(remote) == "2 k"
+        async with open_remote_function(address, settings=FunctionSettings('{"threshold":3}', {"key": "l"})) as remote:
+            assert await mapped(remote) == "3 l"
 
 
 async def test_settings_in_the_environment_hold_where_the_pipeline_has_none() -> None:

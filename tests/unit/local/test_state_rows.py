@@ -41,6 +41,8 @@ VALUES = {
     "protobuf": [b"", b"\x08\x01"],
     "timer": [
         pack_timer(TimerTime(EVENT, 5)),
+        pack_timer(TimerTime(EVENT, 5, 3, holds=True)),
+        pack_timer(TimerTime(PROCESSING, 5, 9, holds=True)),
         # It has a number, and was set at the end of the input.
         stored_timer(pack_timer(TimerTime(PROCESSING, 5, 3)), number=2, set_at_end=True),
     ],

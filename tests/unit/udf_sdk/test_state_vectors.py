@@ -72,6 +72,7 @@ def test_counters() -> None:
 def test_timers() -> None:
     for vector in VECTORS["timers"]:
         event_us = vector["recordUs"] if vector["clock"] == "processing" else 0
-        time = TimerTime(CLOCKS[vector["clock"]], vector["atUs"], event_us)
+        output_us = vector.get("outputUs", event_us)
+        time = TimerTime(CLOCKS[vector["clock"]], vector["atUs"], output_us, "outputUs" in vector)
         assert pack_timer(time).hex() == vector["hex"]
         assert unpack_timer(bytes.fromhex(vector["hex"])) == time

@@ -317,3 +317,51 @@ def test_the_pipeline_says_how_many_run_at_once() -> None:
     definition = with_concurrency(define(Async, "Async"), "2")
     assert definition.on_timer is not None
     assert (definition.options.concurrency, definition.on_timer.options.concurrency) == (2, 2)
+
+
+@udf.map
+class Holding:
+    """Sets a timer an hour after a record, whose outputs begin with the record."""
+
+    def process(self, record: udf.Record) -> None:
+        udf.timer("hour", after=timedelta(hours=1), output_at=record.event_time)
+        udf.timer("asked", at=at(9000), clock="processing", output_at=at(50))
+
+    def on_timer(self, timer: udf.Timer) -> Any:
+        if timer.name == "asked":
+            return udf.Message(b"", event_time=timer.event_time - timedelta(seconds=2))
+        return [b"first", udf.Message(b"later", event_time=timer.event_time + timedelta(minutes=10))]
+
+
+def test_outputs_of_a_timer_have_its_output_time_or_a_later_one() -> None:
+    states = run(Holding, [record("a", 100), record("b", 40)], watermark_us=60 * SECOND).states
+    assert [(one.event_time_us, one.at_us) for one in states.timers[:2]] == [
+        (40 * SECOND, 3640 * SECOND),
+        (100 * SECOND, 3700 * SECOND),
+    ]
+    results = run_timers(Holding, states, watermark_us=3700 * SECOND, now_us=0)
+    # What was set for a time that the watermark had passed has that of the watermark.
+    assert [message.event_time_us // SECOND for message in results.messages] == [60, 660, 100, 700]
+    failed = run_timers(Holding, states, now_us=9000 * SECOND)
+    assert "2 s earlier than its event_time: set the timer with output_at" in failed.outcomes[0].reason
+
+
+@pytest.mark.parametrize(("when", "says"), [(at(101), "is later than its time"), (2**62, "output_at of timer x")])
+def test_an_output_time_that_cannot_be(when: Any, says: str) -> None:
+    @udf.map
+    class Late(Holding):
+        def process(self, record: udf.Record) -> None:
+            udf.timer("x", at=record.event_time, output_at=when)
+
+    (outcome,) = run(Late, [record("a", 100)]).outcomes
+    assert says in outcome.reason
+
+
+def test_outputs_of_records_have_no_time_of_their_own() -> None:
+    @udf.map
+    class Dated(Holding):
+        def process(self, record: udf.Record) -> udf.Message:
+            return udf.Message(b"", event_time=record.event_time)
+
+    (outcome,) = run(Dated, [record("a", 100)]).outcomes
+    assert "only a source transform can set event times" in outcome.reason

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from millstream import limits
@@ -23,6 +24,7 @@ from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry.telemetry import Telemetry
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native.messages import map_answer_of
+from millstream.udf.pieces import PieceByPiece, PiecesLostError
 from millstream.udf.streams import MapStream
 from millstream.watermark.future import FutureBound
 from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
@@ -37,6 +39,7 @@ from millstream_reader.tracker import Tracker
 from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import FunctionLane, open_function
+from millstream_udf.streaming import stream_map
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_input import BufferInput
 from millstream_vertex.core import LaneCore
@@ -111,6 +114,53 @@ class InProcessStream:
             times_allowed=True,
             arrow_allowed=self._hello.may_return_arrow,
         )
+
+
+class InProcessParts(InProcessStream):
+    """A `StreamedMapStream`."""
+
+    loses = 0
+    """So many of the next calls lose the stream after the first part of their answer."""
+
+    async def streamed_call(
+        self, frame: Frame, take: Callable[[MapAnswer], Awaitable[None]], **options: Any
+    ) -> MapAnswer:
+        *parts, last = await self._parts(frame, **options)
+        for part in parts:
+            await take(part)
+            if self.loses:
+                self.loses -= 1
+                raise PiecesLostError
+        return last
+
+    async def call(self, frame: Frame, **options: Any) -> MapAnswer:
+        *before, last = await self._parts(frame, **options)
+        return replace(last, before=tuple(before))
+
+    async def _parts(
+        self, frame: Frame, *, alone: bool = False, watermark_us: int = 0, **options: Any
+    ) -> list[MapAnswer]:
+        self.calls.append(frame.records)
+        call = udf_pb2.SealedMapCall(call_id=1, frame=frame.encode(), watermark_us=watermark_us, **options)
+        parts: list[MapAnswer] = []
+        whole = PieceByPiece()
+
+        async def send(part: udf_pb2.SealedMapAnswer) -> None:
+            message = udf_pb2.SealedMapResponse.FromString(b"".join(encode_map(part)))
+            parts.append(map_answer_of(message.answer, frame.records, streaming=True))
+            whole.add(parts[-1])
+
+        await send(await stream_map(self._lane, self._hello, call, b"", send))
+        return parts
+
+
+@asynccontextmanager
+async def open_parts(function: Callable[..., Any]) -> AsyncIterator[InProcessParts]:
+    """As `open_stream`, for a function that sends its outputs while it makes them."""
+    definition = define(function, "function")
+    hello = udf_pb2.Hello(protocol_version=1, kind=definition.kinds[0], pipeline="p", vertex="map", streaming=True)
+    async with open_function(definition, context_of(hello)) as opened:
+        yield InProcessParts(opened.lane(), hello)
 
 
 @asynccontextmanager

@@ -17,6 +17,9 @@ import (
 // TimersName is the name of the state that timers are.
 const TimersName = "timers"
 
+// TimerHolds is added to the clock of a timer that holds the watermark for its outputs.
+const TimerHolds = 0x40
+
 // StatesMax is the maximum number of states of a function: their indexes are bytes.
 const StatesMax = 255
 

@@ -181,7 +181,8 @@ def _text(form: StateForm, key: bytes, item: bytes, stored: Versioned | None) ->
     if form.kind is StateKind.TIMER:
         timer = timer_of(key, item, stored.value)
         of = f"({CLOCK_NAMES[timer.clock]} time)"
-        return f"{named}  timer {in_line(timer.name.decode())} at {time_text(timer.at_us)} {of}"
+        held = f", outputs from {time_text(timer.event_us)} on" if timer.holds else ""
+        return f"{named}  timer {in_line(timer.name.decode())} at {time_text(timer.at_us)} {of}{held}"
     expires = f"  (expires {time_text(stored.expires_us)})" if stored.expires_us else ""
     return f"{named}  {form.name}{place} = {_shown(shown_of(stored.value, form.of_value))}{expires}"
 

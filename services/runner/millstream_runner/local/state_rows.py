@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from millstream.json_parser import parse_json
 from millstream.udf.states import DeclaredState, StateKind
-from millstream_udf.timer_entries import CLOCK_NAMES, CLOCKS, TIMER_NAME_BYTES_MAX, TimerTime, pack_timer
+from millstream_udf.timer_entries import CLOCK_NAMES, CLOCKS, EVENT, TIMER_NAME_BYTES_MAX, TimerTime, pack_timer
 from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.timers import timer_of
@@ -179,7 +179,8 @@ def _decoded(data: bytes, codec: str) -> Any:
             return int.from_bytes(data, "big")
         case "timer":
             timer = timer_of(b"", b"", data)
-            return {"at_us": timer.at_us, "clock": CLOCK_NAMES[timer.clock]}
+            output = {"output_at_us": timer.event_us} if timer.holds else {}
+            return {"at_us": timer.at_us, "clock": CLOCK_NAMES[timer.clock], **output}
         case "json":
             return parse_json(data)
         case "bytes":
@@ -225,12 +226,23 @@ def _check_timer(name: bytes, value: bytes) -> None:
 
 
 def _encoded_timer(value: Any) -> bytes:
-    if not isinstance(value, dict) or value.keys() != {"at_us", "clock"} or value["clock"] not in CLOCKS:
-        raise ValueError('a timer has `at_us`, microseconds, and as `clock` "event" or "processing"')
-    at_us = value["at_us"]
-    if type(at_us) is not int or not -(2**63) <= at_us < 2**63:
-        raise ValueError(f"`at_us` is {at_us!r}; it has to be a number of microseconds")
-    return pack_timer(TimerTime(CLOCKS[value["clock"]], at_us))
+    if (
+        not isinstance(value, dict)
+        or value.keys() - {"output_at_us"} != {"at_us", "clock"}
+        or value["clock"] not in CLOCKS
+    ):
+        raise ValueError(
+            'a timer has `at_us`, microseconds, and as `clock` "event" or "processing"; it may have `output_at_us`'
+        )
+    for name in value.keys() - {"clock"}:
+        if type(value[name]) is not int or not -(2**63) <= value[name] < 2**63:
+            raise ValueError(f"`{name}` is {value[name]!r}; it has to be a number of microseconds")
+    clock, at_us, output_us = CLOCKS[value["clock"]], value["at_us"], value.get("output_at_us")
+    if output_us is None:
+        return pack_timer(TimerTime(clock, at_us))
+    if clock == EVENT and output_us > at_us:
+        raise ValueError("`output_at_us` of a timer by event time is not later than its `at_us`")
+    return pack_timer(TimerTime(clock, at_us, output_us, holds=True))
 
 
 def _msgpack() -> Any:

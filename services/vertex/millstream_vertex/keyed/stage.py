@@ -152,11 +152,10 @@ class KeyedStage(MapStage):
         if not due:
             return None
         self._firing = {timer.key: timer for timer in due}
-        times_us = [timer.event_us if timer.clock is StateClock.PROCESSING_TIME else timer.at_us for timer in due]
         frame = build_frame(
             [pack_due(timer.name.decode(), timer.clock, timer.at_us) for timer in due],
             # What one was set for may be older than what was promised.
-            array("q", [max(time_us, floor_us) for time_us in times_us]),
+            array("q", [max(timer.output_us, floor_us) for timer in due]),
             ingest_time_us=self._clock.now_us(),
             keys=[parts_of(timer.key) for timer in due],
         )
@@ -195,7 +194,7 @@ class KeyedStage(MapStage):
 
     @property
     def holds_us(self) -> int:
-        timer_us = self._keyed.next_timer_us(StateClock.EVENT_TIME)
+        timer_us = self._keyed.timers_hold_us
         return END_OF_TIME_US if timer_us is None else timer_us
 
     @property

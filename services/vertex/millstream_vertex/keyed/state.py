@@ -589,6 +589,11 @@ class KeyedState:
             self._states.fired_processing_us = max(self._states.fired_processing_us, found[-1].at_us)
         return found
 
+    @property
+    def timers_hold_us(self) -> int | None:
+        """See `Timers.holds_us`."""
+        return self._timers.holds_us
+
     def next_timer_us(self, clock: StateClock) -> int | None:
         """The time of the next timer by a clock."""
         timer = self._timers.first(clock)

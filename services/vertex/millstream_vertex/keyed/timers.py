@@ -30,11 +30,18 @@ class Timer(NamedTuple):
     name: bytes
     clock: StateClock
     event_us: int
-    """By processing time: the event time of the record that set it."""
+    """By processing time: the event time of the record that set it. If it `holds`: its output time."""
     number: int = 0
     """0, unless a timer of its key, its name and its time may have fired before: then another one for each."""
     set_at_end: bool = False
     """Whether it was set when the input had ended. It does not fire before there is more."""
+    holds: bool = False
+    """Whether the watermark of the lane stays at its output time, or below, until it has fired."""
+
+    @property
+    def output_us(self) -> int:
+        """The event time of its outputs, unless the lane has promised a later watermark."""
+        return self.event_us if self.holds or self.clock is StateClock.PROCESSING_TIME else self.at_us
 
     @property
     def id(self) -> str:
@@ -54,9 +61,9 @@ def timer_of(key: bytes, name: bytes, stored: bytes) -> Timer:
     """The stored timer. Raises `ValueError`."""
     if len(stored) not in (TIMER_BYTES, TIMER_BYTES + _NUMBER.size):
         raise ValueError(f"a stored timer has {TIMER_BYTES} bytes, or {_NUMBER.size} more, and not {len(stored)}")
-    clock, at_us, event_us = unpack_timer(bytes([stored[0] & ~_SET_AT_END]) + stored[1:TIMER_BYTES])
+    clock, at_us, event_us, holds = unpack_timer(bytes([stored[0] & ~_SET_AT_END]) + stored[1:TIMER_BYTES])
     number = _NUMBER.unpack_from(stored, TIMER_BYTES)[0] if len(stored) > TIMER_BYTES else 0
-    return Timer(at_us, key, name, StateClock(clock), event_us, number, bool(stored[0] & _SET_AT_END))
+    return Timer(at_us, key, name, StateClock(clock), event_us, number, bool(stored[0] & _SET_AT_END), holds)
 
 
 def is_set_to(stored: bytes, value: bytes) -> bool:
@@ -76,6 +83,8 @@ class Timers:
         self._stored = stored
         self._all_stored = all_stored
         self._heaps: dict[StateClock, list[tuple[int, bytes, bytes]]] = {clock: [] for clock in StateClock}
+        self._held: list[tuple[int, bytes, bytes]] = []
+        """The output times of those that hold the watermark."""
         self._set = 0
 
     def __len__(self) -> int:
@@ -85,13 +94,15 @@ class Timers:
     def load(self) -> None:
         """Begin with the timers that are stored."""
         self._set, heaps = 0, self._heaps
-        for heap in heaps.values():
+        for heap in (*heaps.values(), self._held):
             heap.clear()
         for key, name, stored in self._all_stored():
             timer = timer_of(key, name, stored)
             heaps[timer.clock].append(timer[:3])
+            if timer.holds:
+                self._held.append((timer.event_us, key, name))
             self._set += 1
-        for heap in heaps.values():
+        for heap in (*heaps.values(), self._held):
             heapq.heapify(heap)
 
     def changed(self, key: bytes, name: bytes, before: bytes | None, after: bytes | None) -> None:
@@ -101,13 +112,32 @@ class Timers:
             return
         timer = timer_of(key, name, after)
         heapq.heappush(self._heaps[timer.clock], timer[:3])
-        if sum(map(len, self._heaps.values())) > 2 * self._set + STALE_MAX:
+        if timer.holds:
+            heapq.heappush(self._held, (timer.event_us, key, name))
+        if max(sum(map(len, self._heaps.values())), len(self._held)) > 2 * self._set + STALE_MAX:
             self._forget_stale()
 
     def _forget_stale(self) -> None:
         for clock, heap in self._heaps.items():
             heap[:] = {one for one in heap if self._is_set(clock, one)}
             heapq.heapify(heap)
+        self._held[:] = {one for one in self._held if self._is_held(one)}
+        heapq.heapify(self._held)
+
+    def _is_held(self, one: tuple[int, bytes, bytes]) -> bool:
+        event_us, key, name = one
+        stored = self._stored(key, name)
+        timer = None if stored is None else timer_of(key, name, stored)
+        return timer is not None and timer.holds and timer.event_us == event_us
+
+    @property
+    def holds_us(self) -> int | None:
+        """The event time of the earliest output that a timer may have. None: there is none that holds the watermark."""
+        while self._held and not self._is_held(self._held[0]):
+            heapq.heappop(self._held)
+        next_timer = self.first(StateClock.EVENT_TIME)
+        times_us = [self._held[0][0]] if self._held else []
+        return min([*times_us, next_timer.at_us] if next_timer is not None else times_us, default=None)
 
     def _is_set(self, clock: StateClock, one: tuple[int, bytes, bytes]) -> bool:
         at_us, key, name = one

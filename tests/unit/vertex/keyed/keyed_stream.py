@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream.frame import Frame
 from millstream.udf.answers import MapAnswer
-from millstream.udf.checks import check_changes
+from millstream.udf.checks import check_changes, check_times
 from millstream.udf.native.messages import entries_message, map_answer_of, states_of
 from millstream.udf.native.state_reads import read_of
 from millstream.udf.states import DeclaredState, StateEntries, StateReader
@@ -55,7 +55,8 @@ class KeyedStream:
         )
         ask = None if reader is None else asking(reader)
         data = b"".join(encode_map(await answer_map(self._lane, self._hello, call, ask=ask)))
-        answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records)
+        answer = map_answer_of(udf_pb2.SealedMapResponse.FromString(data).answer, frame.records, times_allowed=True)
+        check_times(answer, frame.event_times_us() if timers else None)
         check_changes(answer, max(states.record_keys) + 1, self.states)
         return answer
 

@@ -290,6 +290,48 @@ async def test_by_processing_time_they_fire_by_the_clock_and_never_behind_the_wa
         assert await set_timers(rig) == [("b", "clock", now + 3600)]
 
 
+@pytest.mark.guarantee("I1", "I5")
+async def test_outputs_with_an_earlier_time_are_not_late(rig: Rig) -> None:
+    @udf.map
+    class Holding:
+        def process(self, record: udf.Record) -> None:
+            udf.timer("x", at=record.event_time + timedelta(seconds=50), output_at=record.event_time)
+
+        def on_timer(self, timer: udf.Timer) -> list[str | udf.Message]:
+            return ["first", udf.Message("then", event_time=timer.event_time + timedelta(seconds=3))]
+
+    downstream = LaneInput(OUT, [LANE], back_edge=False)
+    async with open_keyed_stream(Holding) as stream, asyncio.TaskGroup() as tasks:
+        observing = tasks.create_task(follow(await rig.stores.store(LANE.vertex), [downstream.observe]))
+        await rig.feed(frame_of([("a", 20, ""), ("b", 30, "")]), watermark_us=10 * SECOND)
+        await rig.feed(frame_of([("c", 60, "")]), watermark_us=60 * SECOND)
+        async with owned(rig, stream) as lane, running(lane):
+
+            async def all_set() -> bool:
+                return bool((await rig.mark()).states) and len(await set_timers(rig)) == 3
+
+            await until(all_set)
+            # The input is at 60, and the lane at the first of the output times.
+            await until_published(lane, 20 * SECOND)
+            assert lane.core.watermark_us == 20 * SECOND
+        # The next owner holds it, too, until the first has fired.
+        async with owned(rig, stream) as lane, running(lane):
+            await until_published(lane, 20 * SECOND)
+            await rig.tell(75 * SECOND)
+            assert await until_put_out(rig, 2) == [("a", "first", 20), ("a", "then", 23)]
+            await until_published(lane, 30 * SECOND)
+        await rig.feed(frame_of([("d", 80, "")]), ended=True)
+        async with asyncio.timeout(20), owned(rig, stream) as lane:
+            await lane.run()
+        assert await late_records(rig, downstream) == 0
+        observing.cancel()
+    assert (await put_out(rig))[2:] == [
+        (key, value, at + more)
+        for key, at in (("b", 30), ("c", 60), ("d", 80))
+        for value, more in (("first", 0), ("then", 3))
+    ]
+
+
 @pytest.mark.guarantee("I5")
 async def test_the_watermark_waits_for_the_result_of_a_timer_that_is_slow(
     rig: Rig, monkeypatch: pytest.MonkeyPatch

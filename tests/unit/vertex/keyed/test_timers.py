@@ -13,8 +13,9 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UdfError
 from millstream.udf.answers import MapAnswer
-from millstream.udf.checks import check_changes
+from millstream.udf.checks import check_changes, check_times
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
+from millstream_udf.columns import pack_offsets, pack_times
 from millstream_udf.timer_entries import TimerTime, pack_timer
 from millstream_vertex.keyed import timers as timers_module
 from millstream_vertex.keyed.state import KeyedState
@@ -245,6 +246,8 @@ def test_a_function_without_timers_is_refused_while_some_are_set() -> None:
         (b"x", bytes(16), "17 bytes"),
         (b"x", pack_timer(TimerTime(3, 0)), "17 bytes"),
         (b"x", pack_timer(TimerTime(1, 2**62)), "years 1 to 9999"),
+        (b"x", pack_timer(TimerTime(2, 0, 2**62, holds=True)), "years 1 to 9999"),
+        (b"x", pack_timer(TimerTime(1, 5, 6, holds=True)), "later than its time"),
         (b"", pack_timer(TimerTime(1, 0)), "0 bytes"),
         (b"\xff", pack_timer(TimerTime(1, 0)), "utf-8"),
     ],
@@ -268,3 +271,54 @@ def test_moves_leave_few_stale_times_and_all_that_are_set_fire(monkeypatch: pyte
     put(state, "b", "x", 5)
     assert sum(map(len, state._timers._heaps.values())) < 30
     assert due(state, 1000) == ["b.x@5,a.x@199"]
+
+
+def hold(state: KeyedState, key: str, at: int, output: int, clock: StateClock = EVENT) -> None:
+    value = pack_timer(TimerTime(clock, at, output, holds=True))
+    assert state.apply([key.encode()], StateChanges(array("I", [0]), b"\1", [b"x"], [value])) is None
+
+
+def test_output_times_are_held_until_their_timers_have_fired_are_moved_or_cancelled() -> None:
+    state = opened()
+    put(state, "d", "x", 90)
+    assert state.timers_hold_us == 90
+    hold(state, "a", 100, 20)
+    hold(state, "b", 50, 30)
+    hold(state, "c", 1000, 10, PROCESSING)
+    assert state.timers_hold_us == 10
+    (fired,) = state.take_due(PROCESSING, 1000, 9)
+    assert (fired.output_us, state.timers_hold_us) == (10, 20)
+    hold(state, "a", 100, 40)
+    assert state.timers_hold_us == 30
+    assert [(one.key, one.output_us) for one in state.take_due(EVENT, 60, 9)] == [(b"b", 30)]
+    assert state.timers_hold_us == 40
+    steps = [data for data, _ in state.take_steps()]
+    state.begin()
+    put(state, "a", "x", None)
+    assert state.timers_hold_us == 90
+    state.undo()
+    assert state.timers_hold_us == 40
+    again = opened(steps, state.encoded_states)
+    assert again.timers_hold_us == 40
+    # As an earlier version has stored it.
+    put(again, "a", "x", 100)
+    assert again.timers_hold_us == 90
+
+
+@pytest.mark.guarantee("I8")
+def test_output_times_that_were_moved_leave_few_stale_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers_module, "STALE_MAX", 10)
+    state = opened()
+    for output in range(500):
+        hold(state, f"k{output % 5}", 1000, output)
+    assert len(state._timers._held) <= 2 * 5 + 10
+    assert state.timers_hold_us == 495
+
+
+def test_an_output_before_its_timer_breaks_the_protocol() -> None:
+    answer = MapAnswer(records=2, parents=pack_offsets([0, 1]), event_times_us=pack_times([20, 29]))
+    check_times(answer, [20, 29])
+    with pytest.raises(ValueError, match="an output of timer 1 is earlier"):
+        check_times(answer, [20, 30])
+    with pytest.raises(ValueError, match="only a source transform can"):
+        check_times(answer, None)

@@ -106,7 +106,9 @@ const (
 	// Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
 	// come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
 	// time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-	// set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+	// set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+	// event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+	// watermark stays there or below. Deleted: the timer is cancelled, if there is one.
 	State_KIND_TIMER State_Kind = 5
 )
 
@@ -484,7 +486,10 @@ type Hello struct {
 	// Version of Millstream.
 	Version string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
 	// Map: the client answers StateRead, so states of the function may be lazy.
-	AnswersReads  bool `protobuf:"varint,15,opt,name=answers_reads,json=answersReads,proto3" json:"answers_reads,omitempty"`
+	AnswersReads bool `protobuf:"varint,15,opt,name=answers_reads,json=answersReads,proto3" json:"answers_reads,omitempty"`
+	// Map: an answer may come in several messages, so that outputs are sent as the function makes them. See
+	// MapAnswer.unfinished.
+	Streaming     bool `protobuf:"varint,40,opt,name=streaming,proto3" json:"streaming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -617,6 +622,13 @@ func (x *Hello) GetAnswersReads() bool {
 	return false
 }
 
+func (x *Hello) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
+}
+
 // First message of every stream, server to client.
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -639,8 +651,10 @@ type Welcome struct {
 	States []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
 	// Map: the server knows MapCall.table. The tables that the function says it reads: the client refuses one that the
 	// vertex does not have. A function may read others, too.
-	TakesTables   bool     `protobuf:"varint,8,opt,name=takes_tables,json=takesTables,proto3" json:"takes_tables,omitempty"`
-	Tables        []*Table `protobuf:"bytes,9,rep,name=tables,proto3" json:"tables,omitempty"`
+	TakesTables bool     `protobuf:"varint,8,opt,name=takes_tables,json=takesTables,proto3" json:"takes_tables,omitempty"`
+	Tables      []*Table `protobuf:"bytes,9,rep,name=tables,proto3" json:"tables,omitempty"`
+	// Map: confirms Hello.streaming. A server that does not know it, or whose function cannot do it, leaves it false.
+	Streaming     bool `protobuf:"varint,40,opt,name=streaming,proto3" json:"streaming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -736,6 +750,13 @@ func (x *Welcome) GetTables() []*Table {
 		return x.Tables
 	}
 	return nil
+}
+
+func (x *Welcome) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
 }
 
 // One of the tables that a function reads: values by the keys of records, the same for all records of a call.
@@ -1195,7 +1216,8 @@ type MapCall struct {
 	Edge string `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
 	// The records are timers whose time has come, at most one of each key, in order; for functions with a state of
 	// KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
-	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs: none has an
+	// earlier one of its own.
 	Timers bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
 	// In place of a frame and everything else: the answer has no outputs. Only if Welcome.takes_tables.
 	Table *TableUpdate `protobuf:"bytes,11,opt,name=table,proto3" json:"table,omitempty"`
@@ -1829,7 +1851,7 @@ type MapAnswer struct {
 	Tags *framev1.ListColumn `protobuf:"bytes,6,opt,name=tags,proto3" json:"tags,omitempty"`
 	// Absent: each output has its parent's headers.
 	Headers *framev1.HeadersColumn `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"`
-	// Source transform only; absent: each output has its parent's event time.
+	// Only of a source transform and of timers; absent: each output has its parent's event time.
 	EventTimesUs []int64 `protobuf:"fixed64,8,rep,packed,name=event_times_us,json=eventTimesUs,proto3" json:"event_times_us,omitempty"`
 	// Inputs that were not processed normally. Such an input has no outputs.
 	Outcomes []*Outcome `protobuf:"bytes,9,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
@@ -1840,7 +1862,13 @@ type MapAnswer struct {
 	// By the records that are neither in `outcomes` nor held up by one that is. Nothing of a call with an `error` counts.
 	Changes *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
 	// Nothing was done, because the tables of this stream are not of the version that the call requires.
-	LacksTables   bool `protobuf:"varint,13,opt,name=lacks_tables,json=lacksTables,proto3" json:"lacks_tables,omitempty"`
+	LacksTables bool `protobuf:"varint,13,opt,name=lacks_tables,json=lacksTables,proto3" json:"lacks_tables,omitempty"`
+	// More of the answer follows, in a message with the same call_id; only if Welcome.streaming. The messages of an answer
+	// are one answer: together they have at most as many outputs and bytes as one message may have, `parents` never
+	// decreases from one to the next, and each has it if it has outputs. The last input of a message may have more outputs
+	// in the next one. An input with outputs in an earlier message may still have an outcome: then none of its outputs
+	// count. Nothing of any of them counts before the last one, or after an `error`.
+	Unfinished    bool `protobuf:"varint,40,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1962,6 +1990,13 @@ func (x *MapAnswer) GetChanges() *StateChanges {
 func (x *MapAnswer) GetLacksTables() bool {
 	if x != nil {
 		return x.LacksTables
+	}
+	return false
+}
+
+func (x *MapAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
 	}
 	return false
 }
@@ -2311,6 +2346,7 @@ type SealedMapAnswer struct {
 	Arrow         []byte                 `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	Changes       []byte                 `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
 	LacksTables   bool                   `protobuf:"varint,13,opt,name=lacks_tables,json=lacksTables,proto3" json:"lacks_tables,omitempty"`
+	Unfinished    bool                   `protobuf:"varint,40,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2432,6 +2468,13 @@ func (x *SealedMapAnswer) GetChanges() []byte {
 func (x *SealedMapAnswer) GetLacksTables() bool {
 	if x != nil {
 		return x.LacksTables
+	}
+	return false
+}
+
+func (x *SealedMapAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
 	}
 	return false
 }
@@ -5058,7 +5101,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\x9f\x04\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xbd\x04\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -5074,10 +5117,11 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06config\x18\f \x01(\tR\x06config\x12?\n" +
 	"\asecrets\x18\r \x03(\v2%.millstream.udf.v1.Hello.SecretsEntryR\asecrets\x12\x18\n" +
 	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
-	"\ranswers_reads\x18\x0f \x01(\bR\fanswersReads\x1a:\n" +
+	"\ranswers_reads\x18\x0f \x01(\bR\fanswersReads\x12\x1c\n" +
+	"\tstreaming\x18( \x01(\bR\tstreaming\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf9\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -5089,7 +5133,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"takesArrow\x120\n" +
 	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\x12!\n" +
 	"\ftakes_tables\x18\b \x01(\bR\vtakesTables\x120\n" +
-	"\x06tables\x18\t \x03(\v2\x18.millstream.udf.v1.TableR\x06tables\"1\n" +
+	"\x06tables\x18\t \x03(\v2\x18.millstream.udf.v1.TableR\x06tables\x12\x1c\n" +
+	"\tstreaming\x18( \x01(\bR\tstreaming\"1\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05codec\x18\x02 \x01(\tR\x05codec\"\xc0\x01\n" +
@@ -5199,7 +5244,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\bversions\x18\x04 \x03(\aR\bversions\x12\x18\n" +
 	"\acovered\x18\x05 \x01(\rR\acovered\x12\x12\n" +
 	"\x04more\x18\x06 \x01(\bR\x04more\x12\x14\n" +
-	"\x05error\x18\a \x01(\tR\x05error\"\xa2\x04\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\xc2\x04\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -5214,7 +5259,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x129\n" +
 	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\x12!\n" +
-	"\flacks_tables\x18\r \x01(\bR\vlacksTables\"\xc4\x01\n" +
+	"\flacks_tables\x18\r \x01(\bR\vlacksTables\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18( \x01(\bR\n" +
+	"unfinished\"\xc4\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04call\x12;\n" +
@@ -5239,7 +5287,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answer\x122\n" +
 	"\x04read\x18\x03 \x01(\v2\x1c.millstream.udf.v1.StateReadH\x00R\x04readB\t\n" +
-	"\amessage\"\xff\x02\n" +
+	"\amessage\"\x9f\x03\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x12\x16\n" +
@@ -5254,7 +5302,10 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x12\x18\n" +
 	"\achanges\x18\f \x01(\fR\achanges\x12!\n" +
-	"\flacks_tables\x18\r \x01(\bR\vlacksTables\"\xab\x01\n" +
+	"\flacks_tables\x18\r \x01(\bR\vlacksTables\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18( \x01(\bR\n" +
+	"unfinished\"\xab\x01\n" +
 	"\x12SealedStateEntries\x12\x1f\n" +
 	"\vrecord_keys\x18\x01 \x01(\fR\n" +
 	"recordKeys\x12\x12\n" +

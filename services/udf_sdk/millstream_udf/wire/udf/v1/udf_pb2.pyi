@@ -148,6 +148,7 @@ class Hello(_message.Message):
     SECRETS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ANSWERS_READS_FIELD_NUMBER: _builtins.int
+    STREAMING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -175,6 +176,10 @@ class Hello(_message.Message):
     """Version of Millstream."""
     answers_reads: _builtins.bool
     """Map: the client answers StateRead, so states of the function may be lazy."""
+    streaming: _builtins.bool
+    """Map: an answer may come in several messages, so that outputs are sent as the function makes them. See
+    MapAnswer.unfinished.
+    """
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -194,10 +199,11 @@ class Hello(_message.Message):
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         version: _builtins.str = ...,
         answers_reads: _builtins.bool = ...,
+        streaming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_reads", b"answers_reads", "calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_reads", b"answers_reads", "calls_socket", b"calls_socket", "config", b"config", "edge", b"edge", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "secrets", b"secrets", "streaming", b"streaming", "version", b"version", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +224,7 @@ class Welcome(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     TAKES_TABLES_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    STREAMING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -237,6 +244,8 @@ class Welcome(_message.Message):
     """Map: the server knows MapCall.table. The tables that the function says it reads: the client refuses one that the
     vertex does not have. A function may read others, too.
     """
+    streaming: _builtins.bool
+    """Map: confirms Hello.streaming. A server that does not know it, or whose function cannot do it, leaves it false."""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___State]:
         """Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
@@ -257,10 +266,11 @@ class Welcome(_message.Message):
         states: _abc.Iterable[Global___State] | None = ...,
         takes_tables: _builtins.bool = ...,
         tables: _abc.Iterable[Global___Table] | None = ...,
+        streaming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "tables", b"tables", "takes_arrow", b"takes_arrow", "takes_tables", b"takes_tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "states", b"states", "streaming", b"streaming", "tables", b"tables", "takes_arrow", b"takes_arrow", "takes_tables", b"takes_tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,7 +374,9 @@ class State(_message.Message):
         """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
         come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
         time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-        set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+        set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+        event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+        watermark stays there or below. Deleted: the timer is cancelled, if there is one.
         """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
@@ -381,7 +393,9 @@ class State(_message.Message):
     """Timers by name: the bytes of an item are the name, in UTF-8. At most one state is of this kind. Its entries do not
     come with calls. The value of one in StateChanges has 17 bytes, numbers little-endian: the Clock, one byte; the
     time, a signed number of eight bytes, in microseconds; and, by processing time, the event time of the record that
-    set it, another one (otherwise 0). Deleted: the timer is cancelled, if there is one.
+    set it, another one (otherwise 0). With 64 more in the first byte, the last number is the output time: the earliest
+    event time of what the timer puts out, by event time not later than its time. Until it has fired, the lane's
+    watermark stays there or below. Deleted: the timer is cancelled, if there is one.
     """
 
     class _Clock:
@@ -594,7 +608,8 @@ class MapCall(_message.Message):
     timers: _builtins.bool
     """The records are timers whose time has come, at most one of each key, in order; for functions with a state of
     KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
-    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
+    time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs: none has an
+    earlier one of its own.
     """
     tables_version: _builtins.int
     """The version of the tables that these records are processed with; 0: the vertex has none."""
@@ -888,6 +903,7 @@ class MapAnswer(_message.Message):
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     LACKS_TABLES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     """Number of outputs; may be 0."""
@@ -897,6 +913,13 @@ class MapAnswer(_message.Message):
     """In place of `values`, if Hello.may_return_arrow: see Frame.arrow."""
     lacks_tables: _builtins.bool
     """Nothing was done, because the tables of this stream are not of the version that the call requires."""
+    unfinished: _builtins.bool
+    """More of the answer follows, in a message with the same call_id; only if Welcome.streaming. The messages of an answer
+    are one answer: together they have at most as many outputs and bytes as one message may have, `parents` never
+    decreases from one to the next, and each has it if it has outputs. The last input of a message may have more outputs
+    in the next one. An input with outputs in an earlier message may still have an outcome: then none of its outputs
+    count. Nothing of any of them counts before the last one, or after an `error`.
+    """
     @_builtins.property
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
@@ -919,7 +942,7 @@ class MapAnswer(_message.Message):
 
     @_builtins.property
     def event_times_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Source transform only; absent: each output has its parent's event time."""
+        """Only of a source transform and of timers; absent: each output has its parent's event time."""
 
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
@@ -945,10 +968,11 @@ class MapAnswer(_message.Message):
         arrow: _builtins.bytes = ...,
         changes: Global___StateChanges | None = ...,
         lacks_tables: _builtins.bool = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1087,6 +1111,7 @@ class SealedMapAnswer(_message.Message):
     ARROW_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     LACKS_TABLES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     values: _builtins.bytes
@@ -1099,6 +1124,7 @@ class SealedMapAnswer(_message.Message):
     arrow: _builtins.bytes
     changes: _builtins.bytes
     lacks_tables: _builtins.bool
+    unfinished: _builtins.bool
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
     def __init__(
@@ -1117,10 +1143,11 @@ class SealedMapAnswer(_message.Message):
         arrow: _builtins.bytes = ...,
         changes: _builtins.bytes = ...,
         lacks_tables: _builtins.bool = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "changes", b"changes", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "lacks_tables", b"lacks_tables", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
