@@ -73,6 +73,11 @@ class Changelog:
         self._frame: Witness | None = None
         """The last frame that was loaded or committed."""
 
+    @property
+    def epoch(self) -> int:
+        """Of the owner of the lane."""
+        return self._last_mark().epoch
+
     def frames(self, steps: Iterable[tuple[bytes, int]], now_us: int) -> list[tuple[BufferId, Frame]]:
         """The frames to commit for the steps of a result (`KeyedState.take_steps`)."""
         frames: list[tuple[BufferId, Frame]] = []

@@ -9,11 +9,13 @@ Above it: `stages`. Below it: the stage of functions, the state of the lane, and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.frame import Frame, build_frame
+from millstream.ledger.protocol import StoredFrame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
 from millstream.retry import RetryPolicy
@@ -22,6 +24,7 @@ from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
 from millstream_udf.timer_entries import pack_due
 from millstream_vertex.keyed.changelog import Changelog
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
@@ -53,6 +56,7 @@ class KeyedStage(MapStage):
         *,
         state: KeyedState,
         changelog: Changelog,
+        inbox: Inbox,
         clock: Clock,
         by_key: bool,
         needs_keys: bool,
@@ -64,6 +68,7 @@ class KeyedStage(MapStage):
         self._keyed_stream = stream
         self._keyed = state
         self._changelog = changelog
+        self._inbox = inbox
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
@@ -173,6 +178,18 @@ class KeyedStage(MapStage):
             return None
         return self._with_changes(StageResult())
 
+    def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return self._inbox.edits(self._keyed)
+
+    async def on_edit(self, edit: StoredFrame) -> StageResult:
+        await wait_for_room(self._keyed, self._where)
+        made = self._inbox.make(
+            self._keyed, edit, self._changelog.epoch, self._clock.now_us(), self._keyed_stream.states
+        )
+        result = self._with_changes(StageResult())
+        result.kept = [*result.kept, *made]
+        return result
+
     @property
     def timer_us(self) -> int | None:
         times_us = self._keyed.next_expiry_us, self._keyed.next_timer_us(StateClock.PROCESSING_TIME)
@@ -202,3 +219,4 @@ class KeyedStage(MapStage):
     def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
         if results := self._changelog.committed(units, sequences):
             self._keyed.committed(results, self._changelog.position)
+        self._inbox.committed(units, sequences.get(self._inbox.results, 0))

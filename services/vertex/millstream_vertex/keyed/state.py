@@ -109,6 +109,15 @@ class KeyedState:
             for key, state, item, stored in self._image.of_slot(slot):
                 yield key, state, item, Versioned(*parts_of(stored))
 
+    @property
+    def last_edit(self) -> tuple[int, int]:
+        """Sequence and number of the last edit that was made or refused, in the inbox of the lane; 0: none was."""
+        return self._states.edit_sequence, self._states.edit_number
+
+    def edited(self, sequence: int, number: int) -> None:
+        """This edit was made or refused, and is committed with the result."""
+        self._states.edit_sequence, self._states.edit_number = sequence, number
+
     # Opening.
 
     def stored_states(self, data: bytes) -> None:
