@@ -165,10 +165,10 @@ def _number(state: KeyedState, wanted: state_pb2.StoredState, declared: Sequence
 
 
 def _changes(state: KeyedState, edit: Edit, numbers: Sequence[int]) -> Iterator[EntryChange]:
-    for key, index, item, stored in edit.entries:
-        number = numbers[index]
-        if edit.keeps_expiry and stored is not None and (before := state.entry(number, key, item)) is not None:
-            value, _, version = parts_of(stored)
+    for key, index, item, wanted in edit.entries:
+        number, stored = numbers[index], wanted
+        if edit.keeps_expiry and wanted is not None and (before := state.entry(number, key, item)) is not None:
+            value, _, version = parts_of(wanted)
             stored = stored_of(value, expires_us_of(before), version)
         yield EntryChange(key, number, item, stored)
 

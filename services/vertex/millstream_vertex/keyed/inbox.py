@@ -162,8 +162,8 @@ class MadeEdit(NamedTuple):
 async def hand_over(
     ledger: Ledger, lane: LaneId, edit: Edit, owner: str, *, compression: Compression, clock: Clock
 ) -> HandedOver:
-    """Put an edit into the inbox of a lane. On return it is durable. Raises `FencedError` if somebody else does so at the
-    same time: then it may be there or not."""
+    """Put an edit into the inbox of a lane. On return it is durable. Raises `FencedError` if somebody else writes there
+    at the same time: then it may be there or not."""
     writer, inbox, results = writer_of(lane), inbox_buffer(lane), results_buffer(lane)
     results_after = await ledger.last_sequence(results)
     taken_over = await ledger.take_over(writer, owner)
@@ -174,6 +174,29 @@ async def hand_over(
     unit = Unit(frames=[(inbox, frame)], size=frame.size, pieces=0)
     await committer.commit([unit], watermark_us=START_OF_TIME_US)
     return HandedOver(lane, edit.id, committer.sequences[inbox], results_after)
+
+
+async def found_edit(ledger: Ledger, lane: LaneId, identity: str) -> HandedOver | None:
+    """An edit of which it is not known whether it was handed over; None if it was not. Nobody hands it over now."""
+    inbox, results = inbox_buffer(lane), results_buffer(lane)
+    # In this order: an edit that is made meanwhile has a result before it leaves the inbox.
+    for buffer, name_in in ((inbox, _edit_name), (results, _result_name)):
+        after = 0
+        while frames := await ledger.peek(buffer, after, _PAGE_FRAMES):
+            for frame in frames:
+                values = decoded(ledger.vertex, buffer, frame).values()
+                if identity in map(name_in, values):
+                    return HandedOver(lane, identity, frame.sequence if buffer == inbox else 0, 0)
+            after = frames[-1].sequence
+    return None
+
+
+def _edit_name(data: bytes) -> str:
+    return state_pb2.Edit.FromString(data).id
+
+
+def _result_name(data: bytes) -> str:
+    return state_pb2.EditResult.FromString(data).id
 
 
 async def result_of(ledger: Ledger, handed: HandedOver) -> MadeEdit | None:

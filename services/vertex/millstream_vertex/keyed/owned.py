@@ -80,6 +80,16 @@ class OwnedState:
             await self._commit(changed)
         return changed
 
+    @property
+    def epoch(self) -> int:
+        """Of this owner."""
+        return self._committer.mark.epoch
+
+    @property
+    def sequence(self) -> int:
+        """Of the last frame of the changelog."""
+        return self._committer.sequences[self.changelog.buffer]
+
     async def make_edits(self) -> None:
         """Make the edits that wait in the inbox of the lane. Raises as `apply`."""
         async for stored in self._inbox.waiting(self.keyed):
@@ -118,8 +128,8 @@ def _size(change: EntryChange) -> int:
 async def open_owned_state(
     ledger: Ledger, lane: LaneId, owner: str, bounds: StateBounds, *, compression: Compression, clock: Clock
 ) -> AsyncIterator[OwnedState]:
-    """Take over a lane, load its state, and make the edits that were handed over to a former owner. Raises `DamageError`
-    if that cannot be read, and `UserError` if the lane has a delivery to finish first."""
+    """Take over a lane, load its state, and make the edits that wait for its owner. Raises `DamageError` if that cannot
+    be read, and `UserError` if the lane has a delivery to finish first."""
     before = await ledger.mark(lane)
     if before is not None and before.mark.HasField("prepared"):
         raise UserError(
