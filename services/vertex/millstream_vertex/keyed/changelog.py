@@ -142,13 +142,20 @@ class Changelog:
         """Read it into `state`, which knows the states of the mark: all of it, or what its image does not have. For the
         owner of the lane, after its takeover. Raises `DamageError`."""
         for _ in range(READS_MAX - 1):
+            first = await self._first_sequence(ledger)
             try:
                 return await self._load(ledger, lane, mark, state)
             except DamageError:
                 # An earlier owner that is still there may have trimmed it meanwhile. Nothing guards a trim, because
                 # what it removes is needed by nobody, except a reader that is in the midst of it.
                 state.start_over()
+                if await self._first_sequence(ledger) == first:
+                    raise
         return await self._load(ledger, lane, mark, state)
+
+    async def _first_sequence(self, ledger: Ledger) -> int:
+        frames = await ledger.peek(self.buffer, 0, 1)
+        return frames[0].sequence if frames else 0
 
     async def _load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         self._written.clear()

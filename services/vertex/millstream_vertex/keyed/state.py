@@ -41,6 +41,7 @@ COMPACTED_FROM_BYTES = 64 * KIB
 UNWRITTEN_READ_MAX = 16 * COMPACTED_FROM_BYTES
 """At most so many bytes of changes of former owners count. A changelog that has more was not written by a lane, and the
 slots for all of it would not fit into a commit."""
+_SLOTS_AT_ONCE = 16
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
 
@@ -552,6 +553,13 @@ class KeyedState:
             steps.extend(self._compacted())
         self._image.took(changes, self._cycle)
         return steps
+
+    def all_steps(self) -> Iterator[tuple[bytes, int]]:
+        """Steps with everything that is in every slot, each with how many slots begin in it."""
+        for first in range(0, SLOTS, _SLOTS_AT_ONCE):
+            entries = self._image.entries_of(first, _SLOTS_AT_ONCE)
+            for number, data in enumerate(encode_steps(entries, first, _SLOTS_AT_ONCE)):
+                yield data, 0 if number else _SLOTS_AT_ONCE
 
     def _compacted(self) -> Iterator[tuple[bytes, int]]:
         """Steps with the next slots, until they have as many bytes as the changes since the last ones."""
