@@ -135,8 +135,8 @@ STATE_UNREADABLE = Code(
     ),
     do=(
         "Restore the data of the broker from a backup. Otherwise `millstream repair` says which frames and which keys "
-        "this is about; with `--accept-loss`, the lane goes on with what can be read, or with everything if its store on "
-        "disk has it."
+        "this is about; with `--accept-loss`, the lane goes on with what can be read, or with everything if its store "
+        "on disk has it."
     ),
 )
 

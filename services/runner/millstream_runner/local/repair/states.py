@@ -9,12 +9,14 @@ Above it: the repair. Below it: what is stored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 from millstream.clock import SystemClock
+from millstream.importing import importing
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.plurals import counted
 from millstream.record import LaneId
@@ -24,7 +26,7 @@ from millstream_runner.local.moving_states import bounds_of
 from millstream_runner.local.repair.finding import Finding, LostStretch
 from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.keyed.changelog import has_frame
-from millstream_vertex.keyed.image import LAST_SLOT, SLOTS, StateImage
+from millstream_vertex.keyed.image import LAST_SLOT, SLOTS, Image, StateImage
 from millstream_vertex.keyed.keys import parts_of
 from millstream_vertex.keyed.salvage import Salvage, salvage, slots_text, write_anew
 from millstream_vertex.keyed.state import KeyedState
@@ -90,9 +92,9 @@ class StageStates:
             return f"no key of lane {of.lane}: every slot was written anew after the lost frames, {whom}"
         return (
             f"what lane {of.lane} remembers for keys in {slots_text(found.in_doubt)} of {SLOTS:,}: entries may be "
-            "older than they were, or missing, and deleted ones may be back; timers may be gone, or fire again. The lane "
-            "does not repeat its records, so its outputs and its state may no longer agree for these keys. Other keys "
-            "have what was committed"
+            "older than they were, or missing, and deleted ones may be back; timers may be gone, or fire again. The "
+            "lane does not repeat its records, so its outputs and its state may no longer agree for these keys. Other "
+            "keys have what was committed"
         )
 
     def _keys(self, state: KeyedState, found: Salvage) -> Sequence[LostStretch]:
@@ -134,12 +136,8 @@ class StageStates:
         assert isinstance(settings, Udf), "only functions remember something"
         if settings.state is None or settings.state.store != "disk" or not place.exists():
             return None
-        # Only a lane with a store on disk needs LMDB.
-        from millstream_vertex.keyed.disk.image import open_disk_image
-        from millstream_vertex.keyed.disk.store import StoreIdentity
-
-        identity = StoreIdentity(of.ledger.ledger_id, of.lane.key)
-        async with open_disk_image(place, identity, str(of.lane)) as image:
+        opening = await importing(_disk_image, place, of.ledger.ledger_id, of.lane)
+        async with opening as image:
             if image.kept is None or not await has_frame(of.ledger, of.lane, image.kept[0].frame):
                 return None
             for slot in range(SLOTS):
@@ -158,3 +156,11 @@ class StageStates:
             f"lane {of.lane} continues with what could be read: {counted(size, 'byte')} are written anew; in doubt "
             f"{self._in_doubt(found)}"
         )
+
+
+def _disk_image(place: Path, ledger_id: str, lane: LaneId) -> AbstractAsyncContextManager[Image]:
+    # Only a lane with a store on disk needs LMDB.
+    from millstream_vertex.keyed.disk.image import open_disk_image
+    from millstream_vertex.keyed.disk.store import StoreIdentity
+
+    return open_disk_image(place, StoreIdentity(ledger_id, lane.key), str(lane))
