@@ -298,7 +298,7 @@ async def _change(
     done = StateChange()
     if not lanes:
         return done
-    async with owned_states(of.plan, ledger, lanes, OWNER) as opened:
+    async with owned_states(of.plan, ledger, lanes, OWNER, stores=of.directory.states) as opened:
         changes = [changes_of(owned) for owned in opened]
         for owned, some in zip(opened, changes, strict=True):
             owned.check(some)

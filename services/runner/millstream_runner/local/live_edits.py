@@ -196,7 +196,9 @@ class LiveEdits:
                 while self._waiting:
                     handed = await self._hand_over(ledger)
                     # The owner of a lane makes what waits in its inbox.
-                    async with owned_states(self._of.plan, ledger, [handed.lane], OWNER):
+                    async with owned_states(
+                        self._of.plan, ledger, [handed.lane], OWNER, stores=self._of.directory.states
+                    ):
                         made = await until_made(ledger, handed)
                     self._note(made)
         return self.done

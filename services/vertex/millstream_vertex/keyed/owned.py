@@ -26,8 +26,9 @@ from millstream.ledger.protocol import Ledger
 from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
 from millstream.record import BufferId, LaneId
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
-from millstream_vertex.keyed.image import parts_of
+from millstream_vertex.keyed.image import Image, parts_of
 from millstream_vertex.keyed.inbox import Inbox
+from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import EntryChange, KeyedState
 from millstream_vertex.keyed.steps import ENTRY_BYTES
 from millstream_vertex.trimming import Trimmer
@@ -117,6 +118,7 @@ class OwnedState:
         self._inbox.committed([unit], self._committer.sequences.get(self._inbox.results, 0))
         self.keyed.begin()
         self.changelog.begin()
+        await wait_for_room(self.keyed, self.lane)
 
 
 def _size(change: EntryChange) -> int:
@@ -126,10 +128,17 @@ def _size(change: EntryChange) -> int:
 
 @asynccontextmanager
 async def open_owned_state(
-    ledger: Ledger, lane: LaneId, owner: str, bounds: StateBounds, *, compression: Compression, clock: Clock
+    ledger: Ledger,
+    lane: LaneId,
+    owner: str,
+    bounds: StateBounds,
+    *,
+    compression: Compression,
+    clock: Clock,
+    image: Image | None = None,
 ) -> AsyncIterator[OwnedState]:
-    """Take over a lane, load its state, and make the edits that wait for its owner. Raises `DamageError` if that cannot
-    be read, and `UserError` if the lane has a delivery to finish first."""
+    """Take over a lane, load its state, and make the edits that wait for its owner. `image`: see `KeyedState`. Raises
+    `DamageError` if that cannot be read, and `UserError` if the lane has a delivery to finish first."""
     before = await ledger.mark(lane)
     if before is not None and before.mark.HasField("prepared"):
         raise UserError(
@@ -150,7 +159,7 @@ async def open_owned_state(
         compression=compression,
     )
     trimmer = Trimmer(ledger.trim, sharing=ledger.sharing)
-    keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max)
+    keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max, image=image)
     keyed.watermark_us = mark.watermark_us
     keyed.stored_states(mark.states.get(lane.vertex, b""))
     changelog = Changelog(lane, trimmer, lambda: committer.mark)

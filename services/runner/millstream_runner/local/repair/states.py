@@ -9,7 +9,6 @@ Above it: the repair. Below it: what is stored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +19,12 @@ from millstream.importing import importing
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.plurals import counted
 from millstream.record import LaneId
-from millstream.spec.programs import Udf
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.local.moving_states import bounds_of
+from millstream_runner.local.moving_states import bounds_of, disk_image, is_on_disk
 from millstream_runner.local.repair.finding import Finding, LostStretch
 from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.keyed.changelog import has_frame
-from millstream_vertex.keyed.image import LAST_SLOT, SLOTS, Image, StateImage
+from millstream_vertex.keyed.image import LAST_SLOT, SLOTS, StateImage
 from millstream_vertex.keyed.keys import parts_of
 from millstream_vertex.keyed.salvage import Salvage, salvage, slots_text, write_anew
 from millstream_vertex.keyed.state import KeyedState
@@ -132,11 +130,9 @@ class StageStates:
         """Copy the entries of the lane's store on disk. Returns the last frame that is in them, which the ledger has,
         too; None if there is no such store. The store stays as it is."""
         place = self._states / of.lane.vertex / str(of.lane.partition)
-        settings = self._stored.plan.vertex(of.lane.vertex).settings
-        assert isinstance(settings, Udf), "only functions remember something"
-        if settings.state is None or settings.state.store != "disk" or not place.exists():
+        if not is_on_disk(self._stored.plan, of.lane.vertex) or not place.exists():
             return None
-        opening = await importing(_disk_image, place, of.ledger.ledger_id, of.lane)
+        opening = await importing(disk_image, self._states, of.ledger.ledger_id, of.lane)
         async with opening as image:
             if image.kept is None or not await has_frame(of.ledger, of.lane, image.kept[0].frame):
                 return None
@@ -156,11 +152,3 @@ class StageStates:
             f"lane {of.lane} continues with what could be read: {counted(size, 'byte')} are written anew; in doubt "
             f"{self._in_doubt(found)}"
         )
-
-
-def _disk_image(place: Path, ledger_id: str, lane: LaneId) -> AbstractAsyncContextManager[Image]:
-    # Only a lane with a store on disk needs LMDB.
-    from millstream_vertex.keyed.disk.image import open_disk_image
-    from millstream_vertex.keyed.disk.store import StoreIdentity
-
-    return open_disk_image(place, StoreIdentity(ledger_id, lane.key), str(lane))
