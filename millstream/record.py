@@ -102,6 +102,17 @@ def changelog_of(vertex: str) -> str:
     return f"_state-{vertex}"
 
 
+def inbox_of(vertex: str) -> str:
+    """`BufferId.edge` of the inboxes of a vertex's lanes, with the edits that they are asked to make, and
+    `LaneId.input` of those who write there. They are in the vertex's own ledger."""
+    return f"_edits-{vertex}"
+
+
+def edit_results_of(vertex: str) -> str:
+    """`BufferId.edge` of what became of these edits, which the vertex's lanes write."""
+    return f"_edited-{vertex}"
+
+
 class BufferId(NamedTuple):
     """The durable queue of one (edge, partition), in the ledger of the edge's upstream vertex."""
 

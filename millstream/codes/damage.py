@@ -133,7 +133,11 @@ STATE_UNREADABLE = Code(
         "Outputs that were committed are complete. What the function remembers for its keys is not known, so the lane "
         "stops instead of going on without it."
     ),
-    do="Restore the data of the broker from a backup, or start the pipeline over.",
+    do=(
+        "Restore the data of the broker from a backup. Otherwise `millstream repair` says which frames and which keys "
+        "this is about; with `--accept-loss`, the lane goes on with what can be read, or with everything if its store "
+        "on disk has it."
+    ),
 )
 
 WATERMARK_UNREADABLE = Code(

@@ -570,3 +570,18 @@ EXPERIMENT_STOPPED = Code(
     data="It says nothing about your pipelines: experiments and measurements have their own data.",
     do="Try again on a machine with less load, or with fewer records.",
 )
+
+EDIT_WAITS = Code(
+    4116,
+    "A change of a state waits for its lane",
+    happened=(
+        "What a function remembers was to be changed while the pipeline runs, and the lane has not done so in time: "
+        "its function takes long, its worker restarts, the broker does not answer or is full, or the run was started "
+        "by a version of Millstream whose lanes make no such changes. Or two commands wrote to the lane at once."
+    ),
+    data="What was handed over is stored; the lane makes it once, as soon as it can. The message says if nothing was.",
+    do=(
+        "See `millstream status` for what the lane waits for, and `millstream state get` for what is remembered. The "
+        "command can be repeated: what is already so is not changed again."
+    ),
+)

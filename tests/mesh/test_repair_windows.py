@@ -82,7 +82,7 @@ async def refused(run: PipelineRun, *texts: str) -> None:
 @asynccontextmanager
 async def repairing(run: PipelineRun, tmp_path: Path) -> AsyncIterator[Repair]:
     async with TECHNOLOGY.open(run.server.access, "p", name="test") as buffer:
-        yield Repair(run.plan, buffer, KnownLedgers(tmp_path / "ledgers.json"), run.windows)
+        yield Repair(run.plan, buffer, KnownLedgers(tmp_path / "ledgers.json"), run.windows, tmp_path / "states")
 
 
 async def repaired(run: PipelineRun, tmp_path: Path, stop_at: int | None = None) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,6 +175,49 @@ async def test_state_is_changed_between_two_runs(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.guarantee("I7", "I12")
+async def test_state_is_changed_while_the_pipeline_runs_whatever_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = pipeline(tmp_path, state="{maxBytesPerKey: 1Ki}")
+    edit = ("state", "edit", "total", "--key", "u1", "--name", "total")
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        give(files, range(7))
+        await run.until(lambda: run.records("out") >= 7)
+        # The command dies before it has handed its change over, and after that.
+        for time, expected in (("before", 1), ("after", 100)):
+            with monkeypatch.context() as environment:
+                environment.setenv(CRASH_AT, f"ledger.commit:{time}@total")
+                killed = await command(tmp_path, *edit, "--value", "100", "--if", "1")
+            assert killed.exit_code == -signal.SIGKILL
+            said = await command(tmp_path, *edit, "--value", str(expected), "--if", str(expected), "-o", "json")
+            assert json.loads(said.out)["unchanged"] == 1, said.err
+        # A worker dies while the lane is asked.
+        pid = await run.pid("total-0")
+        os.kill(pid, signal.SIGKILL)
+        said = await command(tmp_path, *edit, "--value", "200", "--if", "100", "-o", "json")
+        assert json.loads(said.out)["commits"][0].keys() == {"lane", "epoch", "sequence"}, said.err
+        await run.until_replaced("total-0", pid)
+        for words, why in (
+            (("--value", "9", "--if", "100"), "has another value"),
+            (("--value", "9" * 2000), "state.maxBytesPerKey"),
+        ):
+            refused = await command(tmp_path, *edit, *words)
+            assert refused.exit_code == 2
+            assert "MS-2309" in refused.err
+            assert why in refused.err
+        await state(tmp_path, "delete", "total", "--key", "u2")
+        give(files, [8, 9])
+        await run.until(lambda: run.records("out") >= 9)
+        await drained(run)
+    assert {row["user"]: row["total"] for row in files.rows("out") if row["number"] in (8, 9)} == {"u1": 208, "u2": 9}
+    audit = [one for one in rows_in((await command(tmp_path, "audit", "-o", "json")).out) if "made" in one]
+    assert [one["made"][0] for one in audit] == [
+        {"key": ["u1"], "state": "total", "before": 100, "after": 200},
+        {"key": ["u2"], "state": "total", "before": 2, "after": None},
+    ]
+
+
 async def test_what_cannot_be_imported_is_named_and_nothing_is(tmp_path: Path) -> None:
     pipeline(tmp_path, state="{maxBytesPerKey: 1Ki}")
     file = tmp_path / "rows.jsonl"
@@ -222,9 +266,6 @@ async def test_what_changes_is_shown_as_it_is_committed(tmp_path: Path) -> None:
             last = {user: totals[-1] for user, totals in folded(rows).items()}
             await watch.until(lambda: seen(watch).items() >= last.items())
             assert len(rows_in(watch.out())) > shown
-            refused = await command(tmp_path, "state", "delete", "total", "--key", "u1")
-            assert refused.exit_code == 2
-            assert "MS-2106" in refused.err
             other.interrupt()
             assert (await other.ended()).exit_code == 0
             assert {row["key"][0] for row in rows_in(other.out())} == {"u1"}

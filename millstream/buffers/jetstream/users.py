@@ -20,7 +20,7 @@ from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_
 from millstream.ledger.subjects import stream_name
 from millstream.nats.access import INBOX
 from millstream.plan.plan import Plan
-from millstream.record import WINDOW_INPUT, changelog_of
+from millstream.record import WINDOW_INPUT, changelog_of, inbox_of
 from millstream.spec.models import Edge
 
 VIEWER = "_view"
@@ -109,7 +109,7 @@ def _viewer(plan: Plan) -> BrokerUser:
         publish += [
             f"$JS.API.{what}.{name}" for name in (stream, f"KV_{bucket_name(pipeline, vertex.name)}") for what in _READ
         ]
-        names = [*_names(plan, plan.edges_out[vertex.name]), *_changelogs(plan, vertex.name)]
+        names = [*_names(plan, plan.edges_out[vertex.name]), *_of_states(plan, vertex.name)]
         if names:
             publish.append(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
         publish += [_consumer(stream, name) for name in names]
@@ -170,12 +170,13 @@ def _read_buffers(plan: Plan, vertex: str) -> dict[str, list[str]]:
     if plan.keeps_input(vertex):
         # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
-    buffers.setdefault(vertex, []).extend(_changelogs(plan, vertex))
+    buffers.setdefault(vertex, []).extend(_of_states(plan, vertex))
     return {name: inputs for name, inputs in buffers.items() if inputs}
 
 
-def _changelogs(plan: Plan, vertex: str) -> Iterator[str]:
-    """The buffers in which a vertex that remembers something reads its state, in its own ledger."""
+def _of_states(plan: Plan, vertex: str) -> Iterator[str]:
+    """The buffers in which a vertex that remembers something reads its state, and edits of it, in its own ledger."""
     step = plan.vertex(vertex)
     if step.definition.remembers(step.settings):
         yield changelog_of(vertex)
+        yield inbox_of(vertex)

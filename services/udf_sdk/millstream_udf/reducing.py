@@ -340,13 +340,21 @@ def load(target: str, directory: str = "", context: Context | None = None, confi
     return partial(_answers, target, directory, context or Context(), settings)
 
 
+_declared: dict[tuple[str, str], Sequence[Any]] = {}
+"""The types with which each module, or file, reads the config. A module that is imported again, for another function or
+with another config, declares none."""
+
+
 @cache
 def _refused(target: str, directory: str, config: str) -> str:
-    """Why the config does not fit the function; empty if it does. Once in a process: a module that is imported again
-    declares no types, and a file that is executed again would keep its types, and all that it has, once more."""
+    """Why the config does not fit the function; empty if it does. Once in a process: a file that is executed again
+    would keep its types, and all that it has, once more."""
+    module = target.rpartition(":")[0], directory
     with declared() as kinds:
         _definition(target, directory)
-    return refusal(kinds)
+    # What it imports is imported once, and a file is executed again without that.
+    _declared[module] = max(_declared.get(module, ()), kinds, key=len)
+    return refusal(_declared[module])
 
 
 def _answers(

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import islice
 from typing import Protocol
 
+from millstream.background import beside
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.frame import Frame
+from millstream.ledger.protocol import StoredFrame
 from millstream.limits import MARK_BEHIND_BYTES_MAX, SLICE_TARGET_S
 from millstream.statistics import LaneStatistics
 from millstream.udf.states import StateClock
@@ -179,7 +182,8 @@ class Lane:
             async with asyncio.TaskGroup() as work:
                 committing = self._output.run(self._watermark_after, self._committed, prompt=self._input.prompt)
                 work.create_task(committing, name=f"commit {core.lane}")
-                await self._take_all(work)
+                async with self._with_edits(self._stages.edits()):
+                    await self._take_all(work)
                 self._output.units.close()
             for clock in clocks:
                 clock.cancel()
@@ -199,6 +203,29 @@ class Lane:
             async with self._lock:
                 await self._reach(END_OF_TIME_US)
                 self._add(await self._stages.on_end(END_OF_TIME_US))
+
+    @asynccontextmanager
+    async def _with_edits(
+        self, edits: AbstractAsyncContextManager[AsyncIterator[StoredFrame]] | None
+    ) -> AsyncIterator[None]:
+        """Make edits of the state during the block."""
+        if edits is None:
+            yield
+            return
+        async with beside(self._follow_edits(edits), f"edits {self.core.lane}"):
+            yield
+            # So that none ends in its midst.
+            await self._lock.acquire()
+        self._lock.release()
+
+    async def _follow_edits(self, edits: AbstractAsyncContextManager[AsyncIterator[StoredFrame]]) -> None:
+        async with edits as coming:
+            async for edit in coming:
+                async with self._lock:
+                    self._stages.begin()
+                    self._add(await self._stages.on_edit(edit, self._passed_us))
+                    # A timer may have been set for a time that has come.
+                    await self._fire_due()
 
     def _batch_records(self) -> int | None:
         return self._pace.records() if self._pace is not None else self._records_max

@@ -10,13 +10,15 @@ its own: only the commit of its result counts, so it may get the same records an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US
 from millstream.frame import Frame
+from millstream.ledger.protocol import StoredFrame
 from millstream.naming import NO_ORIGIN, Origin
 from millstream.record import BufferId
 from millstream.udf.states import StateClock
@@ -119,6 +121,15 @@ class Stage(ABC):
 
     async def on_timer(self, now_us: int) -> StageResult | None:
         """It is `timer_us`, by the clock. Only for stages with a state."""
+        return None
+
+    def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]] | None:
+        """Changes of its state that others ask for, as they come, without end; None if nobody can. Each is for
+        `on_edit`."""
+        return None
+
+    async def on_edit(self, edit: StoredFrame) -> StageResult | None:
+        """Make such a change, or refuse it."""
         return None
 
     async def on_end(self) -> StageResult | None:

@@ -10,8 +10,8 @@ that first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 from millstream import codes
@@ -19,6 +19,7 @@ from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.errors import UserError
 from millstream.frame import Frame
+from millstream.ledger.protocol import StoredFrame
 from millstream.limits import STAGE_STATE_BYTES_MAX
 from millstream.naming import Origin
 from millstream.record import BufferId, LaneId
@@ -243,6 +244,16 @@ class Stages:
 
         # The time that was set is the same for the next owner, if this one is killed.
         return await self._each(f"timer-{self.timer_us}/", watermark_us, due)
+
+    def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]] | None:
+        """Changes of a state that others ask for, as they come; None if nobody can."""
+        opened = [edits for step in self._stateful if (edits := step.stage.edits()) is not None]
+        assert len(opened) <= 1, "only the first vertex of a lane can be asked"
+        return opened[0] if opened else None
+
+    async def on_edit(self, edit: StoredFrame, watermark_us: int) -> Unit | None:
+        """Make such a change, or refuse it."""
+        return await self._each(f"edit-{edit.sequence}/", watermark_us, lambda stage: stage.on_edit(edit))
 
     async def on_end(self, watermark_us: int) -> Unit | None:
         """What the stages do when the input has ended; None if they do nothing."""

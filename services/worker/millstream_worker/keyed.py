@@ -16,6 +16,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.streams import KeyedMapStream, MapStream, TableStream
 from millstream_vertex.keyed.changelog import Changelog
 from millstream_vertex.keyed.image import Image, StateImage
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.tables import Tables
@@ -58,11 +59,12 @@ async def _opened(opening: LaneOpening, settings: Udf, image: Image) -> MapStage
     inputs = [table for table in opening.plan.tables.values() if table.vertex == lane.vertex]
     tables = Tables(opening.where, state, inputs)
     committer = opening.core.committer
-    changelog = Changelog(lane, await shared.ledgers.trimmer(lane.vertex), lambda: committer.mark)
+    ledger, trimmer = await shared.ledgers.of(lane.vertex), await shared.ledgers.trimmer(lane.vertex)
+    changelog = Changelog(lane, trimmer, lambda: committer.mark)
     # What had expired for the owner before has expired for this one.
     state.watermark_us = mark.watermark_us
     state.stored_states(mark.states.get(lane.vertex, b""))
-    await changelog.load(await shared.ledgers.of(lane.vertex), lane, mark, state)
+    await changelog.load(ledger, lane, mark, state)
 
     def make(stream: MapStream, *arguments: Any, **options: Any) -> KeyedStage:
         keyed = fitting(opening.where, stream, kept, tables.names)
@@ -73,6 +75,7 @@ async def _opened(opening: LaneOpening, settings: Udf, image: Image) -> MapStage
             *arguments,
             state=state,
             changelog=changelog,
+            inbox=Inbox(ledger, lane, trimmer),
             clock=shared.clock,
             by_key=kept is not None and kept.scope == "key",
             needs_keys=kept is not None and kept.scope == "key" and shared.vertex.partitions > 1,

@@ -81,7 +81,7 @@ async def repairing(harness: JetStreamHarness, tmp_path: Path, pipeline: str = P
     (tmp_path / "pipeline.yaml").write_text(pipeline)
     plan = load(tmp_path / "pipeline.yaml").plan
     async with JETSTREAM.open(harness.server.access, PIPELINE_NAME, name="test", tolerate_lost=True) as buffer:
-        yield Repair(plan, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows")
+        yield Repair(plan, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows", tmp_path / "states")
 
 
 async def found(repair: Repair, *, accept: bool = False) -> list[Finding]:
@@ -282,11 +282,11 @@ async def test_a_reference_to_nothing_is_named_and_stepped_over(
     assert [done.records for done in consumed(READER, reader.stored.mark)] == [3]
 
 
-async def remove(harness: JetStreamHarness, *sequences: int) -> None:
+async def remove(harness: JetStreamHarness, *sequences: int, vertex: str = "in") -> None:
     """As a server does that finds a part of a file damaged."""
     async with open_connection(harness.server.access) as connection:
         for sequence in sequences:
-            await connection.api("STREAM.MSG.DELETE.p-in", {"seq": sequence, "no_erase": True})
+            await connection.api(f"STREAM.MSG.DELETE.p-{vertex}", {"seq": sequence, "no_erase": True})
 
 
 @pytest.mark.guarantee("I10", "I15")

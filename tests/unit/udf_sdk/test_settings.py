@@ -194,4 +194,18 @@ def test_each_task_that_loads_a_function_judges_its_config_alike(tmp_path: Path)
         load("windows.py:total", str(tmp_path), config='{"limit": 5, "region": "us"}')
         with pytest.raises(LoadError, match="did you mean `limit`"):
             load("windows.py:total", str(tmp_path), config='{"limt": 5}')
-    assert len(settings._PROCESS.kinds) <= known + 4
+    load("windows.py:total", str(tmp_path), config='{"limit": 6, "region": "us"}')
+    assert len(settings._PROCESS.kinds) <= known + 5
+
+
+@pytest.mark.parametrize("target", ["hours_and_days:", "hours_and_days.py:"])
+def test_each_function_of_a_module_judges_its_config_alike(tmp_path: Path, target: str) -> None:
+    (tmp_path / "hours_and_days.py").write_text(
+        "from dataclasses import dataclass\nimport millstream_udf as udf\n\n"
+        "@dataclass\nclass Own:\n    limit: int = 1\n\nown = udf.config(Own)\n\n"
+        "@udf.reduce\ndef hours(group, records):\n    return b'x'\n\n"
+        "@udf.reduce\ndef days(group, records):\n    return b'x'\n"
+    )
+    load(f"{target}hours", str(tmp_path), config='{"limit": 5}')
+    with pytest.raises(LoadError, match="did you mean `limit`"):
+        load(f"{target}days", str(tmp_path), config='{"limt": 5}')

@@ -30,6 +30,8 @@ class KeyedState(_message.Message):
     FIRED_PROCESSING_US_FIELD_NUMBER: _builtins.int
     SET_AGAIN_FIELD_NUMBER: _builtins.int
     EXPIRED_UNTIL_US_FIELD_NUMBER: _builtins.int
+    EDIT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    EDIT_NUMBER_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """The entries of the lane are spread over so many slots, by their key."""
@@ -44,6 +46,9 @@ class KeyedState(_message.Message):
     """What has expired by this watermark, has expired, also if the one of the mark is lower: entries that were moved here
     came from a lane that was as far. Absent: that of the mark.
     """
+    edit_sequence: _builtins.int
+    """The last edit that was made, or refused: its sequence and its number among the frames of the lane's inbox. 0: none."""
+    edit_number: _builtins.int
     latest: _builtins.bytes
     """The changes that follow the changelog, as a Step: few enough that their commit needs no frame for them. Those of
     later commits are added, until all of them become the next frame.
@@ -61,11 +66,13 @@ class KeyedState(_message.Message):
         fired_processing_us: _builtins.int = ...,
         set_again: _builtins.int = ...,
         expired_until_us: _builtins.int | None = ...,
+        edit_sequence: _builtins.int = ...,
+        edit_number: _builtins.int = ...,
         latest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "expired_until_us", b"expired_until_us", "fired_event_us", b"fired_event_us", "fired_processing_us", b"fired_processing_us", "latest", b"latest", "set_again", b"set_again", "slots", b"slots", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us", "edit_number", b"edit_number", "edit_sequence", b"edit_sequence", "expired_until_us", b"expired_until_us", "fired_event_us", b"fired_event_us", "fired_processing_us", b"fired_processing_us", "latest", b"latest", "set_again", b"set_again", "slots", b"slots", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expired_until_us: _TypeAlias = _typing.Literal["expired_until_us"]  # noqa: Y015
     _WhichOneofArgType__expired_until_us: _TypeAlias = _typing.Literal["_expired_until_us", b"_expired_until_us"]  # noqa: Y015
@@ -111,6 +118,93 @@ class StoredState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredState: _TypeAlias = StoredState  # noqa: Y015
+
+@_typing.final
+class Edit(_message.Message):
+    """A value of a frame of the inbox of a lane: changes that someone has asked for while the lane runs. They are made
+    together, in one commit, or refused together.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    KEEPS_EXPIRY_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Names it in its result."""
+    entries: _builtins.bytes
+    """What the entries are to be, as a Step."""
+    expected: _builtins.bytes
+    """What they have to be before, else the edit is refused, as a Step; absent: that does not matter."""
+    keeps_expiry: _builtins.bool
+    """An entry that exists expires when it would have."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredState]:
+        """The states of its entries, which refer to these by index."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        states: _abc.Iterable[Global___StoredState] | None = ...,
+        entries: _builtins.bytes = ...,
+        expected: _builtins.bytes = ...,
+        keeps_expiry: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "expected", b"expected", "id", b"id", "keeps_expiry", b"keeps_expiry", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Edit: _TypeAlias = Edit  # noqa: Y015
+
+@_typing.final
+class EditResult(_message.Message):
+    """A value of a frame that a lane commits with an edit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    BEFORE_BYTES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    refused: _builtins.str
+    """Why it was refused; empty if it was made."""
+    changed: _builtins.int
+    """How many entries are different now, and how many were like that before."""
+    unchanged: _builtins.int
+    epoch: _builtins.int
+    """The epoch of the commit."""
+    before: _builtins.bytes
+    """The entries that are different now, as they were before: a Step, whose states are those of the edit. Absent if they
+    have too many bytes.
+    """
+    before_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        refused: _builtins.str = ...,
+        changed: _builtins.int = ...,
+        unchanged: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        before: _builtins.bytes = ...,
+        before_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "before_bytes", b"before_bytes", "changed", b"changed", "epoch", b"epoch", "id", b"id", "refused", b"refused", "unchanged", b"unchanged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EditResult: _TypeAlias = EditResult  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):

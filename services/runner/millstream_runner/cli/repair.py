@@ -59,7 +59,7 @@ async def _look(
     plan: Plan, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
 ) -> None:
     async with open_stored_buffer(directory, plan, "repair", tolerate_lost=True) as buffer:
-        repair = Repair(plan, buffer, KnownLedgers(directory.ledgers), directory.windows)
+        repair = Repair(plan, buffer, KnownLedgers(directory.ledgers), directory.windows, directory.states)
         async for finding in repair.findings():
             found.append(finding.as_json())
             if not quiet:

@@ -1,9 +1,9 @@
-"""`millstream state`: what functions remember, as it is committed, while the pipeline runs or does not; and changes of
-it between two runs.
+"""`millstream state`: what functions remember, as it is committed, and changes of it, while the pipeline runs or does
+not.
 
     list, get, export    the last commit of each lane, from the broker
     watch                what changes, as it is committed
-    import, edit, delete the lanes are taken over, and the changes are commits of theirs
+    import, edit, delete changes, as commits of the lanes: of those that run, or of this process, which takes them over
 
 Reading asks the broker of a running pipeline; for one that is not running a broker is started on its store for the
 moment.
@@ -33,14 +33,14 @@ from millstream.udf.states import StateKind
 from millstream_runner.cli.answer import answer
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
-from millstream_runner.cli.until_over import until_over
 from millstream_runner.local import audit
 from millstream_runner.local.changing import check_complete
 from millstream_runner.local.changing_states import (
+    Expectation,
+    MadeChange,
     StateChange,
     StatefulVertex,
     begin,
-    check_stopped,
     declared_states,
     delete_entries,
     entries_by_lane,
@@ -50,20 +50,31 @@ from millstream_runner.local.changing_states import (
 )
 from millstream_runner.local.directory import DataDirectory, root_of
 from millstream_runner.local.formatting import time_text
+from millstream_runner.local.live_edits import (
+    LaneEdits,
+    LiveEdits,
+    edits_to_store,
+    expected_now,
+    live_deletions,
+)
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.state_files import read_rows, rows_written
 from millstream_runner.local.state_rows import StateForm, row_of, shown_of
 from millstream_runner.local.stored import open_run
-from millstream_runner.local.stored_states import LaneState, StoredEntry, check_remembers, stored_states
+from millstream_runner.local.stored_states import LaneState, StoredEntry, check_remembers, form_of, stored_states
+from millstream_runner.local.until_over import until_over
 from millstream_runner.local.view import PipelineView
 from millstream_runner.local.watching_states import ChangedEntry, changed_entries
 from millstream_udf.timer_entries import CLOCK_NAMES
 from millstream_vertex.keyed.image import Versioned
+from millstream_vertex.keyed.image import parts_of as stored_parts
 from millstream_vertex.keyed.keys import key_of, parts_of
 from millstream_vertex.keyed.timers import timer_of
 
 _VALUE_CHARS_MAX = 200
 _GONE = "is gone"
+_VALUES = ("value", "before", "after")
+_NOTED_CHARS_MAX = 1000
 
 Opening = AbstractAsyncContextManager[PipelineView]
 
@@ -277,15 +288,12 @@ def _target(arguments: argparse.Namespace, *, may_begin: bool = False) -> tuple[
     if arguments.of is None:
         directory = directory_of(arguments)
         pipeline = resolved.load(directory.read_pipeline())
-        check_stopped(directory, pipeline.plan)
         check_complete(directory)
         check_remembers(pipeline.plan, arguments.vertex)
         return StatefulVertex(directory, pipeline, arguments.vertex), lambda: None
     loaded, directory, has_data = loaded_as_stored(arguments.of, arguments.data_dir)
     check_remembers(loaded.plan, arguments.vertex)
-    if has_data:
-        check_stopped(directory, loaded.plan)
-    elif not may_begin:
+    if not has_data and not may_begin:
         raise UserError(codes.NO_SUCH_RUN, f"{loaded.pipeline.name} has never run in {directory.root}")
     of = StatefulVertex(directory, resolved_of(loaded), arguments.vertex)
     return of, (lambda: None) if has_data else partial(begin, loaded, directory)
@@ -301,6 +309,8 @@ def _import(arguments: argparse.Namespace) -> int:
         count = sum(map(len, entries.values()))
         begin_once()
         audit.note(of.directory, "import", vertex=of.vertex, entries=count, files=list(map(str, arguments.files)))
+        if of.runs:
+            return await _live(of, "import", edits_to_store(declared, entries))
         return await store_entries(of, declared, entries)
 
     return _tell(arguments, asyncio.run(change()), "imported")
@@ -317,10 +327,72 @@ def _edit(arguments: argparse.Namespace) -> int:
     async def change() -> StateChange:
         declared = await declared_states(of.pipeline, of.vertex)
         entries = entries_by_lane(of, declared, [("--value", row)])
-        audit.note(of.directory, "edit", vertex=of.vertex, key=row["key"], state=arguments.name)
-        return await store_entries(of, declared, entries, keep_expiry=True)
+        expected = _expectation(arguments)
+        audit.note(of.directory, "edit", vertex=of.vertex, **_hidden(of, row))
+        if of.runs:
+            now = await expected_now(of, entries, expected) if expected is not None else ()
+            return await _live(of, "edit", edits_to_store(declared, entries, keep_expiry=True, expected=now))
+        done = await store_entries(of, declared, entries, keep_expiry=True, expected=expected)
+        _note_made(of, "edit", done)
+        return done
 
     return _tell(arguments, asyncio.run(change()), "set")
+
+
+def _expectation(arguments: argparse.Namespace) -> Expectation | None:
+    if arguments.if_absent:
+        if arguments.if_value is not None:
+            raise UserError(codes.OPTIONS_CONFLICT, "--if VALUE and --if-absent cannot both be so: give one of them")
+        return Expectation(is_absent=True)
+    return None if arguments.if_value is None else Expectation(_json(arguments.if_value, "--if"))
+
+
+async def _live(of: StatefulVertex, action: str, edits: LaneEdits) -> StateChange:
+    """Have the running lanes make these changes."""
+    live = LiveEdits(of, edits)
+    try:
+        return await live.make()
+    finally:
+        _note_made(of, action, live.done)
+
+
+def _note_made(of: StatefulVertex, action: str, done: StateChange) -> None:
+    """Record what was before and after. The change was recorded before it was made, so it is not taken back if this
+    cannot be."""
+    if not done.changed:
+        return
+    made = [_hidden(of, _made_row(one)) for one in done.made]
+    more = {"more": done.changed - len(made)} if done.changed > len(made) else {}
+    audit.note_going(
+        of.directory,
+        lambda text: print(text, file=sys.stderr),
+        f"{action} made",
+        **{"vertex": of.vertex, "commits": done.commits, "made": made, **more},
+    )
+
+
+def _made_row(made: MadeChange) -> dict[str, Any]:
+    form, before, after = form_of(made.state), made.before, made.after
+    rows = [
+        {} if one is None else row_of(form, made.key, made.item, Versioned(*stored_parts(one)))
+        for one in (before, after)
+    ]
+    row = {name: value for name, value in (rows[0] or rows[1]).items() if name.startswith(("key", "state", "item"))}
+    for name, one in zip(("before", "after"), rows, strict=True):
+        row[name] = one.get("value", one.get("value_base64"))
+    return row
+
+
+def _hidden(of: StatefulVertex, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without its values, if the pipeline shows none to people."""
+    if of.plan.pipeline.spec.logging.values:
+        return {name: _short(value) if name in _VALUES else value for name, value in row.items()}
+    return {name: value for name, value in row.items() if name not in _VALUES}
+
+
+def _short(value: Any) -> Any:
+    text = json.dumps(value)
+    return value if len(text) <= _NOTED_CHARS_MAX else f"{text[:_NOTED_CHARS_MAX]}... ({len(text):,} characters)"
 
 
 def _value(arguments: argparse.Namespace) -> Any:
@@ -344,13 +416,27 @@ def _delete(arguments: argparse.Namespace) -> int:
     of, _ = _target(arguments)
     named = {"key": list(arguments.key or ()), "prefix": arguments.prefix, "state": arguments.name}
     audit.note(of.directory, "delete", vertex=of.vertex, **named)
-    return _tell(arguments, asyncio.run(delete_entries(of, lambda entry: _is_wanted(entry, arguments))), "deleted")
+
+    def is_wanted(entry: StoredEntry) -> bool:
+        return _is_wanted(entry, arguments)
+
+    async def change() -> StateChange:
+        if of.runs:
+            return await _live(of, "delete", await live_deletions(of, is_wanted))
+        done = await delete_entries(of, is_wanted)
+        _note_made(of, "delete", done)
+        return done
+
+    return _tell(arguments, asyncio.run(change()), "deleted")
 
 
 def _tell(arguments: argparse.Namespace, done: StateChange, what: str) -> int:
     same = f", {done.unchanged:,} were like that before" if done.unchanged else ""
-    where = f" in {', '.join(done.lanes)}; the next run continues with that" if done.lanes else ""
-    answer(arguments, asdict(done), [f"{counted(done.changed, 'entry', 'entries')} {what}{same}{where}"])
+    where = ", ".join(f"{one['lane']} (epoch {one['epoch']}, sequence {one['sequence']})" for one in done.commits[:4])
+    more = f" and {len(done.commits) - 4:,} more commits" if len(done.commits) > 4 else ""
+    line = f"{counted(done.changed, 'entry', 'entries')} {what}{same}{f' in {where}{more}' if where else ''}"
+    facts = {name: value for name, value in asdict(done).items() if name != "made"}
+    answer(arguments, facts, [line])
     return 0
 
 

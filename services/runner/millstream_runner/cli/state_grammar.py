@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_runner.cli.of_run import BROKER, OF_RUN, PLACE, in_json
-from millstream_runner.cli.parsing import Command, argument, number, path
+from millstream_runner.cli.parsing import Command, argument, flag, number, path
 
 STATEFUL = argument("vertex", metavar="VERTEX", help="name of the vertex")
 STATE_NAME = argument("--name", metavar="STATE", help="only this state of the function")
@@ -18,7 +18,7 @@ STATE = Command(
     "state",
     "show what functions remember, and change it",
     "Show what the function of a vertex with `udf.state` remembers, as of the last commit of each of its lanes, "
-    "whether or not the pipeline is running; or change it between two runs.",
+    "whether or not the pipeline is running; or change it.",
     commands=(
         Command(
             "list",
@@ -85,10 +85,11 @@ STATE = Command(
         ),
         Command(
             "import",
-            "store the entries of files; the pipeline must not be running",
+            "store the entries of files",
             "Store the entries of files that `export` has written, or that have the same form, in place of those "
-            "with the same keys. The pipeline must not be running; it may never have run. Everything is checked "
-            "before anything is stored. An import that is interrupted can be repeated.",
+            "with the same keys. The pipeline may never have run. Everything is checked before anything is stored; "
+            "while the pipeline runs, its lanes check whether the entries fit, part by part. An import that is "
+            "interrupted can be repeated.",
             arguments=(
                 OF_RUN,
                 STATEFUL,
@@ -106,8 +107,8 @@ STATE = Command(
         ),
         Command(
             "edit",
-            "set one value; the pipeline must not be running",
-            "Set one value of a state. The pipeline must not be running. An entry that expires keeps its time.",
+            "set one value",
+            "Set one value of a state, whether or not the pipeline is running. An entry that expires keeps its time.",
             arguments=(
                 OF_RUN,
                 STATEFUL,
@@ -121,6 +122,13 @@ STATE = Command(
                 argument("--name", required=True, metavar="STATE", help="the state"),
                 argument("--item", metavar="JSON", help="the item of a map, or the number of an item of a list"),
                 argument("--value", metavar="JSON", help="the value (default: read from standard input)"),
+                argument(
+                    "--if",
+                    dest="if_value",
+                    metavar="JSON",
+                    help="set it only if it has this value now, or has the new one already",
+                ),
+                flag("--if-absent", help="set it only if there is no such entry"),
                 number("--partition", help="the partition, for a state with `scope: lane`"),
                 PLACE,
                 in_json(),
@@ -128,7 +136,7 @@ STATE = Command(
         ),
         Command(
             "delete",
-            "forget keys; the pipeline must not be running",
+            "forget keys",
             arguments=(
                 OF_RUN,
                 STATEFUL,

@@ -25,12 +25,12 @@ from millstream.plurals import counted
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
-from millstream_runner.cli.until_over import until_over
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.formatting import seconds_of
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.tapping import Tap, TappedRecord, open_tap
+from millstream_runner.local.until_over import until_over
 from millstream_runner.local.view import PipelineView, open_view
 
 POLL_S = 0.05

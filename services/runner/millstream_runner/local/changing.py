@@ -86,7 +86,7 @@ class PipelineChange:
             moved: dict[str, int] = dict(self.before.get(_MOVED, {}))
             for vertex, partitions in self.changes.moved.items():
                 moved[vertex] = max(moved.get(vertex, 0), partitions)
-                await check_states_fit(plan, buffer.broker, vertex, moved[vertex], OWNER)
+                await check_states_fit(plan, buffer.broker, vertex, moved[vertex], OWNER, stores=self.directory.states)
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
             audit.note(
                 self.directory,
@@ -117,7 +117,15 @@ class PipelineChange:
             await take_in(plan, buffer.broker, removed, OWNER)
             await gather(plan, buffer.broker, gathered, OWNER)
             for vertex in moved.keys() & set(plan.order):
-                entries = await move_states(plan, buffer.broker, buffer.stores, vertex, moved[vertex], OWNER)
+                entries = await move_states(
+                    plan,
+                    buffer.broker,
+                    buffer.stores,
+                    vertex,
+                    moved[vertex],
+                    OWNER,
+                    stores=self.directory.states,
+                )
                 _log.info("%s of the state of vertex %s moved", counted(entries, "entry", "entries"), vertex)
             used = {plan.ledger_of(vertex) for vertex in plan.order}
             for vertex in leaving:

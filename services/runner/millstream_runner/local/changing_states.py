@@ -10,12 +10,14 @@ Above it: `millstream state`. Below it: the stored data of a pipeline that is no
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream import codes
 from millstream.buffers.placed import placed
@@ -33,16 +35,17 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.protocol import StreamName
 from millstream.udf.states import DeclaredState, StateKind
 from millstream.udf.streams import KeyedMapStream
+from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local.changing import check_complete, claim
 from millstream_runner.local.directory import DataDirectory, held, read_json, root_of
 from millstream_runner.local.moving_states import owned_states
 from millstream_runner.local.outputs import former_outputs, refuse_former_outputs
 from millstream_runner.local.prerequisites import refuse_small_disk
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.state_rows import RowEntry, entry_of
+from millstream_runner.local.state_rows import RowEntry, StateForm, entry_of, row_of
 from millstream_runner.local.stored import open_stored_buffer
 from millstream_runner.local.stored_states import StoredEntry, state_of
-from millstream_vertex.keyed.image import expires_us_of, stored_of
+from millstream_vertex.keyed.image import Stored, Versioned, expires_us_of, parts_of, stored_of
 from millstream_vertex.keyed.owned import OwnedState
 from millstream_vertex.keyed.redistribution import home_of
 from millstream_vertex.keyed.state import EntryChange
@@ -52,6 +55,41 @@ from millstream_worker.programs import open_programs
 OWNER = "millstream state"
 FAULTS_SHOWN_MAX = 10
 """The most rows that a message says something about."""
+MADE_NOTED_MAX = 100
+"""The most changes of which the audit says what was before and after."""
+
+
+class Expectation(NamedTuple):
+    """What an entry has to be before it is changed."""
+
+    value: Any = None
+    is_absent: bool = False
+    """Whether there must be no entry; `value` does not count then."""
+
+    def misfit(self, entry: RowEntry, before: Stored | None) -> str | None:
+        """Why the entry that there is is another one; None if it is not."""
+        name = f"`{entry.state.name}`"
+        if before is None:
+            return None if self.is_absent else f"there is no entry of {name}"
+        if self.is_absent:
+            return f"there is an entry of {name}"
+        form = StateForm(entry.state.name, entry.state.kind, entry.state.codec, entry.state.item_codec)
+        row = row_of(form, entry.key, entry.item, Versioned(*parts_of(before)))
+        found = row.get("value", row.get("value_base64"))
+        # True is 1 in Python, and not in JSON.
+        if json.dumps(found, sort_keys=True) == json.dumps(self.value, sort_keys=True):
+            return None
+        return f"the entry of {name} has another value"
+
+
+class MadeChange(NamedTuple):
+    """An entry that is different now."""
+
+    state: state_pb2.StoredState
+    key: bytes
+    item: bytes
+    before: Stored | None
+    after: Stored | None
 
 
 @dataclass(slots=True)
@@ -64,15 +102,29 @@ class StateChange:
     """Entries that were like that before."""
     lanes: list[str] = field(default_factory=list)
     """The lanes that were changed."""
+    commits: list[dict[str, Any]] = field(default_factory=list)
+    """Lane, epoch and sequence of the last commit of each change."""
+    made: list[MadeChange] = field(default_factory=list)
+    """The first `MADE_NOTED_MAX` of these changes."""
+
+    def note(self, made: Iterable[MadeChange]) -> None:
+        """Add some of what was changed."""
+        self.made.extend(islice(made, MADE_NOTED_MAX - len(self.made)))
 
 
 @dataclass(frozen=True, slots=True)
 class StatefulVertex:
-    """A vertex whose state is to be changed, in the data directory of a pipeline that is not running."""
+    """A vertex whose state is to be changed, in the data directory of a pipeline."""
 
     directory: DataDirectory
     pipeline: ResolvedPipeline
     vertex: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether the pipeline runs: then its lanes belong to its workers."""
+        runtime = self.directory.read_runtime()
+        return runtime is not None and is_alive(runtime.runner)
 
     @property
     def plan(self) -> Plan:
@@ -87,17 +139,6 @@ class StatefulVertex:
         """Whether each key has a state of its own; otherwise each lane has one."""
         step = self.plan.vertex(self.vertex)
         return step.definition.remembers(step.settings) == "key"
-
-
-def check_stopped(directory: DataDirectory, plan: Plan) -> None:
-    """Raise `UserError` while the pipeline runs: its lanes belong to its workers."""
-    runtime = directory.read_runtime()
-    if runtime is not None and is_alive(runtime.runner):
-        raise UserError(
-            codes.PIPELINE_RUNS,
-            f"pipeline {plan.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, change "
-            "its state, and run it again",
-        )
 
 
 def loaded_as_stored(file: Path, data_dir: Path | None) -> tuple[LoadedPipeline, DataDirectory, bool]:
@@ -203,8 +244,10 @@ async def store_entries(
     entries: Mapping[LaneId, Sequence[RowEntry]],
     *,
     keep_expiry: bool = False,
+    expected: Expectation | None = None,
 ) -> StateChange:
-    """Store these entries, in place of those with the same names. `keep_expiry`: they expire when those would."""
+    """Store these entries, in place of those with the same names. `keep_expiry`: they expire when those would.
+    `expected`: what each has to be, unless it is as it is to be. Raises `UserError` if one is not."""
 
     def changes(owned: OwnedState) -> list[EntryChange]:
         owned.keyed.declare(declared)
@@ -212,21 +255,23 @@ async def store_entries(
         made = []
         for entry in entries[owned.lane]:
             number, expires_us = numbers[entry.state.name], entry.expires_us
-            before = owned.keyed.entry(number, entry.key, entry.item) if keep_expiry else None
-            if before is not None:
+            before = owned.keyed.entry(number, entry.key, entry.item)
+            if keep_expiry and before is not None:
                 expires_us = expires_us_of(before)
             stored = stored_of(entry.value, expires_us, entry.version)
+            if before != stored and expected is not None and (why := expected.misfit(entry, before)):
+                raise UserError(codes.STATE_NOT_CHANGED, f"lane {owned.lane}: {why}. Nothing was changed")
             made.append(EntryChange(entry.key, number, entry.item, stored))
         return made
 
-    async with _opened_ledger(of) as ledger:
+    async with opened_ledger(of) as ledger:
         return await _change(of, ledger, list(entries), changes)
 
 
 async def delete_entries(of: StatefulVertex, is_wanted: Callable[[StoredEntry], bool]) -> StateChange:
     """Remove the entries that are wanted."""
     found: dict[LaneId, list[EntryChange]] = {}
-    async with _opened_ledger(of) as ledger:
+    async with opened_ledger(of) as ledger:
         for lane in of.lanes:
             state = await state_of(ledger, lane)
             entries = state.entries() if state is not None else ()
@@ -242,7 +287,8 @@ async def delete_entries(of: StatefulVertex, is_wanted: Callable[[StoredEntry], 
 
 
 @asynccontextmanager
-async def _opened_ledger(of: StatefulVertex) -> AsyncIterator[Ledger]:
+async def opened_ledger(of: StatefulVertex) -> AsyncIterator[Ledger]:
+    """The ledger of the vertex, in a broker that runs for this block."""
     async with open_stored_buffer(of.directory, of.plan, "state", require=DurabilityLevel.FSYNC) as buffer:
         broker = placed(buffer, of.plan).broker
         # As a worker does: it may be the first that stores something there.
@@ -258,14 +304,25 @@ async def _change(
     done = StateChange()
     if not lanes:
         return done
-    async with owned_states(of.plan, ledger, lanes, OWNER) as opened:
+    async with owned_states(of.plan, ledger, lanes, OWNER, stores=of.directory.states) as opened:
         changes = [changes_of(owned) for owned in opened]
         for owned, some in zip(opened, changes, strict=True):
             owned.check(some)
         for owned, some in zip(opened, changes, strict=True):
+            made = list(islice(_made(owned, some), MADE_NOTED_MAX))
             changed = await owned.apply(some)
             done.changed += changed
             done.unchanged += len(some) - changed
             if changed:
                 done.lanes.append(str(owned.lane))
+                done.commits.append({"lane": str(owned.lane), "epoch": owned.epoch, "sequence": owned.sequence})
+                done.note(made)
     return done
+
+
+def _made(owned: OwnedState, changes: Sequence[EntryChange]) -> Iterator[MadeChange]:
+    """Those of these changes that make a difference."""
+    for key, state, item, stored in changes:
+        before = owned.keyed.entry(state, key, item)
+        if before != stored:
+            yield MadeChange(owned.keyed.stored[state], key, item, before, stored)

@@ -23,7 +23,7 @@ from millstream.durable import step
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
 from millstream.ledger.rewriting import rewritten
 from millstream.plan.plan import Plan
-from millstream.record import ALL_INPUTS, LaneId, changelog_of
+from millstream.record import ALL_INPUTS, LaneId, changelog_of, edit_results_of
 from millstream.watermark.store import OtStores, forget
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -145,7 +145,7 @@ async def count_in_first(plan: Plan, ledger: Ledger, vertex: str, former: int, o
     partitions = plan.vertex(vertex).partitions
     first = plan.lanes_of(vertex)[0]
     chained = {edge.name for name in plan.graph.chain(vertex) for edge in plan.graph.edges_out[name] if edge.chain}
-    kept = changelog_of(vertex)
+    kept = changelog_of(vertex), edit_results_of(vertex)
     for lane in (first._replace(partition=partition) for partition in range(1, max(former, partitions))):
         own = await ledger.mark(lane)
         now = await ledger.mark(first)
@@ -156,7 +156,7 @@ async def count_in_first(plan: Plan, ledger: Ledger, vertex: str, former: int, o
         if lane.partition >= partitions and not is_counted:
             mark.members.add(vertex=vertex, edge=lane.key, account=own.mark.account)
             _add_members(mark, own.mark.members)
-            _add_written(mark, (_of_first(one, chained) for one in own.mark.written if one.edge != kept))
+            _add_written(mark, (_of_first(one, chained) for one in own.mark.written if one.edge not in kept))
             with step("lane.count_in", vertex):
                 await _replace(ledger, first, mark, owner)
         elif lane.partition < partitions and is_counted:

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import REPAIR, DamageError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame, Witness
@@ -72,6 +72,11 @@ class Changelog:
         """Sequence of the last frame."""
         self._frame: Witness | None = None
         """The last frame that was loaded or committed."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the owner of the lane."""
+        return self._last_mark().epoch
 
     def frames(self, steps: Iterable[tuple[bytes, int]], now_us: int) -> list[tuple[BufferId, Frame]]:
         """The frames to commit for the steps of a result (`KeyedState.take_steps`)."""
@@ -137,13 +142,21 @@ class Changelog:
         """Read it into `state`, which knows the states of the mark: all of it, or what its image does not have. For the
         owner of the lane, after its takeover. Raises `DamageError`."""
         for _ in range(READS_MAX - 1):
+            first = await self._first_sequence(ledger)
             try:
                 return await self._load(ledger, lane, mark, state)
             except DamageError:
                 # An earlier owner that is still there may have trimmed it meanwhile. Nothing guards a trim, because
                 # what it removes is needed by nobody, except a reader that is in the midst of it.
+                if await self._first_sequence(ledger) == first:
+                    # A store that fits stays: it may be all that is left.
+                    raise
                 state.start_over()
         return await self._load(ledger, lane, mark, state)
+
+    async def _first_sequence(self, ledger: Ledger) -> int:
+        frames = await ledger.peek(self.buffer, 0, 1)
+        return frames[0].sequence if frames else 0
 
     async def _load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         self._written.clear()
@@ -189,6 +202,12 @@ class Changelog:
         return ""
 
 
+async def has_frame(ledger: Ledger, lane: LaneId, frame: Witness) -> bool:
+    """Whether this frame is in the changelog of a lane."""
+    found = await ledger.peek(changelog_buffer(lane), frame.sequence - 1, 1)
+    return bool(found) and found[0].sequence == frame.sequence and found[0].witness == frame
+
+
 def frames_of(mark: mark_pb2.Mark) -> dict[BufferId, int]:
     """How many frames the lane of a mark has written to each buffer."""
     return {BufferId(total.edge, total.partition): total.frames for total in mark.written}
@@ -226,7 +245,7 @@ async def read_frames(
         raise DamageError(
             codes.STATE_UNREADABLE,
             f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
-            "Restore the ledger, or start the pipeline over",
+            f"{REPAIR}",
         )
     state.loaded()
 
@@ -240,8 +259,7 @@ def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, s
         except ValueError as error:
             raise DamageError(
                 codes.STATE_UNREADABLE,
-                f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. Restore the ledger, "
-                "or start the pipeline over",
+                f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. {REPAIR}",
             ) from error
         state.load(step)
         slots += step.slots

@@ -12,7 +12,7 @@ Above it: imports, edits, and changes of partitions. Below it: the state of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -21,11 +21,14 @@ from millstream.background import beside
 from millstream.clock import Clock
 from millstream.compression import Compression
 from millstream.errors import InfrastructureError, UserError
+from millstream.frame import Frame
 from millstream.ledger.protocol import Ledger
 from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
-from millstream_vertex.keyed.image import parts_of
+from millstream_vertex.keyed.image import Image, parts_of
+from millstream_vertex.keyed.inbox import Inbox
+from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import EntryChange, KeyedState
 from millstream_vertex.keyed.steps import ENTRY_BYTES
 from millstream_vertex.trimming import Trimmer
@@ -48,11 +51,12 @@ class OwnedState:
     """The state of a lane that was taken over. Made by `open_owned_state`; for one task."""
 
     def __init__(
-        self, lane: LaneId, keyed: KeyedState, changelog: Changelog, committer: Committer, clock: Clock
+        self, lane: LaneId, keyed: KeyedState, changelog: Changelog, inbox: Inbox, committer: Committer, clock: Clock
     ) -> None:
         self.lane = lane
         self.keyed = keyed
         self.changelog = changelog
+        self._inbox = inbox
         self._committer = committer
         self._clock = clock
 
@@ -77,8 +81,25 @@ class OwnedState:
             await self._commit(changed)
         return changed
 
-    async def _commit(self, changed: int) -> None:
-        frames = self.changelog.frames(self.keyed.take_steps(), self._clock.now_us())
+    @property
+    def epoch(self) -> int:
+        """Of this owner."""
+        return self._committer.mark.epoch
+
+    @property
+    def sequence(self) -> int:
+        """Of the last frame of the changelog."""
+        return self._committer.sequences[self.changelog.buffer]
+
+    async def make_edits(self) -> None:
+        """Make the edits that wait in the inbox of the lane. Raises as `apply`."""
+        async for stored in self._inbox.waiting(self.keyed):
+            made = self._inbox.make(self.keyed, stored, self._committer.mark.epoch, self._clock.now_us())
+            await self._commit(0, made)
+
+    async def _commit(self, changed: int, results: Sequence[tuple[BufferId, Frame]] = ()) -> None:
+        """`results`: of edits."""
+        frames = [*self.changelog.frames(self.keyed.take_steps(), self._clock.now_us()), *results]
         unit = Unit(frames=frames, size=sum(frame.size for _, frame in frames), pieces=0)
         unit.changes.states = {self.lane.vertex: self.keyed.encoded_states}
         mark = self._committer.mark
@@ -92,10 +113,12 @@ class OwnedState:
                 f"{changed:,} entries of the lane were changed before. Make room, then repeat the command: what was "
                 "changed is not changed again",
             ) from None
-        if results := self.changelog.committed([unit], self._committer.sequences):
-            self.keyed.committed(results, self.changelog.position)
+        if with_steps := self.changelog.committed([unit], self._committer.sequences):
+            self.keyed.committed(with_steps, self.changelog.position)
+        self._inbox.committed([unit], self._committer.sequences.get(self._inbox.results, 0))
         self.keyed.begin()
         self.changelog.begin()
+        await wait_for_room(self.keyed, self.lane)
 
 
 def _size(change: EntryChange) -> int:
@@ -105,10 +128,17 @@ def _size(change: EntryChange) -> int:
 
 @asynccontextmanager
 async def open_owned_state(
-    ledger: Ledger, lane: LaneId, owner: str, bounds: StateBounds, *, compression: Compression, clock: Clock
+    ledger: Ledger,
+    lane: LaneId,
+    owner: str,
+    bounds: StateBounds,
+    *,
+    compression: Compression,
+    clock: Clock,
+    image: Image | None = None,
 ) -> AsyncIterator[OwnedState]:
-    """Take over a lane and load its state. Raises `DamageError` if that cannot be read, and `UserError` if the lane has
-    a delivery to finish first."""
+    """Take over a lane, load its state, and make the edits that wait for its owner. `image`: see `KeyedState`. Raises
+    `DamageError` if that cannot be read, and `UserError` if the lane has a delivery to finish first."""
     before = await ledger.mark(lane)
     if before is not None and before.mark.HasField("prepared"):
         raise UserError(
@@ -129,11 +159,13 @@ async def open_owned_state(
         compression=compression,
     )
     trimmer = Trimmer(ledger.trim, sharing=ledger.sharing)
-    keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max)
+    keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max, image=image)
     keyed.watermark_us = mark.watermark_us
     keyed.stored_states(mark.states.get(lane.vertex, b""))
     changelog = Changelog(lane, trimmer, lambda: committer.mark)
     await changelog.load(ledger, lane, mark, keyed)
     async with beside(trimmer.run(), f"trim the changelog of {lane}"):
-        yield OwnedState(lane, keyed, changelog, committer, clock)
+        owned = OwnedState(lane, keyed, changelog, Inbox(ledger, lane, trimmer), committer, clock)
+        await owned.make_edits()
+        yield owned
     await trimmer.finish()

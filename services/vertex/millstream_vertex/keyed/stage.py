@@ -11,12 +11,14 @@ Above it: `stages`. Below it: the stage of functions, the state of the lane, and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, Clock
 from millstream.frame import Frame, build_frame
+from millstream.ledger.protocol import StoredFrame
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, RECORD_BYTES_MAX, STATE_KEY_BYTES_MAX
 from millstream.record import BufferId
 from millstream.retry import RetryPolicy
@@ -25,6 +27,7 @@ from millstream.udf.states import StateClock
 from millstream.udf.streams import KeyedMapStream
 from millstream_udf.timer_entries import pack_due
 from millstream_vertex.keyed.changelog import Changelog
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.keys import distinct_keys, parts_of
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
@@ -58,6 +61,7 @@ class KeyedStage(MapStage):
         *,
         state: KeyedState,
         changelog: Changelog,
+        inbox: Inbox,
         clock: Clock,
         by_key: bool,
         needs_keys: bool,
@@ -67,9 +71,11 @@ class KeyedStage(MapStage):
         """`by_key`: each key has a state of its own; otherwise the lane has one. `needs_keys`: whether a record without
         keys is a failure. `tables`: of the lane, open, if it has some. `options`: see `MapStage`."""
         super().__init__(stream, policy, **options)
+        self._keyed_stream = stream
         self._keyed_call = stream.keyed_call if tables is None else calls_with_tables(stream, tables, self._where)
         self._keyed = state
         self._changelog = changelog
+        self._inbox = inbox
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
@@ -187,6 +193,18 @@ class KeyedStage(MapStage):
     def taken_of(self, edge: str) -> int:
         return self._tables.entries_of(edge)
 
+    def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        return self._inbox.edits(self._keyed)
+
+    async def on_edit(self, edit: StoredFrame) -> StageResult:
+        await wait_for_room(self._keyed, self._where)
+        made = self._inbox.make(
+            self._keyed, edit, self._changelog.epoch, self._clock.now_us(), self._keyed_stream.states
+        )
+        result = self._with_changes(StageResult())
+        result.kept = [*result.kept, *made]
+        return result
+
     @property
     def timer_us(self) -> int | None:
         times_us = self._keyed.next_expiry_us, self._keyed.next_timer_us(StateClock.PROCESSING_TIME)
@@ -218,3 +236,4 @@ class KeyedStage(MapStage):
     def committed(self, units: Sequence[Unit], sequences: Mapping[BufferId, int]) -> None:
         if results := self._changelog.committed(units, sequences):
             self._keyed.committed(results, self._changelog.position)
+        self._inbox.committed(units, sequences.get(self._inbox.results, 0))

@@ -49,6 +49,7 @@ LATEST_BYTES_MAX = 3 * KIB
 broker syncs once, and a batch several times."""
 _STATES_MAX = 256
 """The number of a state is a byte."""
+_SLOTS_AT_ONCE = 16
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
 
@@ -142,6 +143,15 @@ class KeyedState:
         for slot in range(SLOTS):
             for key, state, item, stored in self._image.of_slot(slot):
                 yield key, state, item, Versioned(*parts_of(stored))
+
+    @property
+    def last_edit(self) -> tuple[int, int]:
+        """Sequence and number of the last edit that was made or refused, in the inbox of the lane; 0: none was."""
+        return self._states.edit_sequence, self._states.edit_number
+
+    def edited(self, sequence: int, number: int) -> None:
+        """This edit was made or refused, and is committed with the result."""
+        self._states.edit_sequence, self._states.edit_number = sequence, number
 
     # Opening.
 
@@ -626,6 +636,13 @@ class KeyedState:
             steps.extend(self._compacted())
         self._image.took(changes, self._cycle)
         return steps
+
+    def all_steps(self) -> Iterator[tuple[bytes, int]]:
+        """Steps with everything that is in every slot, each with how many slots begin in it."""
+        for first in range(0, SLOTS, _SLOTS_AT_ONCE):
+            entries = self._image.entries_of(first, _SLOTS_AT_ONCE)
+            for number, data in enumerate(encode_steps(entries, first, _SLOTS_AT_ONCE)):
+                yield data, 0 if number else _SLOTS_AT_ONCE
 
     def _compacted(self) -> Iterator[tuple[bytes, int]]:
         """Steps with the next slots, until they have as many bytes as the changes since the last ones."""

@@ -32,6 +32,7 @@ from millstream_vertex.keyed.disk import image as image_module
 from millstream_vertex.keyed.disk.image import open_disk_image
 from millstream_vertex.keyed.disk.store import Changes, StoreIdentity
 from millstream_vertex.keyed.image import Image, StateImage
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import LATEST_BYTES_MAX, KeyedState
 from millstream_vertex.lane import Lane
@@ -130,6 +131,7 @@ async def over(
         POLICY,
         state=state,
         changelog=changelog,
+        inbox=Inbox(ledger, LANE, trimmer),
         clock=clock,
         by_key=True,
         needs_keys=False,

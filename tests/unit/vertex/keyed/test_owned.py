@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed import owned as owned_module
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.changelog import read_changelog
-from millstream_vertex.keyed.image import Stored, stored_of
+from millstream_vertex.keyed.disk.image import open_disk_image
+from millstream_vertex.keyed.disk.store import StoreIdentity
+from millstream_vertex.keyed.image import Image, Stored, stored_of
 from millstream_vertex.keyed.keys import key_of, table_key_of
 from millstream_vertex.keyed.owned import OwnedState, StateBounds, open_owned_state
 from millstream_vertex.keyed.redistribution import check_room, expired_until, home_of, redistribute
@@ -43,7 +46,9 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def owned(rig: Rig, partition: int = 0, *, size_max: int = 1 << 20) -> AsyncIterator[OwnedState]:
+async def owned(
+    rig: Rig, partition: int = 0, *, size_max: int = 1 << 20, image: Image | None = None
+) -> AsyncIterator[OwnedState]:
     async with open_owned_state(
         await rig.ledger(LANE.vertex),
         LANE._replace(partition=partition),
@@ -51,14 +56,15 @@ async def owned(rig: Rig, partition: int = 0, *, size_max: int = 1 << 20) -> Asy
         StateBounds(size_max, 1 << 10),
         compression=Compression.LZ4,
         clock=SettableClock(),
+        image=image,
     ) as state:
         yield state
 
 
 @asynccontextmanager
-async def all_owned(rig: Rig, lanes: int, **options: int) -> AsyncIterator[Sequence[OwnedState]]:
+async def all_owned(rig: Rig, lanes: int, *, size_max: int = 1 << 20) -> AsyncIterator[Sequence[OwnedState]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(owned(rig, partition, **options)) for partition in range(lanes)]
+        yield [await stack.enter_async_context(owned(rig, partition, size_max=size_max)) for partition in range(lanes)]
 
 
 async def stored(rig: Rig, partition: int = 0) -> Entries:
@@ -94,6 +100,36 @@ def interrupted_after(rig: Rig, commits: int) -> None:
     for _ in range(commits):
         rig.faults.lose_answer(landed=True, vertex=LANE.vertex)
     rig.faults.fence(vertex=LANE.vertex)
+
+
+@pytest.mark.guarantee("I7")
+async def test_a_store_on_disk_has_what_was_changed_and_moved(rig: Rig, tmp_path: Path) -> None:
+    entries, ledger = some_entries(random.Random(1), 40), await rig.ledger(LANE.vertex)
+
+    @asynccontextmanager
+    async def on_disk(partition: int) -> AsyncIterator[OwnedState]:
+        identity = StoreIdentity(ledger.ledger_id, LANE._replace(partition=partition).key)
+        async with (
+            open_disk_image(tmp_path / str(partition), identity, "lane") as image,
+            owned(rig, partition, image=image) as state,
+        ):
+            yield state
+
+    async with on_disk(0) as state:
+        changes = changes_of(state.keyed, entries)
+        state.check(changes)
+        assert await state.apply(changes) == len(entries)
+    async with on_disk(0) as first, on_disk(1) as second:
+        assert {one[:3] for one in first.keyed.all()} == {one[:3] for one in changes_of_rows(first.keyed, entries)}
+        check_room([first, second], 2)
+        assert await redistribute([first, second], 2) > 0
+    await assert_at_home(rig, entries, 2, 2)
+    async with on_disk(0) as first, on_disk(1) as second:
+        assert len(list(first.keyed.all())) + len(list(second.keyed.all())) == len(entries)
+
+
+def changes_of_rows(keyed: KeyedState, entries: Entries) -> list[tuple[bytes, int, bytes]]:
+    return [(one.key, one.state, one.item) for one in changes_of(keyed, entries)]
 
 
 @pytest.mark.guarantee("I7", "I12")

@@ -26,6 +26,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex import lane as lane_module
 from millstream_vertex.input import LaneInput
 from millstream_vertex.keyed.changelog import Changelog, read_changelog
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.timers import timer_of
@@ -74,6 +75,7 @@ async def owned(
         policy,
         state=state,
         changelog=changelog,
+        inbox=Inbox(ledger, LANE, trimmer),
         clock=clock,
         by_key=True,
         needs_keys=False,

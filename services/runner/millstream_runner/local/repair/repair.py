@@ -1,7 +1,7 @@
 """Looks for damage in the stored data of a pipeline, and gives up what cannot be recovered.
 
     missing ledgers ─► what the broker reports as lost ─► torn batches ─► OT entries ─► marks that went back
-                                                    ─► logs of reduce lanes ─► buffers and their readers
+                         ─► changelogs of states ─► logs of reduce lanes ─► buffers and their readers
 
 The order matters: each stage reads what the ones before have fixed, so one call does everything. Without acceptance
 nothing is changed. Every step is durable by itself and may be repeated: a repair that was killed starts again, and
@@ -29,6 +29,7 @@ from millstream.record import BufferId, LaneId
 from millstream_runner.local.directory import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, LostStretch, bare
 from millstream_runner.local.repair.inputs import StageInputs
+from millstream_runner.local.repair.states import StageStates
 from millstream_runner.local.stored import StoredPipeline
 from millstream_vertex.taking_over import check_not_older
 
@@ -36,10 +37,12 @@ from millstream_vertex.taking_over import check_not_older
 class Repair:
     """The repair of one pipeline that is not running."""
 
-    def __init__(self, plan: Plan, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
+    def __init__(self, plan: Plan, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path, states: Path) -> None:
+        """`windows`, `states`: where the logs of windows and the stores of states are."""
         self._stored = StoredPipeline(plan, buffer)
         self._ledgers = ledgers
         self._inputs = StageInputs(self._stored, windows)
+        self._states = StageStates(self._stored, states)
         self._unread: set[LaneId] = set()
         """Lanes whose OT entries cannot be read."""
 
@@ -51,6 +54,7 @@ class Repair:
             self._torn,
             self._unreadable_entries,
             self._older,
+            self._states.findings,
             self._inputs.logs,
             self._inputs.buffers,
         ):
@@ -127,8 +131,11 @@ class Repair:
             frame = readable(stored)
         except ValueError as error:
             return LostStretch(f"{where}: {error}")
-        reader = self._stored.plan.edge(buffer.edge).to
-        origin = Origin(f"{reader}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
+        edge = next((one for one in self._stored.plan.edges if one.name == buffer.edge), None)
+        if edge is None:
+            # Of a state, or of windows: it has no records.
+            return LostStretch(where)
+        origin = Origin(f"{edge.to}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
         records = [self._stored.naming.of(frame, index, origin) for index in range(frame.records)]
         return LostStretch(f"{where}: {counted(frame.records, 'record')}", records=records)
 

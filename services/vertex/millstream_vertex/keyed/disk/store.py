@@ -134,6 +134,8 @@ class Store:
     def start_over(self) -> None:
         """Remove all entries. Raises `InfrastructureError`."""
         try:
+            if self.kept is None and not self._now().stat(self._entries)["entries"]:
+                return
             self.close()
             self._directory.remove()
             self.sizes, self.kept = [0] * SLOTS, None

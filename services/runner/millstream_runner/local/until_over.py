@@ -1,6 +1,6 @@
 """Ends what follows a run when the run is over.
 
-Above it: commands that print what happens in a run. Below it: the data directory.
+Above it: commands that follow a run. Below it: the data directory.
 """
 
 from __future__ import annotations
