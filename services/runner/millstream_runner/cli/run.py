@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         data_dir=arguments.data_dir,
         fresh=arguments.fresh,
+        from_savepoint=arguments.from_savepoint,
         move_outputs=arguments.move_outputs,
         forget=arguments.forget,
         durability=DurabilityLevel(arguments.durability),
