@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -77,11 +77,14 @@ class SavepointWriter:
     @contextmanager
     def file(self, name: str) -> Iterator[_Digesting]:
         """A file, which is durable after the block."""
-        with step("savepoint.file"), open(create_private(self._path / name), "wb") as file:
+        with step("savepoint.file"):
+            file = open(create_private(self._path / name), "wb")  # noqa: SIM115  # it is closed below
+        with file:
             digesting = _Digesting(file)
             yield digesting
-            file.flush()
-            os.fsync(file.fileno())
+            with step("savepoint.file.sync"):
+                file.flush()
+                os.fsync(file.fileno())
         self._files[name] = {"bytes": digesting.bytes, "sha256": digesting.sha256}
 
     def text(self, name: str, text: str) -> None:
@@ -91,13 +94,11 @@ class SavepointWriter:
     def close(self) -> None:
         """Make everything durable, with the manifest."""
         manifest = {"format": FORMAT, **self.facts, "files": self._files}
-        with (
-            step("savepoint.manifest"),
-            open(create_private(self._path / MANIFEST), "w", encoding="utf-8") as file,
-        ):
-            file.write(json.dumps(manifest, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with step("savepoint.manifest"):
+            with open(create_private(self._path / MANIFEST), "w", encoding="utf-8") as file:
+                file.write(json.dumps(manifest, indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         for path in (self._path / "state", self._path / "ids", self._path):
             with step("savepoint.sync"):
                 sync_path(path)
@@ -125,18 +126,18 @@ class _Digesting:
 
 
 @contextmanager
-def savepoint_written(parent: Path, name: str) -> Iterator[SavepointWriter]:
-    """Write a savepoint; it has its name after the block, or nothing has. Nobody else may write one in this directory
-    at the same time. Raises `UserError` for a name that is in use, and `InfrastructureError`."""
+def savepoint_written(parent: Path, name: str, whose: Path) -> Iterator[SavepointWriter]:
+    """Write a savepoint; it has its name after the block, or nothing has. `whose`: the data directory that it is of,
+    which the caller has locked. Raises `UserError` for a name that is in use, and `InfrastructureError`."""
     check_name(name)
     path = parent / name
     refuse_existing(path)
     with explained(f"cannot write the savepoint {path}"):
         make_private(parent)
-        for left in parent.glob(f"{_UNFINISHED}*"):
-            with step("savepoint.left.remove"):
-                shutil.rmtree(left)
-        unfinished = parent / f"{_UNFINISHED}{name}"
+        # Others may write to the directory at the same time.
+        unfinished = parent / f"{_UNFINISHED}{hashlib.sha256(str(whose.absolute()).encode()).hexdigest()[:16]}"
+        with step("savepoint.left.remove"), suppress(FileNotFoundError):
+            shutil.rmtree(unfinished)
         with step("savepoint.begin"):
             for directory in (unfinished, unfinished / "state", unfinished / "ids"):
                 directory.mkdir(mode=PRIVATE_DIRECTORY)
@@ -144,7 +145,7 @@ def savepoint_written(parent: Path, name: str) -> Iterator[SavepointWriter]:
         try:
             yield writer
             writer.close()
-            # Another command may have made it meanwhile, in a directory that was named on its command line.
+            # Of another data directory, it may have been made meanwhile.
             refuse_existing(path)
             with step("savepoint.name"):
                 os.rename(unfinished, path)

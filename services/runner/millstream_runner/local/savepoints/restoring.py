@@ -52,7 +52,8 @@ OWNER = "savepoint"
 
 def savepoints_of(directory: DataDirectory, pipeline: str) -> Sequence[Path]:
     """Where the savepoints of a pipeline are looked for: with its data, and where that is by default."""
-    return list(dict.fromkeys([directory.savepoints, DataDirectory(HOME / pipeline).savepoints]))
+    places = [directory.savepoints, DataDirectory(HOME / pipeline).savepoints]
+    return list(dict.fromkeys(place.absolute() for place in places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ async def _set_mark(ledger: Ledger, lane: LaneId, restored: mark_pb2.Mark) -> No
         # Another owner of the lane may have opened the target of its sink, under its last epoch.
         epoch = max(mark.epoch, restored.epoch)
         mark.MergeFrom(restored)
-        mark.epoch = epoch
+        # A merge leaves what has the value 0.
+        mark.epoch, mark.watermark_us = epoch, restored.watermark_us
 
 
 async def _fill(plan: Plan, ledger: Ledger, vertex: str, savepoint: Savepoint, saved: SavedLanes, found: Fit) -> None:

@@ -81,7 +81,7 @@ async def take(directory: DataDirectory, plan: Plan, name: str, parent: Path) ->
                 "drains it, and repeat this",
             )
         audit.note(directory, "savepoint", name=name, to=str(parent))
-        with savepoint_written(parent, name) as writer:
+        with savepoint_written(parent, name, directory.root) as writer:
             lanes = [one async for one in _lanes(directory, plan, view, marks, writer)]
             writer.text(LANES, "".join(f"{one.as_line()}\n" for one in lanes))
             text = directory.read_pipeline()
