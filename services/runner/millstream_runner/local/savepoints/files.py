@@ -29,7 +29,7 @@ from typing import IO, Any
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
-from millstream.files import PRIVATE_DIRECTORY, create_private, sync_path
+from millstream.files import create_private, make_private_directories, sync_path
 from millstream.json_parser import parse_json
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.nearest import did_you_mean
@@ -95,8 +95,10 @@ class SavepointWriter:
         """Make everything durable, with the manifest."""
         manifest = {"format": FORMAT, **self.facts, "files": self._files}
         with step("savepoint.manifest"):
-            with open(create_private(self._path / MANIFEST), "w", encoding="utf-8") as file:
-                file.write(json.dumps(manifest, indent=1) + "\n")
+            file = open(create_private(self._path / MANIFEST), "w", encoding="utf-8")  # noqa: SIM115  # as above
+        with file:
+            file.write(json.dumps(manifest, indent=1) + "\n")
+            with step("savepoint.manifest.sync"):
                 file.flush()
                 os.fsync(file.fileno())
         for path in (self._path / "state", self._path / "ids", self._path):
@@ -140,7 +142,7 @@ def savepoint_written(parent: Path, name: str, whose: Path) -> Iterator[Savepoin
             shutil.rmtree(unfinished)
         with step("savepoint.begin"):
             for directory in (unfinished, unfinished / "state", unfinished / "ids"):
-                directory.mkdir(mode=PRIVATE_DIRECTORY)
+                make_private_directories(directory)
         writer = SavepointWriter(unfinished)
         try:
             yield writer

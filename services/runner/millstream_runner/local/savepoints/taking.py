@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -70,37 +70,43 @@ async def take(directory: DataDirectory, plan: Plan, name: str, parent: Path) ->
     refuse_existing(parent / name)
     async with open_stored_buffer(directory, plan, "savepoint", require=DurabilityLevel.MEMORY) as opened:
         buffer = placed(opened, plan)
-        view = PipelineView(plan, buffer.broker, buffer.stores)
-        marks = await view.marks()
-        waiting = await view.waiting()
-        check_stored(summarize(plan.graph, marks, waiting), directory.root)
-        if busy := [*_busy(plan, marks, waiting), *await _uncounted(plan, view, waiting)]:
-            raise UserError(
-                codes.SAVEPOINT_NOT_TAKEN,
-                f"pipeline {plan.pipeline.name} is not at rest: {'; '.join(busy)}. Run it, end it with Ctrl-C, which "
-                "drains it, and repeat this",
-            )
-        audit.note(directory, "savepoint", name=name, to=str(parent))
-        with savepoint_written(parent, name, directory.root) as writer:
-            lanes = [one async for one in _lanes(directory, plan, view, marks, writer)]
-            writer.text(LANES, "".join(f"{one.as_line()}\n" for one in lanes))
-            text = directory.read_pipeline()
-            writer.text(PIPELINE, text)
-            writer.text(SHAPE, directory.shape.read_text(encoding="utf-8"))
-            entries = sum(one.entries for one in lanes)
-            writer.facts |= {
-                "name": name,
-                "pipeline": plan.pipeline.name,
-                "spec": spec_digest(text),
-                "created_us": SystemClock().now_us(),
-                "millstream": version("millstream"),
-                "lanes": len(lanes),
-                "entries": entries,
-            }
+        return await copy_lanes(directory, plan, PipelineView(plan, buffer.broker, buffer.stores), name, parent)
+
+
+async def copy_lanes(
+    directory: DataDirectory, plan: Plan, view: PipelineView, name: str, parent: Path
+) -> TakenSavepoint:
+    """The same, once the stored data can be read. `directory` is locked."""
+    marks = await view.marks()
+    waiting = await view.waiting()
+    check_stored(summarize(plan.graph, marks, waiting), directory.root)
+    if busy := [*_busy(marks, waiting), *await _uncounted(plan, view, waiting)]:
+        raise UserError(
+            codes.SAVEPOINT_NOT_TAKEN,
+            f"pipeline {plan.pipeline.name} is not at rest: {'; '.join(busy)}. Run it, end it with Ctrl-C, which "
+            "drains it, and repeat this",
+        )
+    audit.note(directory, "savepoint", name=name, to=str(parent.absolute()))
+    with savepoint_written(parent, name, directory.root) as writer:
+        lanes = [one async for one in _lanes(directory, plan, view, marks, writer)]
+        writer.text(LANES, "".join(f"{one.as_line()}\n" for one in lanes))
+        text = directory.read_pipeline()
+        writer.text(PIPELINE, text)
+        writer.text(SHAPE, directory.shape.read_text(encoding="utf-8"))
+        entries = sum(one.entries for one in lanes)
+        writer.facts |= {
+            "name": name,
+            "pipeline": plan.pipeline.name,
+            "spec": spec_digest(text),
+            "created_us": SystemClock().now_us(),
+            "millstream": version("millstream"),
+            "lanes": len(lanes),
+            "entries": entries,
+        }
     return TakenSavepoint(parent / name, len(lanes), entries)
 
 
-def _busy(plan: Plan, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Iterator[str]:
+def _busy(marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Iterator[str]:
     """What is not at rest, in words. `waiting`: records counted in each buffer."""
     by_edge: Counter[str] = Counter()
     for buffer, records in waiting.items():
@@ -191,18 +197,22 @@ async def _opened_state(
     async with AsyncExitStack() as stack:
         image: Image = StateImage()
         if settings.state.store != "memory":
-            with naming_missing_packages(f"{lane}: `store: disk`"):
-                from millstream_vertex.keyed.disk.image import open_disk_image
-                from millstream_vertex.keyed.disk.store import StoreIdentity
-            place = directory.states / lane.vertex / str(lane.partition)
-            identity = StoreIdentity(ledger.ledger_id, lane.key)
-            image = await stack.enter_async_context(open_disk_image(place, identity, str(lane)))
+            image = await stack.enter_async_context(_image_on_disk(directory, ledger, lane))
         keyed = KeyedState(str(lane), size_max=0, key_size_max=0, image=image)
         keyed.stored_states(mark.states[lane.vertex])
         # Nothing is trimmed: the trimmer does not run.
         changelog = Changelog(lane, Trimmer(ledger.trim, sharing=ledger.sharing), lambda: mark)
         await changelog.load(ledger, lane, mark, keyed)
         yield keyed
+
+
+def _image_on_disk(directory: DataDirectory, ledger: Ledger, lane: LaneId) -> AbstractAsyncContextManager[Image]:
+    """The image that the last run left, or that is made anew."""
+    with naming_missing_packages(f"{lane}: `store: disk`"):
+        from millstream_vertex.keyed.disk.image import open_disk_image
+        from millstream_vertex.keyed.disk.store import StoreIdentity
+    place = directory.states / lane.vertex / str(lane.partition)
+    return open_disk_image(place, StoreIdentity(ledger.ledger_id, lane.key), str(lane))
 
 
 def _write_entries(writer: SavepointWriter, name: str, keyed: KeyedState) -> int:
