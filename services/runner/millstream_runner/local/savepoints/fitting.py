@@ -208,10 +208,14 @@ def _of_lane(union: state_pb2.KeyedState, known: Sequence[SavedLane], *, is_same
 def _continue_target(saved: SavedLanes, plan: Plan, lane: LaneId, mark: mark_pb2.Mark) -> bool:
     """Let the lane go on where the target of its sink is. Returns whether that is known."""
     sink = plan.sink_lane(lane)
-    target = saved.targets.get(sink) if sink is not None else None
-    if sink is None or target is None:
+    if sink is None or sink.vertex not in saved.runs:
         return False
-    mark.continued.run, mark.target = target.run, target.target
+    # Of the lanes of a sink, a target knows only those of one run.
+    mark.continued.run = saved.runs[sink.vertex]
+    target = saved.targets.get(sink)
+    if target is None:
+        return True
+    mark.target = target.target
     if sink != lane:
         mark.delivered, mark.delivery = target.position, target.delivery
     elif _keeps_position(plan, sink.vertex):

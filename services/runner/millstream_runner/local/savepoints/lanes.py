@@ -136,11 +136,14 @@ class SavedLanes:
     by_id: Mapping[LaneId, SavedLane] = field(init=False)
     targets: Mapping[LaneId, SavedTarget] = field(init=False)
     """By the lane of the sink."""
+    runs: Mapping[str, str] = field(init=False)
+    """Id of the ledger by which its target knows the lanes of each sink."""
 
     def __post_init__(self) -> None:
         targets = {one.target.lane: one.target for one in self.lanes if one.target is not None}
         object.__setattr__(self, "by_id", {one.lane: one for one in self.lanes})
         object.__setattr__(self, "targets", targets)
+        object.__setattr__(self, "runs", {lane.vertex: target.run for lane, target in targets.items()})
 
     def of(self, vertex: str) -> Sequence[SavedLane]:
         """The lanes in which a vertex ran."""
