@@ -97,7 +97,7 @@ def refused(ended: Ended, code: str) -> None:
     assert (ended.exit_code, f"error[{code}]" in ended.err) == (2, True), ended.err
 
 
-@pytest.mark.guarantee("I1", "I7", "I8", "I11", "I12")
+@pytest.mark.guarantee("I1", "I7", "I8", "I12")
 @pytest.mark.parametrize(
     ("taking", "restoring", "chained"),
     [

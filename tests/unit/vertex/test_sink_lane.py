@@ -132,7 +132,7 @@ async def test_a_sink_that_gathers_gets_a_backlog_in_writes_like_a_large_frame(r
     assert (await rig.account()).processed == sum(records)
 
 
-@pytest.mark.guarantee("I1", "I11")
+@pytest.mark.guarantee("I1")
 async def test_after_a_savepoint_records_and_positions_have_the_names_that_follow(rig: Rig) -> None:
     async with rewritten(await rig.ledger(LANE.vertex), LANE, "test") as mark:
         mark.continued.sequence = 40
