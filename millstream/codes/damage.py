@@ -140,6 +140,14 @@ STATE_UNREADABLE = Code(
     ),
 )
 
+SAVEPOINT_DAMAGED = Code(
+    5012,
+    "A savepoint is damaged",
+    happened="A file of the savepoint is missing, or is not what was written.",
+    data="Nothing was changed: all files are checked before anything is used.",
+    do="Bring the savepoint back from a copy, or use another one.",
+)
+
 WATERMARK_UNREADABLE = Code(
     5009,
     "The published watermark of a lane cannot be read",

@@ -371,6 +371,45 @@ STATE_NOT_CHANGED = Code(
     do="Correct what the message names, and repeat the command: what it has changed already is not changed again.",
 )
 
+SAVEPOINT_NOT_TAKEN = Code(
+    2310,
+    "No savepoint can be taken",
+    happened=(
+        "The name is in use or cannot be one, or the pipeline is not at rest: records wait in its buffers or for a "
+        "sink, or windows are open. A savepoint has what lanes remember, and not the records between them."
+    ),
+    data="Nothing was changed, and no savepoint was written.",
+    do=(
+        "Choose another name; or run the pipeline and end it with Ctrl-C, which drains it, then take the savepoint. "
+        "Open windows close when newer records arrive or the sources end."
+    ),
+)
+
+SAVEPOINT_NOT_USED = Code(
+    2311,
+    "The run cannot begin with the savepoint",
+    happened=(
+        "There is no savepoint of that name, the data directory has data of its own, or the pipeline has changed in "
+        "a way that what the savepoint has does not fit."
+    ),
+    data="Nothing was changed. The savepoint is as it was.",
+    do=(
+        "Do what the message says: name another data directory or use `--fresh`, undo the change of the pipeline, or "
+        "give up what a removed vertex remembers with `--forget`."
+    ),
+)
+
+RESTORE_UNFINISHED = Code(
+    2312,
+    "A run was ended before it had everything from its savepoint",
+    happened=(
+        "A run with `--from-savepoint` was ended while it copied the savepoint into its data directory, which has "
+        "only a part of it now."
+    ),
+    data="Nothing was read or processed since. The savepoint is as it was.",
+    do="Run it again with the same `--from-savepoint`, which begins anew; or start over with `--fresh`.",
+)
+
 BROKER_ACCESS_FILE = Code(
     2401,
     "The broker's access file cannot be used",

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from millstream.record import ALL_INPUTS, LaneId
 from millstream.spec.graph import Graph, Network
 from millstream.spec.models import Edge
 
@@ -47,6 +48,22 @@ class Plan(Network):
         """The stages whose ledger is that of this vertex, in topological order; most have one of their own."""
         ledger = self.ledger_of(vertex)
         return tuple(stage for stage in self.order if self.ledger_of(stage) == ledger)
+
+    def lane_inside(self, lane: LaneId, edge: Edge) -> LaneId:
+        """The lane that the vertex behind an edge inside a chain would have without the chain. `lane`: that of the
+        chain. If the chain begins with a join, its lanes of one partition would be called the same, so each is called
+        after the edge that it reads."""
+        joins = len(self.edges_in[lane.vertex]) > 1 and lane.input != ALL_INPUTS
+        return LaneId(edge.to, lane.input if joins else edge.name, lane.partition)
+
+    def sink_lane(self, lane: LaneId) -> LaneId | None:
+        """The lane of the sink whose target a lane writes to: itself, or that at the end of its chain; None if there is
+        none."""
+        last = self.graph.vertex(self.graph.chain(lane.vertex)[-1])
+        if last.definition.has_output:
+            return None
+        edge = self.graph.chained_into(last.name)
+        return lane if edge is None else self.lane_inside(lane, edge)
 
     def same_frames(self, vertex: str) -> Mapping[str, tuple[str, ...]]:
         """The groups of edges in a vertex's ledger that carry the same frames: for each group of two or more, the name

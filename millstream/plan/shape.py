@@ -67,6 +67,13 @@ def as_stored(loaded: LoadedPipeline, before: Mapping[str, Any]) -> tuple[Loaded
     return replace(loaded, plan=plan_of(graph, ledgers, former_keys)), kept
 
 
+def with_former_keys(loaded: LoadedPipeline, before: Mapping[str, Any]) -> LoadedPipeline:
+    """The pipeline with the texts of keys that a stored shape has, and nothing else of it."""
+    with readable():
+        former = [one.name for one in loaded.pipeline.spec.vertices if _has_former_keys(one, before)]
+    return replace(loaded, plan=plan_of(loaded.graph, former_keys=former)) if former else loaded
+
+
 def _has_byte_keys(vertex: Vertex) -> bool:
     return any(isinstance(one.end, Source) and one.end.connector.keys_are_bytes for one in vertex.ends)
 

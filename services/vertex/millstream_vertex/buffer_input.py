@@ -15,6 +15,7 @@ from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import BufferReader, ReadFrame
 from millstream_reader.tracker import WorkInFlight
+from millstream_vertex.continued import outside
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lineage import Lineage
@@ -94,7 +95,8 @@ class BufferInput:
         records, wanted = read.frame.records, records_max()
         stop = records if wanted is None else min(records, start + wanted)
         self._read, self._start = (read, stop) if stop < records else (None, 0)
-        lineage = Lineage(f"{read.sequence}/", read.first_index + start, run=self._run)
+        sequence = outside(self._core.committer.mark, read.sequence)
+        lineage = Lineage(f"{sequence}/", read.first_index + start, run=self._run)
         return Slice(read, start, read.frame.slice(start, stop), lineage)
 
     def stop(self) -> None:

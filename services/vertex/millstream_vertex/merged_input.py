@@ -27,6 +27,7 @@ from millstream.statistics import LaneStatistics
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import BufferReader, ReadFrame
 from millstream_vertex.buffer_input import Slice
+from millstream_vertex.continued import outside
 from millstream_vertex.core import LaneCore
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lineage import Lineage
@@ -115,7 +116,8 @@ class MergedInput:
         else:
             self._read = None
         buffer.table_records += stop - start
-        lineage = Lineage(f"{read.sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
+        sequence = outside(self._core.committer.mark, read.sequence)
+        lineage = Lineage(f"{sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
         return Slice(read, start, read.frame.slice(start, stop), lineage)
 
     async def _next_frame(self) -> tuple[MergedBuffer, ReadFrame] | None:

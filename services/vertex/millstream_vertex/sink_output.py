@@ -17,6 +17,8 @@ from millstream.ledger.protocol import Witness
 from millstream.limits import BYTES_IN_FLIGHT_MAX, COMMIT_BYTES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.pauses import until_next
 from millstream.record import Position
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_vertex.continued import outside, position_inside, position_outside
 from millstream_vertex.core import LaneCore
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.lineage import Lineage
@@ -117,10 +119,10 @@ class SinkOutput:
         return batch
 
     async def _deliver(self, batch: Sequence[Unit]) -> None:
-        frames = [sink_frame for unit in batch for sink_frame in _sink_frames(unit)]
+        frames = [sink_frame for unit in batch for sink_frame in _sink_frames(self._mark, unit)]
         end = batch[-1].position
         assert end is not None, "it was read from a buffer"
-        await self._target.write(frames, end)
+        await self._target.write(frames, position_outside(self._mark, end))
         account = Account()
         for unit in batch:
             account.add(unit.account)
@@ -134,19 +136,23 @@ class SinkOutput:
         settled = self._delivery.take_settled()
         if settled is None:
             return
-        account = settled.account
-        while self._unsettled and self._unsettled[0][0] <= settled.position:
+        account, position = settled.account, position_inside(self._mark, settled.position)
+        while self._unsettled and self._unsettled[0][0] <= position:
             account.add(self._unsettled.popleft()[1])
         # A position in the middle of a frame names the sequence before that frame's.
-        last = frame_at(settled.position)
+        last = frame_at(position)
         witnesses = [item for item in self._witnesses if item.sequence <= last]
-        while self._witnesses and self._witnesses[0].sequence <= settled.position.sequence:
+        while self._witnesses and self._witnesses[0].sequence <= position.sequence:
             self._witnesses.popleft()
-        self._core.units.add_done((Unit(settled.position, witnesses, account=account, pieces=0),))
+        self._core.units.add_done((Unit(position, witnesses, account=account, pieces=0),))
+
+    @property
+    def _mark(self) -> mark_pb2.Mark:
+        return self._core.committer.mark
 
 
-def _sink_frames(unit: Unit) -> list[SinkFrame]:
+def _sink_frames(mark: mark_pb2.Mark, unit: Unit) -> list[SinkFrame]:
     assert unit.position is not None, "it was read from a buffer"
     name = unit.witnesses[-1].name if unit.witnesses else ""
-    sequence = frame_at(unit.position)
+    sequence = outside(mark, frame_at(unit.position))
     return [SinkFrame(one.frame, sequence, one.first, one.prefix, name=name) for one in unit.delivered or ()]

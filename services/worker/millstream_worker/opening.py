@@ -23,7 +23,6 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.pauses import Pauses, RepeatedFailure, until_done
 from millstream.record import ALL_INPUTS, BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
-from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import SpecModel
 from millstream.statistics import LaneStatistics
@@ -243,7 +242,7 @@ class LaneOpening(StageOpening):
             # The graph is sound, so the kind can be chained.
             kind = cast("InChain", vertex.definition)
             assert edge is not None, "it follows in a chain"
-            lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
+            lane = self.plan.lane_inside(self.lane, edge)
             counters = self.core.counters_of(lane)
             telemetry = self._telemetry[vertex.name]
             opening = StageOpening(self.shared, lane, telemetry, counters, self.stack, edge=edge.name)
@@ -285,12 +284,6 @@ class LaneOpening(StageOpening):
             leaves=False,
             records_max=records_max,
         )
-
-    def _entered_by(self, edge: Edge) -> str:
-        """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
-        lanes of one partition would have the same one, and records and positions the same names."""
-        joins = len(self.plan.edges_in[self.lane.vertex]) > 1 and self.lane.input != ALL_INPUTS
-        return self.lane.input if joins else edge.name
 
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""

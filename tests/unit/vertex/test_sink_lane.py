@@ -11,6 +11,7 @@ import pytest
 
 from millstream import limits
 from millstream.clock import SystemClock
+from millstream.ledger.rewriting import rewritten
 from millstream.ledger.witness import from_messages
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import Position
@@ -44,12 +45,14 @@ class OneByOne(UnkeptLane):
     def __init__(self, backlog: asyncio.Event) -> None:
         self.writes: list[list[int]] = []
         self.ids: list[str] = []
+        self.ends: list[Position] = []
         self.lane: Lane | None = None
         self._backlog = backlog
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         self.writes.append([item.frame.records for item in frames])
         self.ids += [one for item in frames for one in item.record_ids()]
+        self.ends.append(end)
         await self._backlog.wait()
         return WriteResult()
 
@@ -127,6 +130,22 @@ async def test_a_sink_that_gathers_gets_a_backlog_in_writes_like_a_large_frame(r
     assert [count for write in sink.writes for count in write] == records
     assert fills(sink.writes, FRAME_RECORDS_MAX)
     assert (await rig.account()).processed == sum(records)
+
+
+@pytest.mark.guarantee("I1")
+async def test_after_a_savepoint_records_and_positions_have_the_names_that_follow(rig: Rig) -> None:
+    async with rewritten(await rig.ledger(LANE.vertex), LANE, "test") as mark:
+        mark.continued.sequence = 40
+    backlog = asyncio.Event()
+    sink = OneByOne(backlog)
+    await rig.feed(records_of(b"a", b"b"), records_of(b"c"), ended=True)
+    await run(rig, sink, backlog, 2)
+    mark = await rig.mark()
+    first, last = 39 + mark.sequence, 40 + mark.sequence
+    assert sink.ids == [f"map/in-map/0/{first}/0", f"map/in-map/0/{first}/1", f"map/in-map/0/{last}/0"]
+    assert sink.ends[-1] == Position(last)
+    # In the ledger, they are those of its frames.
+    assert (mark.sequence < 40, mark.continued.sequence, mark.account.processed) == (True, 40, 3)
 
 
 async def test_it_gets_no_more_bytes_than_a_frame_may_have(rig: Rig) -> None:

@@ -69,6 +69,7 @@ class Mark(_message.Message):
     UNDELIVERED_RECORDS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    CONTINUED_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """New for every commit; shows whether a commit whose answer was lost is stored."""
     epoch: _builtins.int
@@ -165,6 +166,10 @@ class Mark(_message.Message):
         input that is processed, for each edge.
         """
 
+    @_builtins.property
+    def continued(self) -> Global___Continued:
+        """Only for a lane that continues from a savepoint, in a ledger whose sequences begin again."""
+
     def __init__(
         self,
         *,
@@ -193,14 +198,43 @@ class Mark(_message.Message):
         undelivered_records: _builtins.int = ...,
         states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         inputs: _abc.Iterable[Global___InputProgress] | None = ...,
+        continued: Global___Continued | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "continued", b"continued", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "inputs", b"inputs", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "states", b"states", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "continued", b"continued", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "inputs", b"inputs", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "states", b"states", "target", b"target", "undelivered", b"undelivered", "undelivered_records", b"undelivered_records", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Continued(_message.Message):
+    """How a lane goes on outside of its ledger, as if this were the one that the savepoint was taken from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Added to the sequences of this ledger in the ids of records and, for a sink that reads a buffer, in the position that
+    its target keeps.
+    """
+    run: _builtins.str
+    """Id of the ledger by which the target of the lane's sink knows the lane; empty for lanes without a sink."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continued: _TypeAlias = Continued  # noqa: Y015
 
 @_typing.final
 class Undelivered(_message.Message):

@@ -43,6 +43,7 @@ _GROUPS = {
     "write and run": ("init", "run", "test", "validate", "graph", "connectors"),
     "inspect a run": ("status", "logs", "tap", "peek", "state", "audit", "explain"),
     "repair": ("deadletters", "repair", "watermark", "wal"),
+    "keep": ("savepoint",),
     "machines and brokers": ("doctor", "spark", "bench", "chaos", "broker", "compile"),
     "shells and editors": ("completion", "schema", "version"),
 }
@@ -105,6 +106,12 @@ RUN = (
     flag(
         "--fresh",
         help="delete what earlier runs stored, and start over; refused if file sinks contain files of earlier runs",
+    ),
+    argument(
+        "--from-savepoint",
+        metavar="SAVEPOINT",
+        help="begin with what a savepoint has: its directory, or its name if it was taken of this data directory or of "
+        "the default one; for a data directory without data, or with --fresh",
     ),
     argument(
         "--forget",
@@ -317,6 +324,25 @@ COMMANDS = (
         ),
     ),
     STATE,
+    Command(
+        "savepoint",
+        "copy what a pipeline remembers, for another run to begin with",
+        "Copy everything that a pipeline remembers at one moment: the states and timers of functions, the positions "
+        "and remembered ids of sources, watermarks, and where its sinks are. `millstream run --from-savepoint` begins "
+        "with it. The pipeline must not be running, and no records may wait in it: Ctrl-C drains it. Without a name, "
+        "lists the savepoints.",
+        (
+            argument("name", nargs="?", metavar="NAME", help="name of the new savepoint"),
+            OF_RUN,
+            path(
+                "--to",
+                metavar="DIR",
+                help="directory for the savepoint (default: `savepoints` in the data directory of the run)",
+            ),
+            PLACE,
+            in_json(),
+        ),
+    ),
     Command(
         "tap",
         "show records on an edge as they pass",

@@ -202,6 +202,7 @@ VALUES: dict[str, Callable[[argparse.Namespace, str], Values] | None] = {
     "EDGE": _edges,
     "NAME": lambda *_: _words(_run_names()),
     "LEDGER": _ledgers,
+    "SAVEPOINT": partial(_paths, suffixes=()),
     "CODE": _codes,
     "CONNECTOR": _connectors,
     "KINDS": _faults,

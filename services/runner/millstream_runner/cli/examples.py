@@ -30,6 +30,10 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         ),
         Example("write a page about the run at its end", "millstream run pipeline.yaml --report report.html"),
         Example("see what a changed file requires of the stored data", "millstream run pipeline.yaml --dry-run"),
+        Example(
+            "begin with a savepoint, in a new data directory",
+            "millstream run pipeline.yaml --data-dir new --from-savepoint before-the-change",
+        ),
     ),
     ("validate",): (
         Example("all problems with a file, and with what it refers to", "millstream validate pipeline.yaml"),
@@ -64,6 +68,11 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("peek",): (
         Example("records that wait on the edge from read to price", "millstream peek read-price"),
         Example("three of them, as JSON", "millstream peek read-price --count 3 -o json"),
+    ),
+    ("savepoint",): (
+        Example("keep what the only pipeline here remembers", "millstream savepoint before-the-change"),
+        Example("somewhere else, of a pipeline by its file", "millstream savepoint monday pipeline.yaml --to /backups"),
+        Example("which there are", "millstream savepoint"),
     ),
     ("state", "list"): (
         Example("what the vertex totals remembers", "millstream state list totals"),

@@ -6,6 +6,7 @@ a debugger, and refuses those that no debugger can reach.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shlex
@@ -46,6 +47,7 @@ from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult, ignore_signals
 from millstream_runner.local.run import run as run_pipeline
+from millstream_runner.local.savepoints.restoring import plan_restore
 from millstream_runner.local.screen import choose_screen, width_of
 from millstream_runner.local.summary import summary_json, summary_lines
 
@@ -79,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         data_dir=arguments.data_dir,
         fresh=arguments.fresh,
+        from_savepoint=arguments.from_savepoint,
         move_outputs=arguments.move_outputs,
         forget=arguments.forget,
         durability=DurabilityLevel(arguments.durability),
@@ -187,6 +190,11 @@ def result_lines(result: RunResult, width: int | None = None) -> list[str]:
 def dry_run(loaded: LoadedPipeline, arguments: argparse.Namespace) -> int:
     """Prints the differences. Returns the exit code of `run` if it would refuse one of them, and 0 otherwise."""
     directory = DataDirectory(root_of(loaded.pipeline.name, arguments.data_dir))
+    if arguments.from_savepoint is not None:
+        restore = asyncio.run(plan_restore(directory, loaded, arguments.from_savepoint, arguments.forget))
+        said = f"the savepoint {restore.savepoint.path} fits the pipeline"
+        print(json.dumps({"starts_over": False, "differences": []}) if arguments.json else said)
+        return 0
     differences = None if arguments.fresh else _differences(directory, loaded, arguments.forget)
     refused = any(one.effect is Effect.REFUSED for one in differences or ())
     if arguments.json:

@@ -204,8 +204,22 @@ def claim(directory: DataDirectory, loaded: LoadedPipeline) -> None:
     write_json(directory.shape, now if before is None else successor(before, now))
 
 
+def check_restored(directory: DataDirectory) -> None:
+    """Raise `UserError` if a data directory has only a part of the savepoint that a run was to begin with."""
+    noted = read_json(directory.restoring)
+    if noted is not None:
+        savepoint = noted.get("savepoint")
+        raise UserError(
+            codes.RESTORE_UNFINISHED,
+            f"{directory.root} has only a part of the savepoint {savepoint}, because the run that began with it was "
+            f"ended: run it again with --from-savepoint {savepoint}, or start over with --fresh",
+        )
+
+
 def check_complete(directory: DataDirectory) -> None:
-    """Raise `UserError` if a change of the pipeline was interrupted: what is stored is then in two places."""
+    """Raise `UserError` if a change of the pipeline was interrupted: what is stored is then in two places. The same if
+    it does not have all of a savepoint."""
+    check_restored(directory)
     if _LEAVING in (read_json(directory.shape) or {}):
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,

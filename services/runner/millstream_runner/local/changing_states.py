@@ -146,10 +146,10 @@ def loaded_as_stored(file: Path, data_dir: Path | None) -> tuple[LoadedPipeline,
     do not fit."""
     loaded = load(file)
     directory = DataDirectory(root_of(loaded.pipeline.name, data_dir))
+    check_complete(directory)
     before = read_json(directory.shape)
     if before is None:
         return loaded, directory, False
-    check_complete(directory)
     loaded, _ = as_stored(loaded, before)
     found = diff(before, shape_of(loaded.plan))
     if found.any:

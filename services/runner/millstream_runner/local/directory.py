@@ -11,6 +11,8 @@ beyond their ids.
     <root>/status.json     the figures last shown; rewritten when they change, and every second
     <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
+    <root>/restoring.json  the savepoint that a run is about to begin with; nothing has run as long as it is there
+    <root>/savepoints/     savepoints, <name>/; not removed by a fresh start
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
     <root>/states/         what functions remember on disk, <vertex>/<partition>; made anew if it is removed
     <root>/spark/          the Spark driver's settings, and its temporary files
@@ -64,8 +66,9 @@ _CONTENTS = (
     "ledgers.json",
     "replayed",
     "shape.json",
+    "restoring.json",
 )
-"""In the order of removal: the files that say whose data the rest is are removed last."""
+"""In the order of removal: the files that say whose data the rest is, and whether it is whole, are removed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class DataDirectory:
         self.broker = root / "broker"
         self.broker_access = self.broker / "access.json"
         """The credentials of the run's processes for its broker; the key is next to it."""
+        self.restoring = root / "restoring.json"
+        self.savepoints = root / "savepoints"
         self.windows = root / "windows"
         self.states = root / "states"
         self.spark = root / "spark"
@@ -176,10 +181,11 @@ class DataDirectory:
                 make_private(path)
                 own_directory(path)
 
-    def clear(self) -> None:
-        """Remove everything that a run keeps, and nothing else in the directory."""
-        for name in _CONTENTS:
-            path = self.root / name
+    def clear(self, *, keep: Collection[Path] = ()) -> None:
+        """Remove everything that a run keeps, and nothing else in the directory. `keep`: files that stay."""
+        for path in (self.root / name for name in _CONTENTS):
+            if path in keep:
+                continue
             with explained(f"cannot remove {path}"), step("data.clear"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

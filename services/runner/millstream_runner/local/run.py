@@ -37,7 +37,7 @@ from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
 from millstream_runner.local.broker import BROKER, EmbeddedBroker
 from millstream_runner.local.changed_files import watch_files
-from millstream_runner.local.changing import PipelineChange, claim, plan_change
+from millstream_runner.local.changing import PipelineChange, check_restored, claim, plan_change
 from millstream_runner.local.directory import DataDirectory, KnownLedgers, held, read_json, root_of
 from millstream_runner.local.display import Display, ShownEntries
 from millstream_runner.local.logfiles import LogFile, runner_log
@@ -49,6 +49,7 @@ from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
+from millstream_runner.local.savepoints.restoring import Restore, own_data, plan_restore
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
@@ -115,6 +116,8 @@ class RunOptions:
     """Default: `.millstream/<pipeline>` below the current directory."""
     fresh: bool = False
     """First remove what earlier runs stored."""
+    from_savepoint: str | None = None
+    """Begin with this savepoint, by its name or its path."""
     move_outputs: bool = False
     """If the run starts over, first move the files that file sinks have from earlier runs."""
     forget: Sequence[str] = ()
@@ -173,11 +176,17 @@ async def run(
         previous = directory.read_runtime()
         if previous is not None:
             refuse_live_runner(directory, previous)
+        if not options.fresh and options.from_savepoint is None:
+            check_restored(directory)
         shape = None if options.fresh else read_json(directory.shape)
-        change: PipelineChange | None = None
+        change: PipelineChange | Restore | None = None
         kept: Sequence[str] = ()
         outputs: Sequence[FormerOutput] = ()
-        if shape is None:
+        if options.from_savepoint is not None:
+            refuse_small_disk(loaded.plan, directory)
+            change = await _restore_of(directory, loaded, options)
+            loaded = change.loaded
+        elif shape is None:
             refuse_small_disk(loaded.plan, directory)
             outputs = former_outputs(loaded.graph, loaded.base_dir)
             if not options.move_outputs:
@@ -199,7 +208,9 @@ async def run(
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
-        if options.fresh:
+        if isinstance(change, Restore):
+            change.begin()
+        elif options.fresh:
             directory.clear()
         directory.make()
         if change is None:
@@ -218,6 +229,19 @@ async def run(
         return result
 
 
+async def _restore_of(directory: DataDirectory, loaded: LoadedPipeline, options: RunOptions) -> Restore:
+    """The restore with which a run begins. Nothing is changed yet."""
+    assert options.from_savepoint is not None
+    if options.move_outputs:
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            "--move-outputs is for a run that starts over; one with --from-savepoint continues what file sinks have",
+        )
+    if not options.fresh and not directory.restoring.exists() and directory.shape.exists():
+        raise own_data(directory, options.from_savepoint)
+    return await plan_restore(directory, loaded, options.from_savepoint, options.forget)
+
+
 class _Run:
     """One run, from the lock to the exit code."""
 
@@ -227,7 +251,7 @@ class _Run:
         options: RunOptions,
         screen: Screen,
         directory: DataDirectory,
-        change: PipelineChange | None,
+        change: PipelineChange | Restore | None,
         recording: Recording,
     ) -> None:
         self._loaded = loaded

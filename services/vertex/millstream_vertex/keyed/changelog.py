@@ -40,6 +40,11 @@ def changelog_buffer(lane: LaneId) -> BufferId:
     return BufferId(changelog_of(lane.vertex), lane.partition)
 
 
+def frame_of_steps(steps: Sequence[bytes], now_us: int) -> Frame:
+    """A frame of the changelog."""
+    return build_frame(steps, array("q", [now_us] * len(steps)), ingest_time_us=now_us)
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -85,8 +90,7 @@ class Changelog:
         size = slots = 0
 
         def cut(*, is_last: bool) -> None:
-            frame = build_frame(values, array("q", [now_us] * len(values)), ingest_time_us=now_us)
-            frames.append((self.buffer, frame))
+            frames.append((self.buffer, frame_of_steps(values, now_us)))
             self._made.append(_Made(slots, is_last))
 
         for data, begun in steps:

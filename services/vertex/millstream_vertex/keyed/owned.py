@@ -22,7 +22,7 @@ from millstream.clock import Clock
 from millstream.compression import Compression
 from millstream.errors import InfrastructureError, UserError
 from millstream.frame import Frame
-from millstream.ledger.protocol import Ledger
+from millstream.ledger.protocol import Ledger, StoredMark
 from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
 from millstream.record import BufferId, LaneId
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
@@ -102,23 +102,43 @@ class OwnedState:
         frames = [*self.changelog.frames(self.keyed.take_steps(), self._clock.now_us()), *results]
         unit = Unit(frames=frames, size=sum(frame.size for _, frame in frames), pieces=0)
         unit.changes.states = {self.lane.vertex: self.keyed.encoded_states}
-        mark = self._committer.mark
-        try:
-            async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                await self._committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
-        except TimeoutError:
-            raise InfrastructureError(
-                codes.BUFFERS_TAKE_NOTHING,
-                f"the ledger of lane {self.lane} accepts nothing: it is full, or the broker does not answer. Up to "
-                f"{changed:,} entries of the lane were changed before. Make room, then repeat the command: what was "
-                "changed is not changed again",
-            ) from None
+        await commit_in_time(
+            self._committer,
+            self.lane,
+            unit,
+            f"Up to {changed:,} entries of the lane were changed before. Make room, then repeat the command: what was "
+            "changed is not changed again",
+        )
         if with_steps := self.changelog.committed([unit], self._committer.sequences):
             self.keyed.committed(with_steps, self.changelog.position)
         self._inbox.committed([unit], self._committer.sequences.get(self._inbox.results, 0))
         self.keyed.begin()
         self.changelog.begin()
         await wait_for_room(self.keyed, self.lane)
+
+
+async def changelog_committer(
+    ledger: Ledger, lane: LaneId, taken_over: StoredMark, compression: Compression
+) -> Committer:
+    """Commits for a lane that was taken over, of which only the changelog is written: no other lane writes to it, and
+    it has no soft bound."""
+    buffer = changelog_buffer(lane)
+    sequences = {buffer: await ledger.last_sequence(buffer)}
+    return Committer(ledger, lane, taken_over, sequences, Router([]), Backpressure({}), compression=compression)
+
+
+async def commit_in_time(committer: Committer, lane: LaneId, unit: Unit, remedy: str) -> None:
+    """Commit a unit with no other effect on the mark. Raises `InfrastructureError`, with the remedy, if the ledger
+    takes nothing for long."""
+    mark = committer.mark
+    try:
+        async with asyncio.timeout(REPLAY_TIMEOUT_S):
+            await committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
+    except TimeoutError:
+        raise InfrastructureError(
+            codes.BUFFERS_TAKE_NOTHING,
+            f"the ledger of lane {lane} accepts nothing: it is full, or the broker does not answer. {remedy}",
+        ) from None
 
 
 def _size(change: EntryChange) -> int:
@@ -147,17 +167,8 @@ async def open_owned_state(
             "end it with Ctrl-C, and repeat this. Nothing was changed",
         )
     taken_over = await ledger.take_over(lane, owner)
-    buffer, mark = changelog_buffer(lane), taken_over.mark
-    # Only its changelog is written, to which no other lane writes, and which has no soft bound.
-    committer = Committer(
-        ledger,
-        lane,
-        taken_over,
-        {buffer: await ledger.last_sequence(buffer)},
-        Router([]),
-        Backpressure({}),
-        compression=compression,
-    )
+    mark = taken_over.mark
+    committer = await changelog_committer(ledger, lane, taken_over, compression)
     trimmer = Trimmer(ledger.trim, sharing=ledger.sharing)
     keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max, image=image)
     keyed.watermark_us = mark.watermark_us

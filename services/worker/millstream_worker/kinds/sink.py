@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream import codes
@@ -97,6 +96,7 @@ class SinkVertex(RunnableKind[Sink]):
             yield from promise.demand_problems(settings.guarantee, ("sink", "guarantee"), holding)
 
     def open_lane(self, settings: Sink, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
+        from millstream_vertex.continued import run_outside
         from millstream_vertex.lane import Lane
         from millstream_vertex.sink_output import SinkOutput
         from millstream_vertex.stages import Stages
@@ -114,7 +114,7 @@ class SinkVertex(RunnableKind[Sink]):
                 settings,
                 opening,
                 opening.core,
-                ledger.ledger_id,
+                run_outside(opening.core.committer.mark, ledger.ledger_id),
                 _position_of(opening.core.committer.mark),
                 await started(_held_instead, opening),
                 committed=lambda: _position_of(opening.core.committer.mark),
@@ -127,6 +127,7 @@ class SinkVertex(RunnableKind[Sink]):
         return lane()
 
     def open_target(self, settings: Sink, opening: StageOpening, core: LaneCore) -> Coroutine[Any, Any, ChainSink]:
+        from millstream_vertex.continued import run_outside
         from millstream_vertex.to_sink import ChainSink, held_instead
         from millstream_writer.delivery import DeliveryLimits
         from millstream_writer.sink import WholeLane
@@ -135,7 +136,8 @@ class SinkVertex(RunnableKind[Sink]):
             start = Position(core.committer.mark.delivered)
             ledger = await opening.shared.ledgers.of(core.lane.vertex)
             held = held_instead(core.committer)
-            owner = _owner(settings, opening, core, ledger.ledger_id, start, held, whole=True)
+            run = run_outside(core.committer.mark, ledger.ledger_id)
+            owner = _owner(settings, opening, core, run, start, held, whole=True)
             primary, delivery = await started(_opened, settings, opening, owner, DeliveryLimits())
             kept = None
             if primary.durable is not None:
@@ -149,7 +151,9 @@ class SinkVertex(RunnableKind[Sink]):
 
 
 def _position_of(mark: Mark) -> Position:
-    return Position(mark.sequence, mark.record_index)
+    from millstream_vertex.continued import position_outside
+
+    return position_outside(mark, Position(mark.sequence, mark.record_index))
 
 
 def _known(settings: Sink, opening: StageOpening, committer: Committer) -> KnownTarget | None:
@@ -254,13 +258,19 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StageOpening) -> N
 
 def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
+    from millstream_vertex.continued import position_inside
     from millstream_vertex.taking_over import held_instead
 
     async def found() -> HeldInstead:
         (buffer,) = opening.plan.inputs_of(opening.lane)
-        return partial(
-            held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
-        )
+        upstream, mark = await opening.upstream(), opening.core.committer.mark
+        given_up = given_up_of(mark, buffer.edge)
+
+        async def answer(sequence: int, name: str) -> str | None:
+            inside = position_inside(mark, Position(sequence)).sequence
+            return await held_instead(upstream, buffer, given_up, inside, name)
+
+        return answer
 
     return found()
 
