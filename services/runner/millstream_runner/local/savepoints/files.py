@@ -234,7 +234,8 @@ class Savepoint:
                     raise _damaged(path, str(error)) from error
                 if any(entries.deleted):
                     raise _damaged(path, "a step has an entry that is gone")
-                yield _filled(entries)
+                entries.fill()
+                yield entries
 
     def ids(self, lane: SavedLane) -> Iterator[bytes]:
         """The digests of the ids that a lane remembers, some at a time, the oldest first."""
@@ -253,20 +254,6 @@ class Savepoint:
 
     def _read(self, name: str) -> bytes:
         return _read(self.path / name)
-
-
-def _filled(entries: Entries) -> Entries:
-    """All columns, also those that a step leaves out."""
-    count = len(entries)
-    return Entries(
-        entries.keys,
-        entries.states,
-        entries.items or [b""] * count,
-        entries.values,
-        bytearray(count),
-        entries.expires_us or [0] * count,
-        entries.versions or [1] * count,
-    )
 
 
 def find_savepoint(wanted: str, places: Sequence[Path]) -> Savepoint:
