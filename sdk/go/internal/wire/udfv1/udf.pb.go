@@ -154,7 +154,7 @@ func (x State_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use State_Kind.Descriptor instead.
 func (State_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4, 0}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6, 0}
 }
 
 type State_Clock int32
@@ -206,7 +206,7 @@ func (x State_Clock) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use State_Clock.Descriptor instead.
 func (State_Clock) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4, 1}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6, 1}
 }
 
 type Outcome_Result int32
@@ -274,7 +274,7 @@ func (x Outcome_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome_Result.Descriptor instead.
 func (Outcome_Result) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5, 0}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{7, 0}
 }
 
 type Series_Kind int32
@@ -329,7 +329,7 @@ func (x Series_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Series_Kind.Descriptor instead.
 func (Series_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46, 0}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{49, 0}
 }
 
 type DescribeRequest struct {
@@ -627,7 +627,11 @@ type Welcome struct {
 	TakesArrow bool `protobuf:"varint,6,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
 	// Map: what the function remembers for each key. Calls then have `states`, and answers `changes`, which refer to these
 	// by index. At most 255.
-	States        []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
+	States []*State `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty"`
+	// Map: the server knows MapCall.table. The tables that the function says it reads: the client refuses one that the
+	// vertex does not have. A function may read others, too.
+	TakesTables   bool     `protobuf:"varint,8,opt,name=takes_tables,json=takesTables,proto3" json:"takes_tables,omitempty"`
+	Tables        []*Table `protobuf:"bytes,9,rep,name=tables,proto3" json:"tables,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +715,160 @@ func (x *Welcome) GetStates() []*State {
 	return nil
 }
 
+func (x *Welcome) GetTakesTables() bool {
+	if x != nil {
+		return x.TakesTables
+	}
+	return false
+}
+
+func (x *Welcome) GetTables() []*Table {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+// One of the tables that a function reads: values by the keys of records, the same for all records of a call.
+type Table struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits and `_`; at most 63.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How its values are encoded, for messages: "json", "bytes", "msgpack", "protobuf".
+	Codec         string `protobuf:"bytes,2,opt,name=codec,proto3" json:"codec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Table) Reset() {
+	*x = Table{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Table) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Table) ProtoMessage() {}
+
+func (x *Table) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Table.ProtoReflect.Descriptor instead.
+func (*Table) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Table) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Table) GetCodec() string {
+	if x != nil {
+		return x.Codec
+	}
+	return ""
+}
+
+// Entries of a table that the server does not have yet, or has otherwise. A server has the tables of a stream for that
+// stream; at its beginning it has none, at version 0. Before the first call with records the client sends all of every
+// table, in pieces of some MiB, at least one for each; later what has changed. It sends an update when no other call of
+// the stream waits, and waits for its answer.
+type TableUpdate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that the tables have before. 0: forget all tables first. If the server has another one, it changes
+	// nothing and answers `lacks_tables`; the client then sends everything.
+	Base uint64 `protobuf:"varint,1,opt,name=base,proto3" json:"base,omitempty"`
+	// And afterwards.
+	Version uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Table   string `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
+	// The keys: as in a frame.
+	Keys *framev1.ListColumn `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Values in place of those that these keys have. Empty: the key is gone.
+	Values        *framev1.BytesColumn `protobuf:"bytes,5,opt,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TableUpdate) Reset() {
+	*x = TableUpdate{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TableUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TableUpdate) ProtoMessage() {}
+
+func (x *TableUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TableUpdate.ProtoReflect.Descriptor instead.
+func (*TableUpdate) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TableUpdate) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *TableUpdate) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *TableUpdate) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *TableUpdate) GetKeys() *framev1.ListColumn {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *TableUpdate) GetValues() *framev1.BytesColumn {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // One of the states of a function: what it remembers under a name, for each key of its records.
 type State struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -733,7 +891,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +903,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[4]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +916,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{4}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *State) GetName() string {
@@ -828,7 +986,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +998,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[5]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +1011,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{5}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Outcome) GetIndex() uint32 {
@@ -911,7 +1069,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1081,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[6]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1094,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{6}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MapRequest) GetMessage() isMapRequest_Message {
@@ -1003,14 +1161,18 @@ type MapCall struct {
 	// The records are timers whose time has come, at most one of each key, in order; for functions with a state of
 	// KIND_TIMER. Keys are those for which each was set. The value is a JSON object: `timer` is the name, `at_us` the
 	// time, microseconds, and `clock` is "event" or "processing". The event time is that of the outputs.
-	Timers        bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
+	Timers bool `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
+	// In place of a frame and everything else: the answer has no outputs. Only if Welcome.takes_tables.
+	Table *TableUpdate `protobuf:"bytes,11,opt,name=table,proto3" json:"table,omitempty"`
+	// The version of the tables that these records are processed with; 0: the vertex has none.
+	TablesVersion uint64 `protobuf:"varint,12,opt,name=tables_version,json=tablesVersion,proto3" json:"tables_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MapCall) Reset() {
 	*x = MapCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1184,7 @@ func (x *MapCall) String() string {
 func (*MapCall) ProtoMessage() {}
 
 func (x *MapCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[7]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1197,7 @@ func (x *MapCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapCall.ProtoReflect.Descriptor instead.
 func (*MapCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{7}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MapCall) GetCallId() uint64 {
@@ -1108,6 +1270,20 @@ func (x *MapCall) GetTimers() bool {
 	return false
 }
 
+func (x *MapCall) GetTable() *TableUpdate {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
+func (x *MapCall) GetTablesVersion() uint64 {
+	if x != nil {
+		return x.TablesVersion
+	}
+	return 0
+}
+
 // What is remembered for the keys of the records of a call. No other call of the stream has one of these keys until this
 // one is answered.
 type StateEntries struct {
@@ -1128,7 +1304,7 @@ type StateEntries struct {
 
 func (x *StateEntries) Reset() {
 	*x = StateEntries{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1316,7 @@ func (x *StateEntries) String() string {
 func (*StateEntries) ProtoMessage() {}
 
 func (x *StateEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[8]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1329,7 @@ func (x *StateEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateEntries.ProtoReflect.Descriptor instead.
 func (*StateEntries) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{8}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StateEntries) GetRecordKeys() []uint32 {
@@ -1218,7 +1394,7 @@ type StateChanges struct {
 
 func (x *StateChanges) Reset() {
 	*x = StateChanges{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1406,7 @@ func (x *StateChanges) String() string {
 func (*StateChanges) ProtoMessage() {}
 
 func (x *StateChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[9]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1419,7 @@ func (x *StateChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateChanges.ProtoReflect.Descriptor instead.
 func (*StateChanges) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{9}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StateChanges) GetKeys() []uint32 {
@@ -1301,7 +1477,7 @@ type MapResponse struct {
 
 func (x *MapResponse) Reset() {
 	*x = MapResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1489,7 @@ func (x *MapResponse) String() string {
 func (*MapResponse) ProtoMessage() {}
 
 func (x *MapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[10]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1502,7 @@ func (x *MapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapResponse.ProtoReflect.Descriptor instead.
 func (*MapResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{10}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MapResponse) GetMessage() isMapResponse_Message {
@@ -1395,14 +1571,16 @@ type MapAnswer struct {
 	// In place of `values`, if Hello.may_return_arrow: see Frame.arrow.
 	Arrow []byte `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	// By the records that are neither in `outcomes` nor held up by one that is. Nothing of a call with an `error` counts.
-	Changes       *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	Changes *StateChanges `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Nothing was done, because the tables of this stream are not of the version that the call requires.
+	LacksTables   bool `protobuf:"varint,13,opt,name=lacks_tables,json=lacksTables,proto3" json:"lacks_tables,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MapAnswer) Reset() {
 	*x = MapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1592,7 @@ func (x *MapAnswer) String() string {
 func (*MapAnswer) ProtoMessage() {}
 
 func (x *MapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1605,7 @@ func (x *MapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapAnswer.ProtoReflect.Descriptor instead.
 func (*MapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MapAnswer) GetCallId() uint64 {
@@ -1514,6 +1692,13 @@ func (x *MapAnswer) GetChanges() *StateChanges {
 	return nil
 }
 
+func (x *MapAnswer) GetLacksTables() bool {
+	if x != nil {
+		return x.LacksTables
+	}
+	return false
+}
+
 // The same bytes as MapRequest, frame unread.
 type SealedMapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1528,7 +1713,7 @@ type SealedMapRequest struct {
 
 func (x *SealedMapRequest) Reset() {
 	*x = SealedMapRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1725,7 @@ func (x *SealedMapRequest) String() string {
 func (*SealedMapRequest) ProtoMessage() {}
 
 func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1738,7 @@ func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapRequest.ProtoReflect.Descriptor instead.
 func (*SealedMapRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SealedMapRequest) GetMessage() isSealedMapRequest_Message {
@@ -1609,13 +1794,15 @@ type SealedMapCall struct {
 	States        []byte                 `protobuf:"bytes,8,opt,name=states,proto3" json:"states,omitempty"`
 	Edge          string                 `protobuf:"bytes,9,opt,name=edge,proto3" json:"edge,omitempty"`
 	Timers        bool                   `protobuf:"varint,10,opt,name=timers,proto3" json:"timers,omitempty"`
+	Table         []byte                 `protobuf:"bytes,11,opt,name=table,proto3" json:"table,omitempty"`
+	TablesVersion uint64                 `protobuf:"varint,12,opt,name=tables_version,json=tablesVersion,proto3" json:"tables_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealedMapCall) Reset() {
 	*x = SealedMapCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1814,7 @@ func (x *SealedMapCall) String() string {
 func (*SealedMapCall) ProtoMessage() {}
 
 func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1827,7 @@ func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapCall.ProtoReflect.Descriptor instead.
 func (*SealedMapCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SealedMapCall) GetCallId() uint64 {
@@ -1713,6 +1900,20 @@ func (x *SealedMapCall) GetTimers() bool {
 	return false
 }
 
+func (x *SealedMapCall) GetTable() []byte {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
+func (x *SealedMapCall) GetTablesVersion() uint64 {
+	if x != nil {
+		return x.TablesVersion
+	}
+	return 0
+}
+
 // The same bytes as MapResponse, columns unread.
 type SealedMapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1727,7 +1928,7 @@ type SealedMapResponse struct {
 
 func (x *SealedMapResponse) Reset() {
 	*x = SealedMapResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1940,7 @@ func (x *SealedMapResponse) String() string {
 func (*SealedMapResponse) ProtoMessage() {}
 
 func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1953,7 @@ func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapResponse.ProtoReflect.Descriptor instead.
 func (*SealedMapResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SealedMapResponse) GetMessage() isSealedMapResponse_Message {
@@ -1810,13 +2011,14 @@ type SealedMapAnswer struct {
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
 	Arrow         []byte                 `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	Changes       []byte                 `protobuf:"bytes,12,opt,name=changes,proto3" json:"changes,omitempty"`
+	LacksTables   bool                   `protobuf:"varint,13,opt,name=lacks_tables,json=lacksTables,proto3" json:"lacks_tables,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealedMapAnswer) Reset() {
 	*x = SealedMapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2030,7 @@ func (x *SealedMapAnswer) String() string {
 func (*SealedMapAnswer) ProtoMessage() {}
 
 func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2043,7 @@ func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapAnswer.ProtoReflect.Descriptor instead.
 func (*SealedMapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SealedMapAnswer) GetCallId() uint64 {
@@ -1928,6 +2130,13 @@ func (x *SealedMapAnswer) GetChanges() []byte {
 	return nil
 }
 
+func (x *SealedMapAnswer) GetLacksTables() bool {
+	if x != nil {
+		return x.LacksTables
+	}
+	return false
+}
+
 // The same bytes as StateEntries, columns unread.
 type SealedStateEntries struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1943,7 +2152,7 @@ type SealedStateEntries struct {
 
 func (x *SealedStateEntries) Reset() {
 	*x = SealedStateEntries{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2164,7 @@ func (x *SealedStateEntries) String() string {
 func (*SealedStateEntries) ProtoMessage() {}
 
 func (x *SealedStateEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2177,7 @@ func (x *SealedStateEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedStateEntries.ProtoReflect.Descriptor instead.
 func (*SealedStateEntries) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SealedStateEntries) GetRecordKeys() []byte {
@@ -2013,6 +2222,83 @@ func (x *SealedStateEntries) GetVersions() []byte {
 	return nil
 }
 
+// The same bytes as TableUpdate, columns unread.
+type SealedTableUpdate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Base          uint64                 `protobuf:"varint,1,opt,name=base,proto3" json:"base,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Table         string                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
+	Keys          []byte                 `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`
+	Values        []byte                 `protobuf:"bytes,5,opt,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedTableUpdate) Reset() {
+	*x = SealedTableUpdate{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedTableUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedTableUpdate) ProtoMessage() {}
+
+func (x *SealedTableUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedTableUpdate.ProtoReflect.Descriptor instead.
+func (*SealedTableUpdate) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SealedTableUpdate) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *SealedTableUpdate) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SealedTableUpdate) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *SealedTableUpdate) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *SealedTableUpdate) GetValues() []byte {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // The same bytes as StateChanges, columns unread.
 type SealedStateChanges struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2028,7 +2314,7 @@ type SealedStateChanges struct {
 
 func (x *SealedStateChanges) Reset() {
 	*x = SealedStateChanges{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2326,7 @@ func (x *SealedStateChanges) String() string {
 func (*SealedStateChanges) ProtoMessage() {}
 
 func (x *SealedStateChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2339,7 @@ func (x *SealedStateChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedStateChanges.ProtoReflect.Descriptor instead.
 func (*SealedStateChanges) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SealedStateChanges) GetKeys() []byte {
@@ -2114,7 +2400,7 @@ type SinkRequest struct {
 
 func (x *SinkRequest) Reset() {
 	*x = SinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2412,7 @@ func (x *SinkRequest) String() string {
 func (*SinkRequest) ProtoMessage() {}
 
 func (x *SinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2425,7 @@ func (x *SinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkRequest.ProtoReflect.Descriptor instead.
 func (*SinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SinkRequest) GetMessage() isSinkRequest_Message {
@@ -2246,7 +2532,7 @@ type SinkCall struct {
 
 func (x *SinkCall) Reset() {
 	*x = SinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2544,7 @@ func (x *SinkCall) String() string {
 func (*SinkCall) ProtoMessage() {}
 
 func (x *SinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2557,7 @@ func (x *SinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkCall.ProtoReflect.Descriptor instead.
 func (*SinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SinkCall) GetCallId() uint64 {
@@ -2333,7 +2619,7 @@ type SealedSinkRequest struct {
 
 func (x *SealedSinkRequest) Reset() {
 	*x = SealedSinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2631,7 @@ func (x *SealedSinkRequest) String() string {
 func (*SealedSinkRequest) ProtoMessage() {}
 
 func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2644,7 @@ func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkRequest.ProtoReflect.Descriptor instead.
 func (*SealedSinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SealedSinkRequest) GetMessage() isSealedSinkRequest_Message {
@@ -2461,7 +2747,7 @@ type SealedSinkCall struct {
 
 func (x *SealedSinkCall) Reset() {
 	*x = SealedSinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2759,7 @@ func (x *SealedSinkCall) String() string {
 func (*SealedSinkCall) ProtoMessage() {}
 
 func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2772,7 @@ func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkCall.ProtoReflect.Descriptor instead.
 func (*SealedSinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SealedSinkCall) GetCallId() uint64 {
@@ -2546,7 +2832,7 @@ type SinkResponse struct {
 
 func (x *SinkResponse) Reset() {
 	*x = SinkResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2844,7 @@ func (x *SinkResponse) String() string {
 func (*SinkResponse) ProtoMessage() {}
 
 func (x *SinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2857,7 @@ func (x *SinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkResponse.ProtoReflect.Descriptor instead.
 func (*SinkResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SinkResponse) GetMessage() isSinkResponse_Message {
@@ -2657,7 +2943,7 @@ type SinkAnswer struct {
 
 func (x *SinkAnswer) Reset() {
 	*x = SinkAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2955,7 @@ func (x *SinkAnswer) String() string {
 func (*SinkAnswer) ProtoMessage() {}
 
 func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2968,7 @@ func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkAnswer.ProtoReflect.Descriptor instead.
 func (*SinkAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SinkAnswer) GetCallId() uint64 {
@@ -2726,7 +3012,7 @@ type SinkOpen struct {
 
 func (x *SinkOpen) Reset() {
 	*x = SinkOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +3024,7 @@ func (x *SinkOpen) String() string {
 func (*SinkOpen) ProtoMessage() {}
 
 func (x *SinkOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +3037,7 @@ func (x *SinkOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpen.ProtoReflect.Descriptor instead.
 func (*SinkOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SinkOpen) GetLane() string {
@@ -2782,7 +3068,7 @@ type SinkOpened struct {
 
 func (x *SinkOpened) Reset() {
 	*x = SinkOpened{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +3080,7 @@ func (x *SinkOpened) String() string {
 func (*SinkOpened) ProtoMessage() {}
 
 func (x *SinkOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +3093,7 @@ func (x *SinkOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpened.ProtoReflect.Descriptor instead.
 func (*SinkOpened) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SinkOpened) GetPosition() []byte {
@@ -2843,7 +3129,7 @@ type SinkFlush struct {
 
 func (x *SinkFlush) Reset() {
 	*x = SinkFlush{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3141,7 @@ func (x *SinkFlush) String() string {
 func (*SinkFlush) ProtoMessage() {}
 
 func (x *SinkFlush) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3154,7 @@ func (x *SinkFlush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlush.ProtoReflect.Descriptor instead.
 func (*SinkFlush) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SinkFlush) GetPosition() []byte {
@@ -2890,7 +3176,7 @@ type SinkFlushed struct {
 
 func (x *SinkFlushed) Reset() {
 	*x = SinkFlushed{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3188,7 @@ func (x *SinkFlushed) String() string {
 func (*SinkFlushed) ProtoMessage() {}
 
 func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3201,7 @@ func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlushed.ProtoReflect.Descriptor instead.
 func (*SinkFlushed) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SinkFlushed) GetPosition() []byte {
@@ -2954,7 +3240,7 @@ type SourceRequest struct {
 
 func (x *SourceRequest) Reset() {
 	*x = SourceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3252,7 @@ func (x *SourceRequest) String() string {
 func (*SourceRequest) ProtoMessage() {}
 
 func (x *SourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3265,7 @@ func (x *SourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRequest.ProtoReflect.Descriptor instead.
 func (*SourceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SourceRequest) GetMessage() isSourceRequest_Message {
@@ -3066,7 +3352,7 @@ type SourceOpen struct {
 
 func (x *SourceOpen) Reset() {
 	*x = SourceOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3364,7 @@ func (x *SourceOpen) String() string {
 func (*SourceOpen) ProtoMessage() {}
 
 func (x *SourceOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3377,7 @@ func (x *SourceOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceOpen.ProtoReflect.Descriptor instead.
 func (*SourceOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SourceOpen) GetPosition() []byte {
@@ -3127,7 +3413,7 @@ type SourceRead struct {
 
 func (x *SourceRead) Reset() {
 	*x = SourceRead{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3425,7 @@ func (x *SourceRead) String() string {
 func (*SourceRead) ProtoMessage() {}
 
 func (x *SourceRead) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3438,7 @@ func (x *SourceRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRead.ProtoReflect.Descriptor instead.
 func (*SourceRead) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SourceRead) GetRecordsMax() uint32 {
@@ -3186,7 +3472,7 @@ type SourceCommitted struct {
 
 func (x *SourceCommitted) Reset() {
 	*x = SourceCommitted{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3198,7 +3484,7 @@ func (x *SourceCommitted) String() string {
 func (*SourceCommitted) ProtoMessage() {}
 
 func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3211,7 +3497,7 @@ func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceCommitted.ProtoReflect.Descriptor instead.
 func (*SourceCommitted) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SourceCommitted) GetPosition() []byte {
@@ -3234,7 +3520,7 @@ type SourceResponse struct {
 
 func (x *SourceResponse) Reset() {
 	*x = SourceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3532,7 @@ func (x *SourceResponse) String() string {
 func (*SourceResponse) ProtoMessage() {}
 
 func (x *SourceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3545,7 @@ func (x *SourceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceResponse.ProtoReflect.Descriptor instead.
 func (*SourceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SourceResponse) GetMessage() isSourceResponse_Message {
@@ -3321,7 +3607,7 @@ type SourceBatch struct {
 
 func (x *SourceBatch) Reset() {
 	*x = SourceBatch{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3619,7 @@ func (x *SourceBatch) String() string {
 func (*SourceBatch) ProtoMessage() {}
 
 func (x *SourceBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3632,7 @@ func (x *SourceBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceBatch.ProtoReflect.Descriptor instead.
 func (*SourceBatch) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SourceBatch) GetFrame() *framev1.Frame {
@@ -3402,7 +3688,7 @@ type ReduceRequest struct {
 
 func (x *ReduceRequest) Reset() {
 	*x = ReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3700,7 @@ func (x *ReduceRequest) String() string {
 func (*ReduceRequest) ProtoMessage() {}
 
 func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3713,7 @@ func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceRequest.ProtoReflect.Descriptor instead.
 func (*ReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReduceRequest) GetMessage() isReduceRequest_Message {
@@ -3486,7 +3772,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3784,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3797,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Group) GetStartUs() int64 {
@@ -3559,7 +3845,7 @@ type ReducePart struct {
 
 func (x *ReducePart) Reset() {
 	*x = ReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3857,7 @@ func (x *ReducePart) String() string {
 func (*ReducePart) ProtoMessage() {}
 
 func (x *ReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3870,7 @@ func (x *ReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReducePart.ProtoReflect.Descriptor instead.
 func (*ReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReducePart) GetGroups() []*Group {
@@ -3628,7 +3914,7 @@ type ReduceResponse struct {
 
 func (x *ReduceResponse) Reset() {
 	*x = ReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +3926,7 @@ func (x *ReduceResponse) String() string {
 func (*ReduceResponse) ProtoMessage() {}
 
 func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +3939,7 @@ func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceResponse.ProtoReflect.Descriptor instead.
 func (*ReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReduceResponse) GetMessage() isReduceResponse_Message {
@@ -3719,7 +4005,7 @@ type ReduceAnswer struct {
 
 func (x *ReduceAnswer) Reset() {
 	*x = ReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +4017,7 @@ func (x *ReduceAnswer) String() string {
 func (*ReduceAnswer) ProtoMessage() {}
 
 func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +4030,7 @@ func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceAnswer.ProtoReflect.Descriptor instead.
 func (*ReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReduceAnswer) GetCounts() []uint32 {
@@ -3812,7 +4098,7 @@ type GroupFailure struct {
 
 func (x *GroupFailure) Reset() {
 	*x = GroupFailure{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3824,7 +4110,7 @@ func (x *GroupFailure) String() string {
 func (*GroupFailure) ProtoMessage() {}
 
 func (x *GroupFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3837,7 +4123,7 @@ func (x *GroupFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupFailure.ProtoReflect.Descriptor instead.
 func (*GroupFailure) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{39}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GroupFailure) GetIndex() uint32 {
@@ -3882,7 +4168,7 @@ type SealedReduceRequest struct {
 
 func (x *SealedReduceRequest) Reset() {
 	*x = SealedReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4180,7 @@ func (x *SealedReduceRequest) String() string {
 func (*SealedReduceRequest) ProtoMessage() {}
 
 func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4193,7 @@ func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceRequest.ProtoReflect.Descriptor instead.
 func (*SealedReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{40}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SealedReduceRequest) GetMessage() isSealedReduceRequest_Message {
@@ -3963,7 +4249,7 @@ type SealedReducePart struct {
 
 func (x *SealedReducePart) Reset() {
 	*x = SealedReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4261,7 @@ func (x *SealedReducePart) String() string {
 func (*SealedReducePart) ProtoMessage() {}
 
 func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4274,7 @@ func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReducePart.ProtoReflect.Descriptor instead.
 func (*SealedReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{41}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SealedReducePart) GetGroups() []*Group {
@@ -4033,7 +4319,7 @@ type SealedReduceResponse struct {
 
 func (x *SealedReduceResponse) Reset() {
 	*x = SealedReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4331,7 @@ func (x *SealedReduceResponse) String() string {
 func (*SealedReduceResponse) ProtoMessage() {}
 
 func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4344,7 @@ func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceResponse.ProtoReflect.Descriptor instead.
 func (*SealedReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{42}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SealedReduceResponse) GetMessage() isSealedReduceResponse_Message {
@@ -4117,7 +4403,7 @@ type SealedReduceAnswer struct {
 
 func (x *SealedReduceAnswer) Reset() {
 	*x = SealedReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4415,7 @@ func (x *SealedReduceAnswer) String() string {
 func (*SealedReduceAnswer) ProtoMessage() {}
 
 func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4428,7 @@ func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceAnswer.ProtoReflect.Descriptor instead.
 func (*SealedReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{43}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SealedReduceAnswer) GetCounts() []uint32 {
@@ -4202,7 +4488,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4500,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4513,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{47}
 }
 
 // What has been counted since the last response, on this stream or another. The server sends the first one as soon as
@@ -4242,7 +4528,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4540,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4553,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MetricsResponse) GetSeries() []*Series {
@@ -4297,7 +4583,7 @@ type Series struct {
 
 func (x *Series) Reset() {
 	*x = Series{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4595,7 @@ func (x *Series) String() string {
 func (*Series) ProtoMessage() {}
 
 func (x *Series) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4608,7 @@ func (x *Series) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Series.ProtoReflect.Descriptor instead.
 func (*Series) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Series) GetName() string {
@@ -4398,7 +4684,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\aversion\x18\x0e \x01(\tR\aversion\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -4408,7 +4694,18 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
 	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
 	"takesArrow\x120\n" +
-	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xb8\x03\n" +
+	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\x12!\n" +
+	"\ftakes_tables\x18\b \x01(\bR\vtakesTables\x120\n" +
+	"\x06tables\x18\t \x03(\v2\x18.millstream.udf.v1.TableR\x06tables\"1\n" +
+	"\x05Table\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05codec\x18\x02 \x01(\tR\x05codec\"\xc0\x01\n" +
+	"\vTableUpdate\x12\x12\n" +
+	"\x04base\x18\x01 \x01(\x04R\x04base\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05table\x18\x03 \x01(\tR\x05table\x123\n" +
+	"\x04keys\x18\x04 \x01(\v2\x1f.millstream.frame.v1.ListColumnR\x04keys\x128\n" +
+	"\x06values\x18\x05 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\"\xb8\x03\n" +
 	"\x05State\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1d.millstream.udf.v1.State.KindR\x04kind\x12\x14\n" +
@@ -4450,7 +4747,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"MapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x120\n" +
 	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xd6\x02\n" +
+	"\amessage\"\xb3\x03\n" +
 	"\aMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
 	"\x05frame\x18\x02 \x01(\v2\x1a.millstream.frame.v1.FrameR\x05frame\x12!\n" +
@@ -4463,7 +4760,9 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06states\x18\b \x01(\v2\x1f.millstream.udf.v1.StateEntriesR\x06states\x12\x12\n" +
 	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
 	"\x06timers\x18\n" +
-	" \x01(\bR\x06timers\"\xe9\x01\n" +
+	" \x01(\bR\x06timers\x124\n" +
+	"\x05table\x18\v \x01(\v2\x1e.millstream.udf.v1.TableUpdateR\x05table\x12%\n" +
+	"\x0etables_version\x18\f \x01(\x04R\rtablesVersion\"\xe9\x01\n" +
 	"\fStateEntries\x12\x1f\n" +
 	"\vrecord_keys\x18\x01 \x03(\aR\n" +
 	"recordKeys\x12\x12\n" +
@@ -4483,7 +4782,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xff\x03\n" +
+	"\amessage\"\xa2\x04\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -4497,11 +4796,12 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x129\n" +
-	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\"\x87\x01\n" +
+	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\x12!\n" +
+	"\flacks_tables\x18\r \x01(\bR\vlacksTables\"\x87\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\x9f\x02\n" +
+	"\amessage\"\xdc\x02\n" +
 	"\rSealedMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
 	"\x05frame\x18\x02 \x01(\fR\x05frame\x12!\n" +
@@ -4514,11 +4814,13 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06states\x18\b \x01(\fR\x06states\x12\x12\n" +
 	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
 	"\x06timers\x18\n" +
-	" \x01(\bR\x06timers\"\x94\x01\n" +
+	" \x01(\bR\x06timers\x12\x14\n" +
+	"\x05table\x18\v \x01(\fR\x05table\x12%\n" +
+	"\x0etables_version\x18\f \x01(\x04R\rtablesVersion\"\x94\x01\n" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xdc\x02\n" +
+	"\amessage\"\xff\x02\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x12\x16\n" +
@@ -4532,7 +4834,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x12\x18\n" +
-	"\achanges\x18\f \x01(\fR\achanges\"\xab\x01\n" +
+	"\achanges\x18\f \x01(\fR\achanges\x12!\n" +
+	"\flacks_tables\x18\r \x01(\bR\vlacksTables\"\xab\x01\n" +
 	"\x12SealedStateEntries\x12\x1f\n" +
 	"\vrecord_keys\x18\x01 \x01(\fR\n" +
 	"recordKeys\x12\x12\n" +
@@ -4540,7 +4843,13 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06states\x18\x03 \x01(\fR\x06states\x12\x14\n" +
 	"\x05items\x18\x04 \x01(\fR\x05items\x12\x16\n" +
 	"\x06values\x18\x05 \x01(\fR\x06values\x12\x1a\n" +
-	"\bversions\x18\x06 \x01(\fR\bversions\"\xa7\x01\n" +
+	"\bversions\x18\x06 \x01(\fR\bversions\"\x83\x01\n" +
+	"\x11SealedTableUpdate\x12\x12\n" +
+	"\x04base\x18\x01 \x01(\x04R\x04base\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05table\x18\x03 \x01(\tR\x05table\x12\x12\n" +
+	"\x04keys\x18\x04 \x01(\fR\x04keys\x12\x16\n" +
+	"\x06values\x18\x05 \x01(\fR\x06values\"\xa7\x01\n" +
 	"\x12SealedStateChanges\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\fR\x04keys\x12\x16\n" +
 	"\x06states\x18\x02 \x01(\fR\x06states\x12\x14\n" +
@@ -4746,7 +5055,7 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 }
 
 var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
 	(State_Kind)(0),               // 1: millstream.udf.v1.State.Kind
@@ -4757,145 +5066,152 @@ var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(*DescribeResponse)(nil),      // 6: millstream.udf.v1.DescribeResponse
 	(*Hello)(nil),                 // 7: millstream.udf.v1.Hello
 	(*Welcome)(nil),               // 8: millstream.udf.v1.Welcome
-	(*State)(nil),                 // 9: millstream.udf.v1.State
-	(*Outcome)(nil),               // 10: millstream.udf.v1.Outcome
-	(*MapRequest)(nil),            // 11: millstream.udf.v1.MapRequest
-	(*MapCall)(nil),               // 12: millstream.udf.v1.MapCall
-	(*StateEntries)(nil),          // 13: millstream.udf.v1.StateEntries
-	(*StateChanges)(nil),          // 14: millstream.udf.v1.StateChanges
-	(*MapResponse)(nil),           // 15: millstream.udf.v1.MapResponse
-	(*MapAnswer)(nil),             // 16: millstream.udf.v1.MapAnswer
-	(*SealedMapRequest)(nil),      // 17: millstream.udf.v1.SealedMapRequest
-	(*SealedMapCall)(nil),         // 18: millstream.udf.v1.SealedMapCall
-	(*SealedMapResponse)(nil),     // 19: millstream.udf.v1.SealedMapResponse
-	(*SealedMapAnswer)(nil),       // 20: millstream.udf.v1.SealedMapAnswer
-	(*SealedStateEntries)(nil),    // 21: millstream.udf.v1.SealedStateEntries
-	(*SealedStateChanges)(nil),    // 22: millstream.udf.v1.SealedStateChanges
-	(*SinkRequest)(nil),           // 23: millstream.udf.v1.SinkRequest
-	(*SinkCall)(nil),              // 24: millstream.udf.v1.SinkCall
-	(*SealedSinkRequest)(nil),     // 25: millstream.udf.v1.SealedSinkRequest
-	(*SealedSinkCall)(nil),        // 26: millstream.udf.v1.SealedSinkCall
-	(*SinkResponse)(nil),          // 27: millstream.udf.v1.SinkResponse
-	(*SinkAnswer)(nil),            // 28: millstream.udf.v1.SinkAnswer
-	(*SinkOpen)(nil),              // 29: millstream.udf.v1.SinkOpen
-	(*SinkOpened)(nil),            // 30: millstream.udf.v1.SinkOpened
-	(*SinkFlush)(nil),             // 31: millstream.udf.v1.SinkFlush
-	(*SinkFlushed)(nil),           // 32: millstream.udf.v1.SinkFlushed
-	(*SourceRequest)(nil),         // 33: millstream.udf.v1.SourceRequest
-	(*SourceOpen)(nil),            // 34: millstream.udf.v1.SourceOpen
-	(*SourceRead)(nil),            // 35: millstream.udf.v1.SourceRead
-	(*SourceCommitted)(nil),       // 36: millstream.udf.v1.SourceCommitted
-	(*SourceResponse)(nil),        // 37: millstream.udf.v1.SourceResponse
-	(*SourceBatch)(nil),           // 38: millstream.udf.v1.SourceBatch
-	(*ReduceRequest)(nil),         // 39: millstream.udf.v1.ReduceRequest
-	(*Group)(nil),                 // 40: millstream.udf.v1.Group
-	(*ReducePart)(nil),            // 41: millstream.udf.v1.ReducePart
-	(*ReduceResponse)(nil),        // 42: millstream.udf.v1.ReduceResponse
-	(*ReduceAnswer)(nil),          // 43: millstream.udf.v1.ReduceAnswer
-	(*GroupFailure)(nil),          // 44: millstream.udf.v1.GroupFailure
-	(*SealedReduceRequest)(nil),   // 45: millstream.udf.v1.SealedReduceRequest
-	(*SealedReducePart)(nil),      // 46: millstream.udf.v1.SealedReducePart
-	(*SealedReduceResponse)(nil),  // 47: millstream.udf.v1.SealedReduceResponse
-	(*SealedReduceAnswer)(nil),    // 48: millstream.udf.v1.SealedReduceAnswer
-	(*MetricsRequest)(nil),        // 49: millstream.udf.v1.MetricsRequest
-	(*MetricsResponse)(nil),       // 50: millstream.udf.v1.MetricsResponse
-	(*Series)(nil),                // 51: millstream.udf.v1.Series
-	nil,                           // 52: millstream.udf.v1.Hello.SecretsEntry
-	nil,                           // 53: millstream.udf.v1.Series.LabelsEntry
-	(*framev1.Frame)(nil),         // 54: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 55: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 56: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 57: millstream.frame.v1.HeadersColumn
+	(*Table)(nil),                 // 9: millstream.udf.v1.Table
+	(*TableUpdate)(nil),           // 10: millstream.udf.v1.TableUpdate
+	(*State)(nil),                 // 11: millstream.udf.v1.State
+	(*Outcome)(nil),               // 12: millstream.udf.v1.Outcome
+	(*MapRequest)(nil),            // 13: millstream.udf.v1.MapRequest
+	(*MapCall)(nil),               // 14: millstream.udf.v1.MapCall
+	(*StateEntries)(nil),          // 15: millstream.udf.v1.StateEntries
+	(*StateChanges)(nil),          // 16: millstream.udf.v1.StateChanges
+	(*MapResponse)(nil),           // 17: millstream.udf.v1.MapResponse
+	(*MapAnswer)(nil),             // 18: millstream.udf.v1.MapAnswer
+	(*SealedMapRequest)(nil),      // 19: millstream.udf.v1.SealedMapRequest
+	(*SealedMapCall)(nil),         // 20: millstream.udf.v1.SealedMapCall
+	(*SealedMapResponse)(nil),     // 21: millstream.udf.v1.SealedMapResponse
+	(*SealedMapAnswer)(nil),       // 22: millstream.udf.v1.SealedMapAnswer
+	(*SealedStateEntries)(nil),    // 23: millstream.udf.v1.SealedStateEntries
+	(*SealedTableUpdate)(nil),     // 24: millstream.udf.v1.SealedTableUpdate
+	(*SealedStateChanges)(nil),    // 25: millstream.udf.v1.SealedStateChanges
+	(*SinkRequest)(nil),           // 26: millstream.udf.v1.SinkRequest
+	(*SinkCall)(nil),              // 27: millstream.udf.v1.SinkCall
+	(*SealedSinkRequest)(nil),     // 28: millstream.udf.v1.SealedSinkRequest
+	(*SealedSinkCall)(nil),        // 29: millstream.udf.v1.SealedSinkCall
+	(*SinkResponse)(nil),          // 30: millstream.udf.v1.SinkResponse
+	(*SinkAnswer)(nil),            // 31: millstream.udf.v1.SinkAnswer
+	(*SinkOpen)(nil),              // 32: millstream.udf.v1.SinkOpen
+	(*SinkOpened)(nil),            // 33: millstream.udf.v1.SinkOpened
+	(*SinkFlush)(nil),             // 34: millstream.udf.v1.SinkFlush
+	(*SinkFlushed)(nil),           // 35: millstream.udf.v1.SinkFlushed
+	(*SourceRequest)(nil),         // 36: millstream.udf.v1.SourceRequest
+	(*SourceOpen)(nil),            // 37: millstream.udf.v1.SourceOpen
+	(*SourceRead)(nil),            // 38: millstream.udf.v1.SourceRead
+	(*SourceCommitted)(nil),       // 39: millstream.udf.v1.SourceCommitted
+	(*SourceResponse)(nil),        // 40: millstream.udf.v1.SourceResponse
+	(*SourceBatch)(nil),           // 41: millstream.udf.v1.SourceBatch
+	(*ReduceRequest)(nil),         // 42: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 43: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 44: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 45: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 46: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 47: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 48: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 49: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 50: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 51: millstream.udf.v1.SealedReduceAnswer
+	(*MetricsRequest)(nil),        // 52: millstream.udf.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 53: millstream.udf.v1.MetricsResponse
+	(*Series)(nil),                // 54: millstream.udf.v1.Series
+	nil,                           // 55: millstream.udf.v1.Hello.SecretsEntry
+	nil,                           // 56: millstream.udf.v1.Series.LabelsEntry
+	(*framev1.ListColumn)(nil),    // 57: millstream.frame.v1.ListColumn
+	(*framev1.BytesColumn)(nil),   // 58: millstream.frame.v1.BytesColumn
+	(*framev1.Frame)(nil),         // 59: millstream.frame.v1.Frame
+	(*framev1.HeadersColumn)(nil), // 60: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
 	0,  // 1: millstream.udf.v1.Hello.kind:type_name -> millstream.udf.v1.Kind
-	52, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
-	9,  // 3: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
-	1,  // 4: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
-	2,  // 5: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
-	3,  // 6: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
-	7,  // 7: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
-	12, // 8: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	54, // 9: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
-	13, // 10: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
-	55, // 11: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
-	55, // 12: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
-	55, // 13: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
-	55, // 14: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
-	8,  // 15: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	16, // 16: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	55, // 17: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	56, // 18: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	56, // 19: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	57, // 20: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	10, // 21: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	14, // 22: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
-	7,  // 23: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
-	18, // 24: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
-	8,  // 25: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	20, // 26: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
-	10, // 27: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	7,  // 28: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	24, // 29: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	29, // 30: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	24, // 31: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
-	31, // 32: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	54, // 33: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
-	7,  // 34: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	26, // 35: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
-	29, // 36: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	26, // 37: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
-	31, // 38: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	8,  // 39: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	28, // 40: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
-	30, // 41: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
-	32, // 42: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
-	10, // 43: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	7,  // 44: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
-	34, // 45: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
-	35, // 46: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
-	36, // 47: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
-	8,  // 48: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	38, // 49: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	54, // 50: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	7,  // 51: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	41, // 52: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
-	40, // 53: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
-	54, // 54: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
-	8,  // 55: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	43, // 56: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
-	55, // 57: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	56, // 58: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	56, // 59: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	57, // 60: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	44, // 61: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	7,  // 62: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	46, // 63: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
-	40, // 64: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
-	8,  // 65: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	48, // 66: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
-	44, // 67: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	51, // 68: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
-	4,  // 69: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
-	53, // 70: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
-	5,  // 71: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	11, // 72: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	23, // 73: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	33, // 74: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	39, // 75: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
-	49, // 76: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
-	6,  // 77: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	15, // 78: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	27, // 79: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	37, // 80: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	42, // 81: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
-	50, // 82: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
-	77, // [77:83] is the sub-list for method output_type
-	71, // [71:77] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	55, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
+	11, // 3: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
+	9,  // 4: millstream.udf.v1.Welcome.tables:type_name -> millstream.udf.v1.Table
+	57, // 5: millstream.udf.v1.TableUpdate.keys:type_name -> millstream.frame.v1.ListColumn
+	58, // 6: millstream.udf.v1.TableUpdate.values:type_name -> millstream.frame.v1.BytesColumn
+	1,  // 7: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
+	2,  // 8: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
+	3,  // 9: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
+	7,  // 10: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
+	14, // 11: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
+	59, // 12: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	15, // 13: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
+	10, // 14: millstream.udf.v1.MapCall.table:type_name -> millstream.udf.v1.TableUpdate
+	58, // 15: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
+	58, // 16: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
+	58, // 17: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
+	58, // 18: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
+	8,  // 19: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	18, // 20: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
+	58, // 21: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	57, // 22: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	57, // 23: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	60, // 24: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	12, // 25: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	16, // 26: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
+	7,  // 27: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
+	20, // 28: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
+	8,  // 29: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	22, // 30: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
+	12, // 31: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 32: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	27, // 33: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
+	32, // 34: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	27, // 35: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
+	34, // 36: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	59, // 37: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 38: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	29, // 39: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
+	32, // 40: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	29, // 41: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
+	34, // 42: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	8,  // 43: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	31, // 44: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
+	33, // 45: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
+	35, // 46: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
+	12, // 47: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 48: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
+	37, // 49: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
+	38, // 50: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
+	39, // 51: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
+	8,  // 52: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	41, // 53: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
+	59, // 54: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 55: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	44, // 56: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	43, // 57: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	59, // 58: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	8,  // 59: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	46, // 60: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	58, // 61: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	57, // 62: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	57, // 63: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	60, // 64: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	47, // 65: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	7,  // 66: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	49, // 67: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	43, // 68: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	8,  // 69: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	51, // 70: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	47, // 71: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	54, // 72: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
+	4,  // 73: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
+	56, // 74: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
+	5,  // 75: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	13, // 76: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	26, // 77: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	36, // 78: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	42, // 79: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	52, // 80: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
+	6,  // 81: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	17, // 82: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	30, // 83: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	40, // 84: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	45, // 85: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	53, // 86: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
+	81, // [81:87] is the sub-list for method output_type
+	75, // [75:81] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -4903,66 +5219,66 @@ func file_millstream_udf_v1_udf_proto_init() {
 	if File_millstream_udf_v1_udf_proto != nil {
 		return
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[6].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[8].OneofWrappers = []any{
 		(*MapRequest_Hello)(nil),
 		(*MapRequest_Call)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[10].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[12].OneofWrappers = []any{
 		(*MapResponse_Welcome)(nil),
 		(*MapResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[12].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[14].OneofWrappers = []any{
 		(*SealedMapRequest_Hello)(nil),
 		(*SealedMapRequest_Call)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[14].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[16].OneofWrappers = []any{
 		(*SealedMapResponse_Welcome)(nil),
 		(*SealedMapResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[18].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[21].OneofWrappers = []any{
 		(*SinkRequest_Hello)(nil),
 		(*SinkRequest_Call)(nil),
 		(*SinkRequest_Open)(nil),
 		(*SinkRequest_Check)(nil),
 		(*SinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[20].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[23].OneofWrappers = []any{
 		(*SealedSinkRequest_Hello)(nil),
 		(*SealedSinkRequest_Call)(nil),
 		(*SealedSinkRequest_Open)(nil),
 		(*SealedSinkRequest_Check)(nil),
 		(*SealedSinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[22].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[25].OneofWrappers = []any{
 		(*SinkResponse_Welcome)(nil),
 		(*SinkResponse_Answer)(nil),
 		(*SinkResponse_Opened)(nil),
 		(*SinkResponse_Flushed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[31].OneofWrappers = []any{
 		(*SourceRequest_Hello)(nil),
 		(*SourceRequest_Open)(nil),
 		(*SourceRequest_Read)(nil),
 		(*SourceRequest_Committed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[32].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[35].OneofWrappers = []any{
 		(*SourceResponse_Welcome)(nil),
 		(*SourceResponse_Batch)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[33].OneofWrappers = []any{}
-	file_millstream_udf_v1_udf_proto_msgTypes[34].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[36].OneofWrappers = []any{}
+	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
 		(*ReduceRequest_Hello)(nil),
 		(*ReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[40].OneofWrappers = []any{
 		(*ReduceResponse_Welcome)(nil),
 		(*ReduceResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[40].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[43].OneofWrappers = []any{
 		(*SealedReduceRequest_Hello)(nil),
 		(*SealedReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[42].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[45].OneofWrappers = []any{
 		(*SealedReduceResponse_Welcome)(nil),
 		(*SealedReduceResponse_Answer)(nil),
 	}
@@ -4972,7 +5288,7 @@ func file_millstream_udf_v1_udf_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
