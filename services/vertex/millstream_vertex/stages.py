@@ -133,6 +133,7 @@ class Stages:
         step = self._steps[place]
         step.counters.retries += result.retries
         step.counters.udf_errors += result.errors
+        step.counters.state_reads += result.state_reads
         output = result.frame
         if output is not None and place + 1 == len(self._steps):
             children = lineage.children(result.parents, step.number)
