@@ -329,7 +329,7 @@ func (x Series_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Series_Kind.Descriptor instead.
 func (Series_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46, 0}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{49, 0}
 }
 
 type DescribeRequest struct {
@@ -482,7 +482,9 @@ type Hello struct {
 	Config  string            `protobuf:"bytes,12,opt,name=config,proto3" json:"config,omitempty"`
 	Secrets map[string]string `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Version of Millstream.
-	Version       string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,14,opt,name=version,proto3" json:"version,omitempty"`
+	// Map: the client answers StateRead, so states of the function may be lazy.
+	AnswersReads  bool `protobuf:"varint,15,opt,name=answers_reads,json=answersReads,proto3" json:"answers_reads,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -608,6 +610,13 @@ func (x *Hello) GetVersion() string {
 	return ""
 }
 
+func (x *Hello) GetAnswersReads() bool {
+	if x != nil {
+		return x.AnswersReads
+	}
+	return false
+}
+
 // First message of every stream, server to client.
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -727,6 +736,9 @@ type State struct {
 	Clock State_Clock `protobuf:"varint,6,opt,name=clock,proto3,enum=millstream.udf.v1.State_Clock" json:"clock,omitempty"`
 	// The lowest version of a value that the function can read. 0: its own.
 	OldestVersion uint32 `protobuf:"varint,7,opt,name=oldest_version,json=oldestVersion,proto3" json:"oldest_version,omitempty"`
+	// Its entries do not come with calls: the server asks for those that it needs (StateRead). Only of KIND_MAP, and only
+	// if Hello.answers_reads.
+	Lazy          bool `protobuf:"varint,8,opt,name=lazy,proto3" json:"lazy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -808,6 +820,13 @@ func (x *State) GetOldestVersion() uint32 {
 		return x.OldestVersion
 	}
 	return 0
+}
+
+func (x *State) GetLazy() bool {
+	if x != nil {
+		return x.Lazy
+	}
+	return false
 }
 
 // The outcome of an input record that was not processed normally.
@@ -904,6 +923,7 @@ type MapRequest struct {
 	//
 	//	*MapRequest_Hello
 	//	*MapRequest_Call
+	//	*MapRequest_Found
 	Message       isMapRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -964,6 +984,15 @@ func (x *MapRequest) GetCall() *MapCall {
 	return nil
 }
 
+func (x *MapRequest) GetFound() *StateFound {
+	if x != nil {
+		if x, ok := x.Message.(*MapRequest_Found); ok {
+			return x.Found
+		}
+	}
+	return nil
+}
+
 type isMapRequest_Message interface {
 	isMapRequest_Message()
 }
@@ -976,9 +1005,15 @@ type MapRequest_Call struct {
 	Call *MapCall `protobuf:"bytes,2,opt,name=call,proto3,oneof"`
 }
 
+type MapRequest_Found struct {
+	Found *StateFound `protobuf:"bytes,3,opt,name=found,proto3,oneof"`
+}
+
 func (*MapRequest_Hello) isMapRequest_Message() {}
 
 func (*MapRequest_Call) isMapRequest_Message() {}
+
+func (*MapRequest_Found) isMapRequest_Message() {}
 
 type MapCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1114,7 +1149,8 @@ type StateEntries struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// For each record: the index of its key. Keys are numbered in the order in which they first occur.
 	RecordKeys []uint32 `protobuf:"fixed32,1,rep,packed,name=record_keys,json=recordKeys,proto3" json:"record_keys,omitempty"`
-	// Every entry of these keys, ordered by key, then by state, then by item: the indexes of its key and of its state.
+	// Every entry of these keys, but those of timers and of lazy states, ordered by key, then by state, then by item: the
+	// indexes of its key and of its state.
 	Keys   []uint32 `protobuf:"fixed32,2,rep,packed,name=keys,proto3" json:"keys,omitempty"`
 	States []byte   `protobuf:"bytes,3,opt,name=states,proto3" json:"states,omitempty"`
 	// Absent: no state is a map or a list. Empty for those that are not.
@@ -1294,6 +1330,7 @@ type MapResponse struct {
 	//
 	//	*MapResponse_Welcome
 	//	*MapResponse_Answer
+	//	*MapResponse_Read
 	Message       isMapResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1354,6 +1391,15 @@ func (x *MapResponse) GetAnswer() *MapAnswer {
 	return nil
 }
 
+func (x *MapResponse) GetRead() *StateRead {
+	if x != nil {
+		if x, ok := x.Message.(*MapResponse_Read); ok {
+			return x.Read
+		}
+	}
+	return nil
+}
+
 type isMapResponse_Message interface {
 	isMapResponse_Message()
 }
@@ -1366,9 +1412,230 @@ type MapResponse_Answer struct {
 	Answer *MapAnswer `protobuf:"bytes,2,opt,name=answer,proto3,oneof"`
 }
 
+type MapResponse_Read struct {
+	Read *StateRead `protobuf:"bytes,3,opt,name=read,proto3,oneof"`
+}
+
 func (*MapResponse_Welcome) isMapResponse_Message() {}
 
 func (*MapResponse_Answer) isMapResponse_Message() {}
+
+func (*MapResponse_Read) isMapResponse_Message() {}
+
+// Asks for entries of a lazy state, of a key of a call that the server has not answered. Any number of reads may wait for
+// their answers, and these have the entries as they were when the call was sent.
+type StateRead struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	CallId uint64                 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// Chosen by the server; no other read of the stream that waits has it.
+	ReadId uint64 `protobuf:"varint,2,opt,name=read_id,json=readId,proto3" json:"read_id,omitempty"`
+	// Indexes of the key in the call, and of the state.
+	Key   uint32 `protobuf:"varint,3,opt,name=key,proto3" json:"key,omitempty"`
+	State uint32 `protobuf:"varint,4,opt,name=state,proto3" json:"state,omitempty"`
+	// The items to read, at most 4,096. Without any: those of a range.
+	Items [][]byte `protobuf:"bytes,5,rep,name=items,proto3" json:"items,omitempty"`
+	// The first item of the range; empty: from the beginning.
+	First []byte `protobuf:"bytes,6,opt,name=first,proto3" json:"first,omitempty"`
+	// The range ends before this item; empty: at the end.
+	End []byte `protobuf:"bytes,7,opt,name=end,proto3" json:"end,omitempty"`
+	// Read at most so many items of the range; 0: as many as the client sends at once.
+	EntriesMax uint32 `protobuf:"varint,8,opt,name=entries_max,json=entriesMax,proto3" json:"entries_max,omitempty"`
+	// Send no values.
+	ItemsOnly     bool `protobuf:"varint,9,opt,name=items_only,json=itemsOnly,proto3" json:"items_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateRead) Reset() {
+	*x = StateRead{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateRead) ProtoMessage() {}
+
+func (x *StateRead) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateRead.ProtoReflect.Descriptor instead.
+func (*StateRead) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *StateRead) GetCallId() uint64 {
+	if x != nil {
+		return x.CallId
+	}
+	return 0
+}
+
+func (x *StateRead) GetReadId() uint64 {
+	if x != nil {
+		return x.ReadId
+	}
+	return 0
+}
+
+func (x *StateRead) GetKey() uint32 {
+	if x != nil {
+		return x.Key
+	}
+	return 0
+}
+
+func (x *StateRead) GetState() uint32 {
+	if x != nil {
+		return x.State
+	}
+	return 0
+}
+
+func (x *StateRead) GetItems() [][]byte {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *StateRead) GetFirst() []byte {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *StateRead) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *StateRead) GetEntriesMax() uint32 {
+	if x != nil {
+		return x.EntriesMax
+	}
+	return 0
+}
+
+func (x *StateRead) GetItemsOnly() bool {
+	if x != nil {
+		return x.ItemsOnly
+	}
+	return false
+}
+
+// The answer to a StateRead: the entries that there are, in the order of `items`; of a range in the order of their bytes.
+type StateFound struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	ReadId uint64                 `protobuf:"varint,1,opt,name=read_id,json=readId,proto3" json:"read_id,omitempty"`
+	Items  *framev1.BytesColumn   `protobuf:"bytes,2,opt,name=items,proto3" json:"items,omitempty"`
+	Values *framev1.BytesColumn   `protobuf:"bytes,3,opt,name=values,proto3" json:"values,omitempty"`
+	// Absent: all are of version 1.
+	Versions []uint32 `protobuf:"fixed32,4,rep,packed,name=versions,proto3" json:"versions,omitempty"`
+	// How many of the `items` it answers, at least 1: those that it has no entry of are not stored. Read the rest again,
+	// because an answer has at most 1 MiB, or one entry.
+	Covered uint32 `protobuf:"varint,5,opt,name=covered,proto3" json:"covered,omitempty"`
+	// Of a range: there may be others after the last item. They begin at that item, followed by a byte of 0.
+	More bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	// It cannot be answered.
+	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateFound) Reset() {
+	*x = StateFound{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateFound) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateFound) ProtoMessage() {}
+
+func (x *StateFound) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateFound.ProtoReflect.Descriptor instead.
+func (*StateFound) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *StateFound) GetReadId() uint64 {
+	if x != nil {
+		return x.ReadId
+	}
+	return 0
+}
+
+func (x *StateFound) GetItems() *framev1.BytesColumn {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *StateFound) GetValues() *framev1.BytesColumn {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *StateFound) GetVersions() []uint32 {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *StateFound) GetCovered() uint32 {
+	if x != nil {
+		return x.Covered
+	}
+	return 0
+}
+
+func (x *StateFound) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *StateFound) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
 
 // Outputs as columns, in the order in which to forward them.
 type MapAnswer struct {
@@ -1402,7 +1669,7 @@ type MapAnswer struct {
 
 func (x *MapAnswer) Reset() {
 	*x = MapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1681,7 @@ func (x *MapAnswer) String() string {
 func (*MapAnswer) ProtoMessage() {}
 
 func (x *MapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[11]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1694,7 @@ func (x *MapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapAnswer.ProtoReflect.Descriptor instead.
 func (*MapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{11}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MapAnswer) GetCallId() uint64 {
@@ -1521,6 +1788,7 @@ type SealedMapRequest struct {
 	//
 	//	*SealedMapRequest_Hello
 	//	*SealedMapRequest_Call
+	//	*SealedMapRequest_Found
 	Message       isSealedMapRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1528,7 +1796,7 @@ type SealedMapRequest struct {
 
 func (x *SealedMapRequest) Reset() {
 	*x = SealedMapRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1808,7 @@ func (x *SealedMapRequest) String() string {
 func (*SealedMapRequest) ProtoMessage() {}
 
 func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[12]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1821,7 @@ func (x *SealedMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapRequest.ProtoReflect.Descriptor instead.
 func (*SealedMapRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{12}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SealedMapRequest) GetMessage() isSealedMapRequest_Message {
@@ -1581,6 +1849,15 @@ func (x *SealedMapRequest) GetCall() *SealedMapCall {
 	return nil
 }
 
+func (x *SealedMapRequest) GetFound() *SealedStateFound {
+	if x != nil {
+		if x, ok := x.Message.(*SealedMapRequest_Found); ok {
+			return x.Found
+		}
+	}
+	return nil
+}
+
 type isSealedMapRequest_Message interface {
 	isSealedMapRequest_Message()
 }
@@ -1593,9 +1870,15 @@ type SealedMapRequest_Call struct {
 	Call *SealedMapCall `protobuf:"bytes,2,opt,name=call,proto3,oneof"`
 }
 
+type SealedMapRequest_Found struct {
+	Found *SealedStateFound `protobuf:"bytes,3,opt,name=found,proto3,oneof"`
+}
+
 func (*SealedMapRequest_Hello) isSealedMapRequest_Message() {}
 
 func (*SealedMapRequest_Call) isSealedMapRequest_Message() {}
+
+func (*SealedMapRequest_Found) isSealedMapRequest_Message() {}
 
 type SealedMapCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1615,7 +1898,7 @@ type SealedMapCall struct {
 
 func (x *SealedMapCall) Reset() {
 	*x = SealedMapCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1910,7 @@ func (x *SealedMapCall) String() string {
 func (*SealedMapCall) ProtoMessage() {}
 
 func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[13]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1923,7 @@ func (x *SealedMapCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapCall.ProtoReflect.Descriptor instead.
 func (*SealedMapCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{13}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SealedMapCall) GetCallId() uint64 {
@@ -1720,6 +2003,7 @@ type SealedMapResponse struct {
 	//
 	//	*SealedMapResponse_Welcome
 	//	*SealedMapResponse_Answer
+	//	*SealedMapResponse_Read
 	Message       isSealedMapResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1727,7 +2011,7 @@ type SealedMapResponse struct {
 
 func (x *SealedMapResponse) Reset() {
 	*x = SealedMapResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +2023,7 @@ func (x *SealedMapResponse) String() string {
 func (*SealedMapResponse) ProtoMessage() {}
 
 func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[14]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +2036,7 @@ func (x *SealedMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapResponse.ProtoReflect.Descriptor instead.
 func (*SealedMapResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{14}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SealedMapResponse) GetMessage() isSealedMapResponse_Message {
@@ -1780,6 +2064,15 @@ func (x *SealedMapResponse) GetAnswer() *SealedMapAnswer {
 	return nil
 }
 
+func (x *SealedMapResponse) GetRead() *StateRead {
+	if x != nil {
+		if x, ok := x.Message.(*SealedMapResponse_Read); ok {
+			return x.Read
+		}
+	}
+	return nil
+}
+
 type isSealedMapResponse_Message interface {
 	isSealedMapResponse_Message()
 }
@@ -1792,9 +2085,15 @@ type SealedMapResponse_Answer struct {
 	Answer *SealedMapAnswer `protobuf:"bytes,2,opt,name=answer,proto3,oneof"`
 }
 
+type SealedMapResponse_Read struct {
+	Read *StateRead `protobuf:"bytes,3,opt,name=read,proto3,oneof"`
+}
+
 func (*SealedMapResponse_Welcome) isSealedMapResponse_Message() {}
 
 func (*SealedMapResponse_Answer) isSealedMapResponse_Message() {}
+
+func (*SealedMapResponse_Read) isSealedMapResponse_Message() {}
 
 type SealedMapAnswer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1816,7 +2115,7 @@ type SealedMapAnswer struct {
 
 func (x *SealedMapAnswer) Reset() {
 	*x = SealedMapAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2127,7 @@ func (x *SealedMapAnswer) String() string {
 func (*SealedMapAnswer) ProtoMessage() {}
 
 func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[15]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2140,7 @@ func (x *SealedMapAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedMapAnswer.ProtoReflect.Descriptor instead.
 func (*SealedMapAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{15}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SealedMapAnswer) GetCallId() uint64 {
@@ -1943,7 +2242,7 @@ type SealedStateEntries struct {
 
 func (x *SealedStateEntries) Reset() {
 	*x = SealedStateEntries{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2254,7 @@ func (x *SealedStateEntries) String() string {
 func (*SealedStateEntries) ProtoMessage() {}
 
 func (x *SealedStateEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[16]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2267,7 @@ func (x *SealedStateEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedStateEntries.ProtoReflect.Descriptor instead.
 func (*SealedStateEntries) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{16}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SealedStateEntries) GetRecordKeys() []byte {
@@ -2013,6 +2312,99 @@ func (x *SealedStateEntries) GetVersions() []byte {
 	return nil
 }
 
+// The same bytes as StateFound, columns unread.
+type SealedStateFound struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ReadId        uint64                 `protobuf:"varint,1,opt,name=read_id,json=readId,proto3" json:"read_id,omitempty"`
+	Items         []byte                 `protobuf:"bytes,2,opt,name=items,proto3" json:"items,omitempty"`
+	Values        []byte                 `protobuf:"bytes,3,opt,name=values,proto3" json:"values,omitempty"`
+	Versions      []byte                 `protobuf:"bytes,4,opt,name=versions,proto3" json:"versions,omitempty"`
+	Covered       uint32                 `protobuf:"varint,5,opt,name=covered,proto3" json:"covered,omitempty"`
+	More          bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	Error         string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedStateFound) Reset() {
+	*x = SealedStateFound{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedStateFound) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedStateFound) ProtoMessage() {}
+
+func (x *SealedStateFound) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedStateFound.ProtoReflect.Descriptor instead.
+func (*SealedStateFound) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SealedStateFound) GetReadId() uint64 {
+	if x != nil {
+		return x.ReadId
+	}
+	return 0
+}
+
+func (x *SealedStateFound) GetItems() []byte {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *SealedStateFound) GetValues() []byte {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SealedStateFound) GetVersions() []byte {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *SealedStateFound) GetCovered() uint32 {
+	if x != nil {
+		return x.Covered
+	}
+	return 0
+}
+
+func (x *SealedStateFound) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *SealedStateFound) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // The same bytes as StateChanges, columns unread.
 type SealedStateChanges struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2028,7 +2420,7 @@ type SealedStateChanges struct {
 
 func (x *SealedStateChanges) Reset() {
 	*x = SealedStateChanges{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2432,7 @@ func (x *SealedStateChanges) String() string {
 func (*SealedStateChanges) ProtoMessage() {}
 
 func (x *SealedStateChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[17]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2445,7 @@ func (x *SealedStateChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedStateChanges.ProtoReflect.Descriptor instead.
 func (*SealedStateChanges) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{17}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SealedStateChanges) GetKeys() []byte {
@@ -2114,7 +2506,7 @@ type SinkRequest struct {
 
 func (x *SinkRequest) Reset() {
 	*x = SinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2518,7 @@ func (x *SinkRequest) String() string {
 func (*SinkRequest) ProtoMessage() {}
 
 func (x *SinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[18]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2531,7 @@ func (x *SinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkRequest.ProtoReflect.Descriptor instead.
 func (*SinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{18}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SinkRequest) GetMessage() isSinkRequest_Message {
@@ -2246,7 +2638,7 @@ type SinkCall struct {
 
 func (x *SinkCall) Reset() {
 	*x = SinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2650,7 @@ func (x *SinkCall) String() string {
 func (*SinkCall) ProtoMessage() {}
 
 func (x *SinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2663,7 @@ func (x *SinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkCall.ProtoReflect.Descriptor instead.
 func (*SinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SinkCall) GetCallId() uint64 {
@@ -2333,7 +2725,7 @@ type SealedSinkRequest struct {
 
 func (x *SealedSinkRequest) Reset() {
 	*x = SealedSinkRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2737,7 @@ func (x *SealedSinkRequest) String() string {
 func (*SealedSinkRequest) ProtoMessage() {}
 
 func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2750,7 @@ func (x *SealedSinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkRequest.ProtoReflect.Descriptor instead.
 func (*SealedSinkRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SealedSinkRequest) GetMessage() isSealedSinkRequest_Message {
@@ -2461,7 +2853,7 @@ type SealedSinkCall struct {
 
 func (x *SealedSinkCall) Reset() {
 	*x = SealedSinkCall{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2865,7 @@ func (x *SealedSinkCall) String() string {
 func (*SealedSinkCall) ProtoMessage() {}
 
 func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2878,7 @@ func (x *SealedSinkCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedSinkCall.ProtoReflect.Descriptor instead.
 func (*SealedSinkCall) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SealedSinkCall) GetCallId() uint64 {
@@ -2546,7 +2938,7 @@ type SinkResponse struct {
 
 func (x *SinkResponse) Reset() {
 	*x = SinkResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2950,7 @@ func (x *SinkResponse) String() string {
 func (*SinkResponse) ProtoMessage() {}
 
 func (x *SinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2963,7 @@ func (x *SinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkResponse.ProtoReflect.Descriptor instead.
 func (*SinkResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SinkResponse) GetMessage() isSinkResponse_Message {
@@ -2657,7 +3049,7 @@ type SinkAnswer struct {
 
 func (x *SinkAnswer) Reset() {
 	*x = SinkAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +3061,7 @@ func (x *SinkAnswer) String() string {
 func (*SinkAnswer) ProtoMessage() {}
 
 func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +3074,7 @@ func (x *SinkAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkAnswer.ProtoReflect.Descriptor instead.
 func (*SinkAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SinkAnswer) GetCallId() uint64 {
@@ -2726,7 +3118,7 @@ type SinkOpen struct {
 
 func (x *SinkOpen) Reset() {
 	*x = SinkOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +3130,7 @@ func (x *SinkOpen) String() string {
 func (*SinkOpen) ProtoMessage() {}
 
 func (x *SinkOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +3143,7 @@ func (x *SinkOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpen.ProtoReflect.Descriptor instead.
 func (*SinkOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SinkOpen) GetLane() string {
@@ -2782,7 +3174,7 @@ type SinkOpened struct {
 
 func (x *SinkOpened) Reset() {
 	*x = SinkOpened{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +3186,7 @@ func (x *SinkOpened) String() string {
 func (*SinkOpened) ProtoMessage() {}
 
 func (x *SinkOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +3199,7 @@ func (x *SinkOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkOpened.ProtoReflect.Descriptor instead.
 func (*SinkOpened) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SinkOpened) GetPosition() []byte {
@@ -2843,7 +3235,7 @@ type SinkFlush struct {
 
 func (x *SinkFlush) Reset() {
 	*x = SinkFlush{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3247,7 @@ func (x *SinkFlush) String() string {
 func (*SinkFlush) ProtoMessage() {}
 
 func (x *SinkFlush) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3260,7 @@ func (x *SinkFlush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlush.ProtoReflect.Descriptor instead.
 func (*SinkFlush) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SinkFlush) GetPosition() []byte {
@@ -2890,7 +3282,7 @@ type SinkFlushed struct {
 
 func (x *SinkFlushed) Reset() {
 	*x = SinkFlushed{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3294,7 @@ func (x *SinkFlushed) String() string {
 func (*SinkFlushed) ProtoMessage() {}
 
 func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3307,7 @@ func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkFlushed.ProtoReflect.Descriptor instead.
 func (*SinkFlushed) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SinkFlushed) GetPosition() []byte {
@@ -2954,7 +3346,7 @@ type SourceRequest struct {
 
 func (x *SourceRequest) Reset() {
 	*x = SourceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3358,7 @@ func (x *SourceRequest) String() string {
 func (*SourceRequest) ProtoMessage() {}
 
 func (x *SourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3371,7 @@ func (x *SourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRequest.ProtoReflect.Descriptor instead.
 func (*SourceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SourceRequest) GetMessage() isSourceRequest_Message {
@@ -3066,7 +3458,7 @@ type SourceOpen struct {
 
 func (x *SourceOpen) Reset() {
 	*x = SourceOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3470,7 @@ func (x *SourceOpen) String() string {
 func (*SourceOpen) ProtoMessage() {}
 
 func (x *SourceOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3483,7 @@ func (x *SourceOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceOpen.ProtoReflect.Descriptor instead.
 func (*SourceOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SourceOpen) GetPosition() []byte {
@@ -3127,7 +3519,7 @@ type SourceRead struct {
 
 func (x *SourceRead) Reset() {
 	*x = SourceRead{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3531,7 @@ func (x *SourceRead) String() string {
 func (*SourceRead) ProtoMessage() {}
 
 func (x *SourceRead) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3544,7 @@ func (x *SourceRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRead.ProtoReflect.Descriptor instead.
 func (*SourceRead) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SourceRead) GetRecordsMax() uint32 {
@@ -3186,7 +3578,7 @@ type SourceCommitted struct {
 
 func (x *SourceCommitted) Reset() {
 	*x = SourceCommitted{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3198,7 +3590,7 @@ func (x *SourceCommitted) String() string {
 func (*SourceCommitted) ProtoMessage() {}
 
 func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3211,7 +3603,7 @@ func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceCommitted.ProtoReflect.Descriptor instead.
 func (*SourceCommitted) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SourceCommitted) GetPosition() []byte {
@@ -3234,7 +3626,7 @@ type SourceResponse struct {
 
 func (x *SourceResponse) Reset() {
 	*x = SourceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3638,7 @@ func (x *SourceResponse) String() string {
 func (*SourceResponse) ProtoMessage() {}
 
 func (x *SourceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3651,7 @@ func (x *SourceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceResponse.ProtoReflect.Descriptor instead.
 func (*SourceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SourceResponse) GetMessage() isSourceResponse_Message {
@@ -3321,7 +3713,7 @@ type SourceBatch struct {
 
 func (x *SourceBatch) Reset() {
 	*x = SourceBatch{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3725,7 @@ func (x *SourceBatch) String() string {
 func (*SourceBatch) ProtoMessage() {}
 
 func (x *SourceBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3738,7 @@ func (x *SourceBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceBatch.ProtoReflect.Descriptor instead.
 func (*SourceBatch) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SourceBatch) GetFrame() *framev1.Frame {
@@ -3402,7 +3794,7 @@ type ReduceRequest struct {
 
 func (x *ReduceRequest) Reset() {
 	*x = ReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3806,7 @@ func (x *ReduceRequest) String() string {
 func (*ReduceRequest) ProtoMessage() {}
 
 func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3819,7 @@ func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceRequest.ProtoReflect.Descriptor instead.
 func (*ReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReduceRequest) GetMessage() isReduceRequest_Message {
@@ -3486,7 +3878,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3890,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3903,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Group) GetStartUs() int64 {
@@ -3559,7 +3951,7 @@ type ReducePart struct {
 
 func (x *ReducePart) Reset() {
 	*x = ReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3963,7 @@ func (x *ReducePart) String() string {
 func (*ReducePart) ProtoMessage() {}
 
 func (x *ReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3976,7 @@ func (x *ReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReducePart.ProtoReflect.Descriptor instead.
 func (*ReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReducePart) GetGroups() []*Group {
@@ -3628,7 +4020,7 @@ type ReduceResponse struct {
 
 func (x *ReduceResponse) Reset() {
 	*x = ReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +4032,7 @@ func (x *ReduceResponse) String() string {
 func (*ReduceResponse) ProtoMessage() {}
 
 func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +4045,7 @@ func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceResponse.ProtoReflect.Descriptor instead.
 func (*ReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReduceResponse) GetMessage() isReduceResponse_Message {
@@ -3719,7 +4111,7 @@ type ReduceAnswer struct {
 
 func (x *ReduceAnswer) Reset() {
 	*x = ReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +4123,7 @@ func (x *ReduceAnswer) String() string {
 func (*ReduceAnswer) ProtoMessage() {}
 
 func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +4136,7 @@ func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceAnswer.ProtoReflect.Descriptor instead.
 func (*ReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReduceAnswer) GetCounts() []uint32 {
@@ -3812,7 +4204,7 @@ type GroupFailure struct {
 
 func (x *GroupFailure) Reset() {
 	*x = GroupFailure{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3824,7 +4216,7 @@ func (x *GroupFailure) String() string {
 func (*GroupFailure) ProtoMessage() {}
 
 func (x *GroupFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[39]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3837,7 +4229,7 @@ func (x *GroupFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupFailure.ProtoReflect.Descriptor instead.
 func (*GroupFailure) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{39}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GroupFailure) GetIndex() uint32 {
@@ -3882,7 +4274,7 @@ type SealedReduceRequest struct {
 
 func (x *SealedReduceRequest) Reset() {
 	*x = SealedReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4286,7 @@ func (x *SealedReduceRequest) String() string {
 func (*SealedReduceRequest) ProtoMessage() {}
 
 func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[40]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4299,7 @@ func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceRequest.ProtoReflect.Descriptor instead.
 func (*SealedReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{40}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SealedReduceRequest) GetMessage() isSealedReduceRequest_Message {
@@ -3963,7 +4355,7 @@ type SealedReducePart struct {
 
 func (x *SealedReducePart) Reset() {
 	*x = SealedReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4367,7 @@ func (x *SealedReducePart) String() string {
 func (*SealedReducePart) ProtoMessage() {}
 
 func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[41]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4380,7 @@ func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReducePart.ProtoReflect.Descriptor instead.
 func (*SealedReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{41}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SealedReducePart) GetGroups() []*Group {
@@ -4033,7 +4425,7 @@ type SealedReduceResponse struct {
 
 func (x *SealedReduceResponse) Reset() {
 	*x = SealedReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4437,7 @@ func (x *SealedReduceResponse) String() string {
 func (*SealedReduceResponse) ProtoMessage() {}
 
 func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[42]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4450,7 @@ func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceResponse.ProtoReflect.Descriptor instead.
 func (*SealedReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{42}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SealedReduceResponse) GetMessage() isSealedReduceResponse_Message {
@@ -4117,7 +4509,7 @@ type SealedReduceAnswer struct {
 
 func (x *SealedReduceAnswer) Reset() {
 	*x = SealedReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4521,7 @@ func (x *SealedReduceAnswer) String() string {
 func (*SealedReduceAnswer) ProtoMessage() {}
 
 func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[43]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4534,7 @@ func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceAnswer.ProtoReflect.Descriptor instead.
 func (*SealedReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{43}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SealedReduceAnswer) GetCounts() []uint32 {
@@ -4202,7 +4594,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4606,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[44]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4619,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{44}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{47}
 }
 
 // What has been counted since the last response, on this stream or another. The server sends the first one as soon as
@@ -4242,7 +4634,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4646,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[45]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4659,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{45}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MetricsResponse) GetSeries() []*Series {
@@ -4297,7 +4689,7 @@ type Series struct {
 
 func (x *Series) Reset() {
 	*x = Series{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4701,7 @@ func (x *Series) String() string {
 func (*Series) ProtoMessage() {}
 
 func (x *Series) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[46]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4714,7 @@ func (x *Series) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Series.ProtoReflect.Descriptor instead.
 func (*Series) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{46}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Series) GetName() string {
@@ -4380,7 +4772,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xfa\x03\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\x9f\x04\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -4395,7 +4787,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	" \x01(\tR\x04edge\x12\x16\n" +
 	"\x06config\x18\f \x01(\tR\x06config\x12?\n" +
 	"\asecrets\x18\r \x03(\v2%.millstream.udf.v1.Hello.SecretsEntryR\asecrets\x12\x18\n" +
-	"\aversion\x18\x0e \x01(\tR\aversion\x1a:\n" +
+	"\aversion\x18\x0e \x01(\tR\aversion\x12#\n" +
+	"\ranswers_reads\x18\x0f \x01(\bR\fanswersReads\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x02\n" +
@@ -4408,7 +4801,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
 	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
 	"takesArrow\x120\n" +
-	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xb8\x03\n" +
+	"\x06states\x18\a \x03(\v2\x18.millstream.udf.v1.StateR\x06states\"\xcc\x03\n" +
 	"\x05State\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1d.millstream.udf.v1.State.KindR\x04kind\x12\x14\n" +
@@ -4417,7 +4810,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"item_codec\x18\x04 \x01(\tR\titemCodec\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\rR\aversion\x124\n" +
 	"\x05clock\x18\x06 \x01(\x0e2\x1e.millstream.udf.v1.State.ClockR\x05clock\x12%\n" +
-	"\x0eoldest_version\x18\a \x01(\rR\roldestVersion\"k\n" +
+	"\x0eoldest_version\x18\a \x01(\rR\roldestVersion\x12\x12\n" +
+	"\x04lazy\x18\b \x01(\bR\x04lazy\"k\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -4445,11 +4839,12 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x12RESULT_DEAD_LETTER\x10\x03\x12\x0f\n" +
 	"\vRESULT_DROP\x10\x04\x12\x13\n" +
 	"\x0fRESULT_FALLBACK\x10\x05\x12\x12\n" +
-	"\x0eRESULT_HELD_UP\x10\x06\"{\n" +
+	"\x0eRESULT_HELD_UP\x10\x06\"\xb2\x01\n" +
 	"\n" +
 	"MapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x120\n" +
-	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04callB\t\n" +
+	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04call\x125\n" +
+	"\x05found\x18\x03 \x01(\v2\x1d.millstream.udf.v1.StateFoundH\x00R\x05foundB\t\n" +
 	"\amessage\"\xd6\x02\n" +
 	"\aMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
@@ -4479,11 +4874,33 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06values\x18\x04 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x12\x18\n" +
 	"\adeleted\x18\x05 \x01(\fR\adeleted\x12\x1d\n" +
 	"\n" +
-	"expires_us\x18\x06 \x03(\x10R\texpiresUs\"\x88\x01\n" +
+	"expires_us\x18\x06 \x03(\x10R\texpiresUs\"\xbc\x01\n" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
-	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xff\x03\n" +
+	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answer\x122\n" +
+	"\x04read\x18\x03 \x01(\v2\x1c.millstream.udf.v1.StateReadH\x00R\x04readB\t\n" +
+	"\amessage\"\xe3\x01\n" +
+	"\tStateRead\x12\x17\n" +
+	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x17\n" +
+	"\aread_id\x18\x02 \x01(\x04R\x06readId\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\rR\x03key\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\rR\x05state\x12\x14\n" +
+	"\x05items\x18\x05 \x03(\fR\x05items\x12\x14\n" +
+	"\x05first\x18\x06 \x01(\fR\x05first\x12\x10\n" +
+	"\x03end\x18\a \x01(\fR\x03end\x12\x1f\n" +
+	"\ventries_max\x18\b \x01(\rR\n" +
+	"entriesMax\x12\x1d\n" +
+	"\n" +
+	"items_only\x18\t \x01(\bR\titemsOnly\"\xf7\x01\n" +
+	"\n" +
+	"StateFound\x12\x17\n" +
+	"\aread_id\x18\x01 \x01(\x04R\x06readId\x126\n" +
+	"\x05items\x18\x02 \x01(\v2 .millstream.frame.v1.BytesColumnR\x05items\x128\n" +
+	"\x06values\x18\x03 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x12\x1a\n" +
+	"\bversions\x18\x04 \x03(\aR\bversions\x12\x18\n" +
+	"\acovered\x18\x05 \x01(\rR\acovered\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\xff\x03\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -4497,10 +4914,11 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12\x14\n" +
 	"\x05arrow\x18\v \x01(\fR\x05arrow\x129\n" +
-	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\"\x87\x01\n" +
+	"\achanges\x18\f \x01(\v2\x1f.millstream.udf.v1.StateChangesR\achanges\"\xc4\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
-	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
+	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04call\x12;\n" +
+	"\x05found\x18\x03 \x01(\v2#.millstream.udf.v1.SealedStateFoundH\x00R\x05foundB\t\n" +
 	"\amessage\"\x9f\x02\n" +
 	"\rSealedMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
@@ -4514,10 +4932,11 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06states\x18\b \x01(\fR\x06states\x12\x12\n" +
 	"\x04edge\x18\t \x01(\tR\x04edge\x12\x16\n" +
 	"\x06timers\x18\n" +
-	" \x01(\bR\x06timers\"\x94\x01\n" +
+	" \x01(\bR\x06timers\"\xc8\x01\n" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
-	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
+	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answer\x122\n" +
+	"\x04read\x18\x03 \x01(\v2\x1c.millstream.udf.v1.StateReadH\x00R\x04readB\t\n" +
 	"\amessage\"\xdc\x02\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
@@ -4540,7 +4959,15 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06states\x18\x03 \x01(\fR\x06states\x12\x14\n" +
 	"\x05items\x18\x04 \x01(\fR\x05items\x12\x16\n" +
 	"\x06values\x18\x05 \x01(\fR\x06values\x12\x1a\n" +
-	"\bversions\x18\x06 \x01(\fR\bversions\"\xa7\x01\n" +
+	"\bversions\x18\x06 \x01(\fR\bversions\"\xb9\x01\n" +
+	"\x10SealedStateFound\x12\x17\n" +
+	"\aread_id\x18\x01 \x01(\x04R\x06readId\x12\x14\n" +
+	"\x05items\x18\x02 \x01(\fR\x05items\x12\x16\n" +
+	"\x06values\x18\x03 \x01(\fR\x06values\x12\x1a\n" +
+	"\bversions\x18\x04 \x01(\fR\bversions\x12\x18\n" +
+	"\acovered\x18\x05 \x01(\rR\acovered\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\xa7\x01\n" +
 	"\x12SealedStateChanges\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\fR\x04keys\x12\x16\n" +
 	"\x06states\x18\x02 \x01(\fR\x06states\x12\x14\n" +
@@ -4746,7 +5173,7 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 }
 
 var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
 	(State_Kind)(0),               // 1: millstream.udf.v1.State.Kind
@@ -4764,138 +5191,147 @@ var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(*StateEntries)(nil),          // 13: millstream.udf.v1.StateEntries
 	(*StateChanges)(nil),          // 14: millstream.udf.v1.StateChanges
 	(*MapResponse)(nil),           // 15: millstream.udf.v1.MapResponse
-	(*MapAnswer)(nil),             // 16: millstream.udf.v1.MapAnswer
-	(*SealedMapRequest)(nil),      // 17: millstream.udf.v1.SealedMapRequest
-	(*SealedMapCall)(nil),         // 18: millstream.udf.v1.SealedMapCall
-	(*SealedMapResponse)(nil),     // 19: millstream.udf.v1.SealedMapResponse
-	(*SealedMapAnswer)(nil),       // 20: millstream.udf.v1.SealedMapAnswer
-	(*SealedStateEntries)(nil),    // 21: millstream.udf.v1.SealedStateEntries
-	(*SealedStateChanges)(nil),    // 22: millstream.udf.v1.SealedStateChanges
-	(*SinkRequest)(nil),           // 23: millstream.udf.v1.SinkRequest
-	(*SinkCall)(nil),              // 24: millstream.udf.v1.SinkCall
-	(*SealedSinkRequest)(nil),     // 25: millstream.udf.v1.SealedSinkRequest
-	(*SealedSinkCall)(nil),        // 26: millstream.udf.v1.SealedSinkCall
-	(*SinkResponse)(nil),          // 27: millstream.udf.v1.SinkResponse
-	(*SinkAnswer)(nil),            // 28: millstream.udf.v1.SinkAnswer
-	(*SinkOpen)(nil),              // 29: millstream.udf.v1.SinkOpen
-	(*SinkOpened)(nil),            // 30: millstream.udf.v1.SinkOpened
-	(*SinkFlush)(nil),             // 31: millstream.udf.v1.SinkFlush
-	(*SinkFlushed)(nil),           // 32: millstream.udf.v1.SinkFlushed
-	(*SourceRequest)(nil),         // 33: millstream.udf.v1.SourceRequest
-	(*SourceOpen)(nil),            // 34: millstream.udf.v1.SourceOpen
-	(*SourceRead)(nil),            // 35: millstream.udf.v1.SourceRead
-	(*SourceCommitted)(nil),       // 36: millstream.udf.v1.SourceCommitted
-	(*SourceResponse)(nil),        // 37: millstream.udf.v1.SourceResponse
-	(*SourceBatch)(nil),           // 38: millstream.udf.v1.SourceBatch
-	(*ReduceRequest)(nil),         // 39: millstream.udf.v1.ReduceRequest
-	(*Group)(nil),                 // 40: millstream.udf.v1.Group
-	(*ReducePart)(nil),            // 41: millstream.udf.v1.ReducePart
-	(*ReduceResponse)(nil),        // 42: millstream.udf.v1.ReduceResponse
-	(*ReduceAnswer)(nil),          // 43: millstream.udf.v1.ReduceAnswer
-	(*GroupFailure)(nil),          // 44: millstream.udf.v1.GroupFailure
-	(*SealedReduceRequest)(nil),   // 45: millstream.udf.v1.SealedReduceRequest
-	(*SealedReducePart)(nil),      // 46: millstream.udf.v1.SealedReducePart
-	(*SealedReduceResponse)(nil),  // 47: millstream.udf.v1.SealedReduceResponse
-	(*SealedReduceAnswer)(nil),    // 48: millstream.udf.v1.SealedReduceAnswer
-	(*MetricsRequest)(nil),        // 49: millstream.udf.v1.MetricsRequest
-	(*MetricsResponse)(nil),       // 50: millstream.udf.v1.MetricsResponse
-	(*Series)(nil),                // 51: millstream.udf.v1.Series
-	nil,                           // 52: millstream.udf.v1.Hello.SecretsEntry
-	nil,                           // 53: millstream.udf.v1.Series.LabelsEntry
-	(*framev1.Frame)(nil),         // 54: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 55: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 56: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 57: millstream.frame.v1.HeadersColumn
+	(*StateRead)(nil),             // 16: millstream.udf.v1.StateRead
+	(*StateFound)(nil),            // 17: millstream.udf.v1.StateFound
+	(*MapAnswer)(nil),             // 18: millstream.udf.v1.MapAnswer
+	(*SealedMapRequest)(nil),      // 19: millstream.udf.v1.SealedMapRequest
+	(*SealedMapCall)(nil),         // 20: millstream.udf.v1.SealedMapCall
+	(*SealedMapResponse)(nil),     // 21: millstream.udf.v1.SealedMapResponse
+	(*SealedMapAnswer)(nil),       // 22: millstream.udf.v1.SealedMapAnswer
+	(*SealedStateEntries)(nil),    // 23: millstream.udf.v1.SealedStateEntries
+	(*SealedStateFound)(nil),      // 24: millstream.udf.v1.SealedStateFound
+	(*SealedStateChanges)(nil),    // 25: millstream.udf.v1.SealedStateChanges
+	(*SinkRequest)(nil),           // 26: millstream.udf.v1.SinkRequest
+	(*SinkCall)(nil),              // 27: millstream.udf.v1.SinkCall
+	(*SealedSinkRequest)(nil),     // 28: millstream.udf.v1.SealedSinkRequest
+	(*SealedSinkCall)(nil),        // 29: millstream.udf.v1.SealedSinkCall
+	(*SinkResponse)(nil),          // 30: millstream.udf.v1.SinkResponse
+	(*SinkAnswer)(nil),            // 31: millstream.udf.v1.SinkAnswer
+	(*SinkOpen)(nil),              // 32: millstream.udf.v1.SinkOpen
+	(*SinkOpened)(nil),            // 33: millstream.udf.v1.SinkOpened
+	(*SinkFlush)(nil),             // 34: millstream.udf.v1.SinkFlush
+	(*SinkFlushed)(nil),           // 35: millstream.udf.v1.SinkFlushed
+	(*SourceRequest)(nil),         // 36: millstream.udf.v1.SourceRequest
+	(*SourceOpen)(nil),            // 37: millstream.udf.v1.SourceOpen
+	(*SourceRead)(nil),            // 38: millstream.udf.v1.SourceRead
+	(*SourceCommitted)(nil),       // 39: millstream.udf.v1.SourceCommitted
+	(*SourceResponse)(nil),        // 40: millstream.udf.v1.SourceResponse
+	(*SourceBatch)(nil),           // 41: millstream.udf.v1.SourceBatch
+	(*ReduceRequest)(nil),         // 42: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 43: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 44: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 45: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 46: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 47: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 48: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 49: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 50: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 51: millstream.udf.v1.SealedReduceAnswer
+	(*MetricsRequest)(nil),        // 52: millstream.udf.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 53: millstream.udf.v1.MetricsResponse
+	(*Series)(nil),                // 54: millstream.udf.v1.Series
+	nil,                           // 55: millstream.udf.v1.Hello.SecretsEntry
+	nil,                           // 56: millstream.udf.v1.Series.LabelsEntry
+	(*framev1.Frame)(nil),         // 57: millstream.frame.v1.Frame
+	(*framev1.BytesColumn)(nil),   // 58: millstream.frame.v1.BytesColumn
+	(*framev1.ListColumn)(nil),    // 59: millstream.frame.v1.ListColumn
+	(*framev1.HeadersColumn)(nil), // 60: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
 	0,  // 1: millstream.udf.v1.Hello.kind:type_name -> millstream.udf.v1.Kind
-	52, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
+	55, // 2: millstream.udf.v1.Hello.secrets:type_name -> millstream.udf.v1.Hello.SecretsEntry
 	9,  // 3: millstream.udf.v1.Welcome.states:type_name -> millstream.udf.v1.State
 	1,  // 4: millstream.udf.v1.State.kind:type_name -> millstream.udf.v1.State.Kind
 	2,  // 5: millstream.udf.v1.State.clock:type_name -> millstream.udf.v1.State.Clock
 	3,  // 6: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
 	7,  // 7: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
 	12, // 8: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	54, // 9: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
-	13, // 10: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
-	55, // 11: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
-	55, // 12: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
-	55, // 13: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
-	55, // 14: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
-	8,  // 15: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	16, // 16: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	55, // 17: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	56, // 18: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	56, // 19: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	57, // 20: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	10, // 21: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	14, // 22: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
-	7,  // 23: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
-	18, // 24: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
-	8,  // 25: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	20, // 26: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
-	10, // 27: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	7,  // 28: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	24, // 29: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	29, // 30: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	24, // 31: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
-	31, // 32: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	54, // 33: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
-	7,  // 34: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	26, // 35: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
-	29, // 36: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
-	26, // 37: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
-	31, // 38: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
-	8,  // 39: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	28, // 40: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
-	30, // 41: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
-	32, // 42: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
-	10, // 43: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	7,  // 44: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
-	34, // 45: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
-	35, // 46: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
-	36, // 47: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
-	8,  // 48: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	38, // 49: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	54, // 50: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	7,  // 51: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	41, // 52: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
-	40, // 53: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
-	54, // 54: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
-	8,  // 55: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	43, // 56: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
-	55, // 57: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	56, // 58: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	56, // 59: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	57, // 60: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	44, // 61: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	7,  // 62: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	46, // 63: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
-	40, // 64: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
-	8,  // 65: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	48, // 66: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
-	44, // 67: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	51, // 68: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
-	4,  // 69: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
-	53, // 70: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
-	5,  // 71: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	11, // 72: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	23, // 73: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	33, // 74: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	39, // 75: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
-	49, // 76: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
-	6,  // 77: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	15, // 78: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	27, // 79: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	37, // 80: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	42, // 81: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
-	50, // 82: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
-	77, // [77:83] is the sub-list for method output_type
-	71, // [71:77] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	17, // 9: millstream.udf.v1.MapRequest.found:type_name -> millstream.udf.v1.StateFound
+	57, // 10: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	13, // 11: millstream.udf.v1.MapCall.states:type_name -> millstream.udf.v1.StateEntries
+	58, // 12: millstream.udf.v1.StateEntries.items:type_name -> millstream.frame.v1.BytesColumn
+	58, // 13: millstream.udf.v1.StateEntries.values:type_name -> millstream.frame.v1.BytesColumn
+	58, // 14: millstream.udf.v1.StateChanges.items:type_name -> millstream.frame.v1.BytesColumn
+	58, // 15: millstream.udf.v1.StateChanges.values:type_name -> millstream.frame.v1.BytesColumn
+	8,  // 16: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	18, // 17: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
+	16, // 18: millstream.udf.v1.MapResponse.read:type_name -> millstream.udf.v1.StateRead
+	58, // 19: millstream.udf.v1.StateFound.items:type_name -> millstream.frame.v1.BytesColumn
+	58, // 20: millstream.udf.v1.StateFound.values:type_name -> millstream.frame.v1.BytesColumn
+	58, // 21: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	59, // 22: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	59, // 23: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	60, // 24: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	10, // 25: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	14, // 26: millstream.udf.v1.MapAnswer.changes:type_name -> millstream.udf.v1.StateChanges
+	7,  // 27: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
+	20, // 28: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
+	24, // 29: millstream.udf.v1.SealedMapRequest.found:type_name -> millstream.udf.v1.SealedStateFound
+	8,  // 30: millstream.udf.v1.SealedMapResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	22, // 31: millstream.udf.v1.SealedMapResponse.answer:type_name -> millstream.udf.v1.SealedMapAnswer
+	16, // 32: millstream.udf.v1.SealedMapResponse.read:type_name -> millstream.udf.v1.StateRead
+	10, // 33: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 34: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	27, // 35: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
+	32, // 36: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	27, // 37: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
+	34, // 38: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	57, // 39: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 40: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	29, // 41: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
+	32, // 42: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	29, // 43: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
+	34, // 44: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	8,  // 45: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	31, // 46: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
+	33, // 47: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
+	35, // 48: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
+	10, // 49: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	7,  // 50: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
+	37, // 51: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
+	38, // 52: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
+	39, // 53: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
+	8,  // 54: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	41, // 55: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
+	57, // 56: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	7,  // 57: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	44, // 58: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	43, // 59: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	57, // 60: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	8,  // 61: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	46, // 62: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	58, // 63: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	59, // 64: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	59, // 65: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	60, // 66: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	47, // 67: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	7,  // 68: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	49, // 69: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	43, // 70: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	8,  // 71: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	51, // 72: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	47, // 73: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	54, // 74: millstream.udf.v1.MetricsResponse.series:type_name -> millstream.udf.v1.Series
+	4,  // 75: millstream.udf.v1.Series.kind:type_name -> millstream.udf.v1.Series.Kind
+	56, // 76: millstream.udf.v1.Series.labels:type_name -> millstream.udf.v1.Series.LabelsEntry
+	5,  // 77: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	11, // 78: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	26, // 79: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	36, // 80: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	42, // 81: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	52, // 82: millstream.udf.v1.Udf.Metrics:input_type -> millstream.udf.v1.MetricsRequest
+	6,  // 83: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	15, // 84: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	30, // 85: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	40, // 86: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	45, // 87: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	53, // 88: millstream.udf.v1.Udf.Metrics:output_type -> millstream.udf.v1.MetricsResponse
+	83, // [83:89] is the sub-list for method output_type
+	77, // [77:83] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -4906,63 +5342,67 @@ func file_millstream_udf_v1_udf_proto_init() {
 	file_millstream_udf_v1_udf_proto_msgTypes[6].OneofWrappers = []any{
 		(*MapRequest_Hello)(nil),
 		(*MapRequest_Call)(nil),
+		(*MapRequest_Found)(nil),
 	}
 	file_millstream_udf_v1_udf_proto_msgTypes[10].OneofWrappers = []any{
 		(*MapResponse_Welcome)(nil),
 		(*MapResponse_Answer)(nil),
-	}
-	file_millstream_udf_v1_udf_proto_msgTypes[12].OneofWrappers = []any{
-		(*SealedMapRequest_Hello)(nil),
-		(*SealedMapRequest_Call)(nil),
+		(*MapResponse_Read)(nil),
 	}
 	file_millstream_udf_v1_udf_proto_msgTypes[14].OneofWrappers = []any{
+		(*SealedMapRequest_Hello)(nil),
+		(*SealedMapRequest_Call)(nil),
+		(*SealedMapRequest_Found)(nil),
+	}
+	file_millstream_udf_v1_udf_proto_msgTypes[16].OneofWrappers = []any{
 		(*SealedMapResponse_Welcome)(nil),
 		(*SealedMapResponse_Answer)(nil),
+		(*SealedMapResponse_Read)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[18].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[21].OneofWrappers = []any{
 		(*SinkRequest_Hello)(nil),
 		(*SinkRequest_Call)(nil),
 		(*SinkRequest_Open)(nil),
 		(*SinkRequest_Check)(nil),
 		(*SinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[20].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[23].OneofWrappers = []any{
 		(*SealedSinkRequest_Hello)(nil),
 		(*SealedSinkRequest_Call)(nil),
 		(*SealedSinkRequest_Open)(nil),
 		(*SealedSinkRequest_Check)(nil),
 		(*SealedSinkRequest_Flush)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[22].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[25].OneofWrappers = []any{
 		(*SinkResponse_Welcome)(nil),
 		(*SinkResponse_Answer)(nil),
 		(*SinkResponse_Opened)(nil),
 		(*SinkResponse_Flushed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[31].OneofWrappers = []any{
 		(*SourceRequest_Hello)(nil),
 		(*SourceRequest_Open)(nil),
 		(*SourceRequest_Read)(nil),
 		(*SourceRequest_Committed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[32].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[35].OneofWrappers = []any{
 		(*SourceResponse_Welcome)(nil),
 		(*SourceResponse_Batch)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[33].OneofWrappers = []any{}
-	file_millstream_udf_v1_udf_proto_msgTypes[34].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[36].OneofWrappers = []any{}
+	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
 		(*ReduceRequest_Hello)(nil),
 		(*ReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[40].OneofWrappers = []any{
 		(*ReduceResponse_Welcome)(nil),
 		(*ReduceResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[40].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[43].OneofWrappers = []any{
 		(*SealedReduceRequest_Hello)(nil),
 		(*SealedReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[42].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[45].OneofWrappers = []any{
 		(*SealedReduceResponse_Welcome)(nil),
 		(*SealedReduceResponse_Answer)(nil),
 	}
@@ -4972,7 +5412,7 @@ func file_millstream_udf_v1_udf_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
