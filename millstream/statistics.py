@@ -93,6 +93,8 @@ class LaneStatistics:
     """Attempts after the first, since this process started."""
     udf_errors: int = 0
     """Errors that the function returned, since this process started."""
+    state_reads: int = 0
+    """Reads of lazy states while calls were in progress, since this process started."""
     pending: int | None = None
     """Records waiting in the buffer, or at the source if it knows."""
     pending_bytes: int | None = None

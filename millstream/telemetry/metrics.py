@@ -421,6 +421,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(REDUCE_TIME, _HISTOGRAM, (), "One hand-over, from its being durable to its results, microseconds."),
     Metric("millstream_retries_total", _COUNTER, (_LANE,), "Attempts after the first.", _lanes(lambda n: n.retries)),
     Metric(
+        "millstream_state_reads_total",
+        _COUNTER,
+        (_LANE,),
+        "Reads of lazy states by the function.",
+        _lanes(lambda n: n.state_reads, LaneReport.FUNCTION),
+    ),
+    Metric(
         "millstream_frames_in_flight",
         _GAUGE,
         (_LANE,),

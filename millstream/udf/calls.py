@@ -179,8 +179,6 @@ class CallStream(Generic[_Answer]):
         """Streams that broke while they were in use."""
         self.refused = 0
         """Answers that did not fit their calls."""
-        self.reads = 0
-        """Reads during calls."""
 
     async def call(
         self,
@@ -390,7 +388,6 @@ class CallStream(Generic[_Answer]):
     async def _reply(self, wire: Wire, read: Read) -> None:
         if not 0 < read.call_id <= self._ids:
             raise broken(self._where, f"it reads for call {read.call_id}, which does not exist")
-        self.reads += 1
         call = self._waiting.get(read.call_id)
         source: StateReader | str = "the call has its answer already, or nobody waits for one"
         if call is not None and not call.answered.done():

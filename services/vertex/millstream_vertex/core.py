@@ -167,6 +167,7 @@ class LaneCore:
             open=account.open,
             retries=counters.retries,
             udf_errors=counters.udf_errors,
+            state_reads=counters.state_reads,
         )
 
 

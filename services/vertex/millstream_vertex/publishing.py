@@ -25,6 +25,7 @@ class LaneCounters:
 
     retries: int = 0
     udf_errors: int = 0
+    state_reads: int = 0
     busy_s: float = 0.0
     """Time of calls to the function or target, summed over concurrent calls."""
 

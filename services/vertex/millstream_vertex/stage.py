@@ -74,6 +74,8 @@ class StageResult:
     """What the stage keeps in the ledger of its lane, in a buffer of its own."""
     retries: int = 0
     errors: int = 0
+    state_reads: int = 0
+    """How often the function has read of its lazy states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,7 @@ class Stages:
         step = self._steps[place]
         step.counters.retries += result.retries
         step.counters.udf_errors += result.errors
+        step.counters.state_reads += result.state_reads
         await self._pass_outputs(place, unit, result, lineage, watermark_us, early=early)
         self._account_of(place, unit).add(result.account)
         if result.dead_letters is not None:

@@ -42,6 +42,7 @@ LANE = LaneStatistics(
     bytes_in_flight=5_000,
     retries=12,
     udf_errors=13,
+    state_reads=17,
     pending=1_000,
     pending_bytes=9_000,
     pending_versions=8,

@@ -335,13 +335,15 @@ class Holding:
 
 def test_outputs_of_a_timer_have_its_output_time_or_a_later_one() -> None:
     states = run(Holding, [record("a", 100), record("b", 40)], watermark_us=60 * SECOND).states
+    assert states is not None
     assert [(one.event_time_us, one.at_us) for one in states.timers[:2]] == [
         (40 * SECOND, 3640 * SECOND),
         (100 * SECOND, 3700 * SECOND),
     ]
     results = run_timers(Holding, states, watermark_us=3700 * SECOND, now_us=0)
     # What was set for a time that the watermark had passed has that of the watermark.
-    assert [message.event_time_us // SECOND for message in results.messages] == [60, 660, 100, 700]
+    times_us = [message.event_time_us for message in results.messages]
+    assert times_us == [60 * SECOND, 660 * SECOND, 100 * SECOND, 700 * SECOND]
     failed = run_timers(Holding, states, now_us=9000 * SECOND)
     assert "2 s earlier than its event_time: set the timer with output_at" in failed.outcomes[0].reason
 
@@ -360,7 +362,7 @@ def test_an_output_time_that_cannot_be(when: Any, says: str) -> None:
 def test_outputs_of_records_have_no_time_of_their_own() -> None:
     @udf.map
     class Dated(Holding):
-        def process(self, record: udf.Record) -> udf.Message:
+        def process(self, record: udf.Record) -> Any:
             return udf.Message(b"", event_time=record.event_time)
 
     (outcome,) = run(Dated, [record("a", 100)]).outcomes

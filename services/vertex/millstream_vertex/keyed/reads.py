@@ -29,12 +29,15 @@ class CallReads:
         self._keys = keys
         self._states = states
         self._is_over = is_over
+        self.count = 0
+        """How many there were."""
         self._orders: dict[tuple[int, int, bytes], tuple[bytes, list[bytes]]] = {}
         """Where the first range with a certain end began, and its items in order, by key and state: a function
         reads on from page to page, and may have many items."""
 
     def __call__(self, read: StateRead) -> StateFound:
         """See `StateReader`."""
+        self.count += 1
         if read.key >= len(self._keys) or read.state not in self._states:
             raise ValueError(f"key {read.key} of the call has no lazy state {read.state}")
         return self._items(read) if read.items else self._range(read)

@@ -82,6 +82,8 @@ class KeyedStage(MapStage):
         self._tables = tables if tables is not None else Tables(self._where, state)
         self._firing: dict[bytes, Timer] = {}
         """The timers that the function has, by key."""
+        self._reads = 0
+        """Reads of lazy states for the result that is being made."""
 
     async def on_frame(self, given: StageInput) -> StageResult:
         await wait_for_room(self._keyed, self._where)
@@ -118,6 +120,8 @@ class KeyedStage(MapStage):
             edge=given.edge,
             **options,
         )
+        if reader is not None:
+            self._reads += reader.count
         if answer.error:
             return answer
         refused = self._refusal(frame, answer, record_keys) or self._keyed.apply(keys, answer.changes)
@@ -145,6 +149,7 @@ class KeyedStage(MapStage):
         return None
 
     def _with_changes(self, result: StageResult) -> StageResult:
+        result.state_reads, self._reads = self._reads, 0
         result.kept = self._changelog.frames(self._keyed.take_steps(), self._clock.now_us())
         return result
 

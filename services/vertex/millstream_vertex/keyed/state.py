@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.limits import KIB
-from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind, StateReader
+from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateEntries, StateKind
 from millstream.wire.state.v1 import state_pb2
 from millstream_vertex.keyed.agenda import Agenda
 from millstream_vertex.keyed.image import (
@@ -346,7 +346,7 @@ class KeyedState:
             versions.append(version)
         return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
 
-    def reader(self, keys: Sequence[bytes], now_us: int, timers: Sequence[Timer] = ()) -> StateReader | None:
+    def reader(self, keys: Sequence[bytes], now_us: int, timers: Sequence[Timer] = ()) -> CallReads | None:
         """What a call reads of lazy states, until its changes are applied; None if there are none. Arguments: as for
         `entries`."""
         if not self._lazy:

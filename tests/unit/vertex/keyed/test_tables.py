@@ -27,6 +27,7 @@ from millstream_udf.execution import Function, open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.keyed import tables as tables_module
 from millstream_vertex.keyed.changelog import Changelog
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.image import size_of
 from millstream_vertex.keyed.keys import is_of_table, key_of, parts_of, table_key_of
 from millstream_vertex.keyed.stage import KeyedStage
@@ -127,6 +128,7 @@ class TableLane:
             RetryPolicy(Backoff(0.0, steps=2), OnFailure.STOP),
             state=self.state,
             changelog=Changelog(LANE, nothing, nothing),
+            inbox=Inbox(nothing, LANE, nothing),
             clock=SettableClock(),
             by_key=True,
             needs_keys=False,
