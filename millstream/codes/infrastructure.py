@@ -572,7 +572,7 @@ EXPERIMENT_STOPPED = Code(
 )
 
 EDIT_WAITS = Code(
-    4116,
+    4119,
     "A change of a state waits for its lane",
     happened=(
         "What a function remembers was to be changed while the pipeline runs, and the lane has not done so in time: "
