@@ -43,7 +43,8 @@ def mark(records: int) -> mark_pb2.Mark:
     members = [mark_pb2.Member(vertex=one, edge=edge, account=account) for one, edge in (("b", "a-b"), ("c", "b-c"))]
     written = [mark_pb2.Written(edge=edge, records=records, bytes=10 * records) for edge in ("a-b", "b-c")]
     written.append(mark_pb2.Written(edge="c-out", frames=3, records=records, bytes=10 * records))
-    return mark_pb2.Mark(account=account, members=members, written=written, watermark_us=records)
+    continued = mark_pb2.Continued(sequence=records)
+    return mark_pb2.Mark(account=account, members=members, written=written, watermark_us=records, continued=continued)
 
 
 async def store(ledger: Ledger, lane: LaneId, what: mark_pb2.Mark) -> None:
@@ -98,7 +99,7 @@ async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for
         assert (new.account.inputs, [(one.vertex, one.account.inputs) for one in new.members]) == (12, [("c", 12)])
         # Its frames are numbered from 1, and its watermark is that of both.
         assert totals(new) == {"b-c": (0, 12, 120), "c-out": (0, 12, 120)}
-        assert (new.watermark_us, new.sequence, list(new.read)) == (5, 0, [])
+        assert (new.watermark_us, new.sequence, list(new.read), new.continued.sequence) == (5, 0, [], 7)
         for lane, records in zip(LANES, (5, 7), strict=True):
             left = await of(ledger, lane)
             assert (left.account.inputs, list(left.members)) == (records, [])
@@ -235,7 +236,7 @@ async def test_a_map_that_remembers_now_goes_on_where_the_lanes_of_its_edges_wer
             assert [account_of(vertex, lane, now).inputs for vertex in ("a", "b", "c")] == [12, 12, 12]
             # Its frames are numbered from 1, and its watermark is that of all.
             assert totals(now) == {"a-b": (0, 12, 120), "b-c": (0, 12, 120), "c-out": (0, 12, 120)}
-            assert now.watermark_us == 5
+            assert (now.watermark_us, now.continued.sequence) == (5, 7)
 
 
 async def test_a_map_that_leaves_its_chain_to_remember_reads_its_edge_from_the_beginning() -> None:

@@ -113,6 +113,9 @@ async def gather(plan: Plan, broker: Broker, gathered: Mapping[str, Sequence[str
                 watermark_us=min(one.watermark_us for one in former.values()),
                 ended=all(one.ended for one in former.values()),
             )
+            if added := max(one.continued.sequence for one in former.values()):
+                # Ids of records do not come again.
+                mark.continued.sequence = added
             for edge, one in former.items():
                 _add_input(mark, edge, one)
             with step("lane.gather", vertex):
@@ -214,7 +217,12 @@ def _divided(plan: Plan, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]
             new = LaneId(vertex, plan.vertex(vertex).definition.lane_input or member.edge, lane.partition)
             was = stored.mark
             first = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+            if was.HasField("continued"):
+                first.continued.CopyFrom(was.continued)
             mark = made.setdefault(new, first)
+            if first.continued.sequence > mark.continued.sequence:
+                # Ids of records do not come again.
+                mark.continued.sequence = first.continued.sequence
             mark.watermark_us = min(mark.watermark_us, was.watermark_us)
             mark.ended = mark.ended and was.ended
             _add(mark, plan, vertex, gone, was.written)
