@@ -331,7 +331,10 @@ def load(target: str, directory: str = "", context: Context | None = None, confi
     up at the first part of a process. (`close` of a class is not called here: a Spark worker ends without notice.)
     Raises `LoadError` if there is no such function, and what the user's module raises when it is imported.
     """
-    REGISTRY.not_exported = "metrics of a function that runs inside Spark's Python workers are not exported"
+    REGISTRY.not_exported = (
+        "metrics of a function that runs inside Spark's Python workers are not exported: start it with `command` in "
+        "place of `python`, which gives it a process of its own"
+    )
     # One process may have the functions of several vertices, one after the other.
     settings = Settings(config or "{}")
     hold(settings)

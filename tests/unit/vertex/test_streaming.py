@@ -151,7 +151,7 @@ CASES: dict[str, tuple[list[bytes], dict[bytes, int], Ways]] = {
 }
 
 
-@pytest.mark.guarantee("I1")
+@pytest.mark.guarantee("I1", "I4")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", [as_generator, as_async_generator, in_threads, as_list])
 async def test_what_comes_out_is_what_comes_out_without(part_records: int, case: str, form: Any) -> None:
