@@ -8,9 +8,9 @@ its key has had, so the outputs show whether the state was kept: a peer whose ou
 ones, or whose last counts do not add up to the number of records, is not measured. All read files and write files,
 except Quix Streams, which reads a topic and writes one (a broker as `make servers` fetches it).
 
-Rates are from the first record that a function gets until the last output or checkpoint is committed, so starting counts
-for none. Processor time is that of all processes between these two, and of their end. Memory is the largest sum over
-all processes, shared pages counted once (PSS). The broker of Millstream is one of its processes; that of Kafka is
+Rates are from the first record that a function gets until the last output or checkpoint is committed, so starting
+counts for none. Processor time is that of all processes from the same moment to their end. Memory is the largest sum
+over all processes, shared pages counted once (PSS). The broker of Millstream is one of its processes; that of Kafka is
 given apart. Each peer runs once as its documentation recommends, and once with the shortest interval between commits
 that makes sense. Peers have environments of their own, made with pip; `--environments` keeps them.
 The last line is one JSON object. Exit code 1 if something could not be measured.
@@ -23,6 +23,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -197,7 +198,7 @@ PEERS = {
     REFERENCE: Peer(run_millstream, "memory", **_MILLSTREAM),
     "millstream-disk": Peer(run_millstream, "disk", **_MILLSTREAM),
     "bytewax": Peer(run_bytewax, "10", commits="every 10 s", **_BYTEWAX),
-    "bytewax-often": Peer(run_bytewax, "0.1", commits="every 0.1 s", **_BYTEWAX),
+    "bytewax-often": Peer(run_bytewax, "0", commits="after each batch of 1,000 records", **_BYTEWAX),
     "quix": Peer(run_quix, "5", commits="every 5 s", on_kafka=True, **_QUIX),
     "quix-often": Peer(run_quix, "0.1", commits="every 0.1 s", on_kafka=True, **_QUIX),
     "flink": Peer(run_flink, "hashmap 10000", commits="every 10 s, all of the state", **_FLINK),
@@ -205,9 +206,7 @@ PEERS = {
     "spark": Peer(run_spark, "10", commits=f"every {10 * FILE_RECORDS:,} records", **_SPARK),
     "spark-often": Peer(run_spark, "1", commits=f"every {FILE_RECORDS:,} records", **_SPARK),
 }
-BENCH_NOTE = (
-    "`millstream bench map --state`: keys in turn, from a generator into nothing; as durable as millstream-memory"
-)
+BENCH_NOTE = "`millstream bench map --state`: keys in turn, a generator, no target; as durable as millstream-memory"
 
 
 def write_input(directory: Path, records: int, keys: int) -> Input:
@@ -255,9 +254,7 @@ def check(run: Run) -> None:
         last[line[:6]] = max(last.get(line[:6], 0), int(line[COUNT]))
     records, total = counts.total(), sum(last.values())
     if total != run.given.records or last != run.given.counts:
-        raise NotAvailableError(
-            f"wrong: its last counts add up to {total:,}, and there are {run.given.records:,} records"
-        )
+        raise NotAvailableError(f"wrong: its last counts add up to {total:,}, not to {run.given.records:,}")
     if records != run.given.records or len(counts) != records:
         raise NotAvailableError(f"wrong: {records:,} outputs, {len(counts):,} different ones")
 
@@ -345,6 +342,8 @@ def main() -> int:
     place = machine()
     print(place, flush=True)
     keep_orphans()
+    # So that nothing is left behind: neither processes nor files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: dict[str, list[Result]] = {}
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="millstream-state-peers-") as directory:
@@ -369,27 +368,15 @@ def main() -> int:
                     print(row(name, result, None), flush=True)
     medians = {name: median(results) for name, results in found.items()}
     reference = medians.get(REFERENCE)
-    print(
-        "\n| | records/s | of millstream-memory | processor s per million | memory | commits | kill -9 keeps | output |"
-    )
+    print(f"\n| | records/s | of {REFERENCE} | processor s per million | memory | commits | kill -9 keeps | output |")
     print("|---|---|---|---|---|---|---|---|")
     for name, result in medians.items():
         print(row(name, result, reference))
     for name, why in failures.items():
         print(f"{name}: not measured: {why}")
     figures = {name: asdict(result) for name, result in medians.items()}
-    print(
-        json.dumps(
-            {
-                **vars(options),
-                "environments": None,
-                "benchmark": "state_peers",
-                "machine": place,
-                "medians": figures,
-                "not_measured": failures,
-            }
-        )
-    )
+    summary = {"benchmark": "state_peers", "records": options.records, "keys": options.keys, "rounds": options.rounds}
+    print(json.dumps({**summary, "machine": place, "medians": figures, "not_measured": failures}))
     return 1 if failures else 0
 
 
