@@ -191,7 +191,7 @@ def installed(home: Path, requirements: Sequence[str]) -> Path:
     if not done.exists():
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        pip = [python, "-m", "pip", "install", "-q", *requirements]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "-q", *requirements]
         result = subprocess.run(pip, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise NotAvailableError(f"pip cannot install {', '.join(requirements)}: {result.stderr[-500:]}")

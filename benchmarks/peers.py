@@ -347,7 +347,7 @@ PEERS = {
     "millstream-unbuffered": Peer(run_unbuffered, "exactly once into files; each commit is fsynced; no buffer"),
     "bytewax": Peer(
         run_bytewax,
-        "exactly once into files, by snapshots every 10 s; a kill repeats up to 10 s of work; not fsynced",
+        "exactly once into files, by snapshots every 10 s; a kill repeats up to 10 s of work; fsynced",
         ("bytewax==0.21.1",),
     ),
     "spark": Peer(

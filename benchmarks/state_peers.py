@@ -100,19 +100,27 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class System:
     """How it is installed and run, and how durable it is."""
 
     run: Callable[[Run], None]
-    setting: str
     kill: str
     """What survives kill -9."""
-    commits: str
-    """How often it commits or checkpoints."""
     output: str
     """What its output guarantees."""
     requirements: tuple[str, ...] = ()
     on_kafka: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A system with one setting."""
+
+    system: System
+    setting: str
+    """What `run` says."""
+    commits: str
+    """How often it commits or checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,42 +177,48 @@ def run_spark(run: Run) -> None:
     call(run.directory, run.python, "-m", "state_jobs.spark_query", run.given.parts, run.out, checkpoint, run.setting)
 
 
-_MILLSTREAM = {
-    "kill": "every commit, and a loss of power, too: it is fsynced",
-    "commits": "state, output and position together, as often as the disk takes it, some times a second or more",
-    "output": "exactly once",
-}
-_BYTEWAX = {
-    "kill": "the last snapshot (SQLite, fsynced); what followed is computed again",
-    "output": "exactly once in files that are read at the end: a restart truncates them to the snapshot",
-    "requirements": ("bytewax==0.21.1",),
-}
-_QUIX = {
-    "kill": "the last transaction, in changelog topics with acks=all; a loss of power only by replicas, without fsync",
-    "output": "exactly once for readers of committed records, by Kafka's transactions",
-    "requirements": ("quixstreams==3.28.1",),
-}
-_FLINK = {
-    "kill": "the last checkpoint (files, without fsync), if it is given at the next start; the rest is computed again",
-    "output": "exactly once in files, which are complete after a checkpoint",
-    "requirements": ("apache-flink==2.3.0",),
-}
-_SPARK = {
-    "kill": "the last micro-batch (RocksDB's changelog in files, without fsync); the rest is computed again",
-    "output": "exactly once in files, for readers of Spark's list of them",
-    "requirements": ("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.6"),
-}
+MILLSTREAM = System(
+    run_millstream,
+    kill="every commit; as it is fsynced, also a loss of power",
+    output="exactly once",
+)
+BYTEWAX = System(
+    run_bytewax,
+    kill="the last snapshot (SQLite, fsynced); what followed is computed again",
+    output="exactly once in files that are read at the end: a restart cuts them back to the snapshot",
+    requirements=("bytewax==0.21.1",),
+)
+QUIX = System(
+    run_quix,
+    kill="the last transaction (changelog topics, acks=all, not fsynced); what followed is computed again",
+    output="exactly once for readers of committed records",
+    requirements=("quixstreams==3.28.1",),
+    on_kafka=True,
+)
+FLINK = System(
+    run_flink,
+    kill="the last checkpoint (files, not fsynced), if the next start names it; what followed is computed again",
+    output="exactly once in files, which are complete after a checkpoint",
+    requirements=("apache-flink==2.3.0",),
+)
+SPARK = System(
+    run_spark,
+    kill="the last micro-batch (files with RocksDB's changelog, not fsynced); what followed is computed again",
+    output="exactly once in files, for readers of Spark's list of them",
+    requirements=("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.6"),
+)
+_OFTEN = "state, output and position in each commit, many a second"
 PEERS = {
-    REFERENCE: Peer(run_millstream, "memory", **_MILLSTREAM),
-    "millstream-disk": Peer(run_millstream, "disk", **_MILLSTREAM),
-    "bytewax": Peer(run_bytewax, "10", commits="every 10 s", **_BYTEWAX),
-    "bytewax-often": Peer(run_bytewax, "0", commits="after each batch of 1,000 records", **_BYTEWAX),
-    "quix": Peer(run_quix, "5", commits="every 5 s", on_kafka=True, **_QUIX),
-    "quix-often": Peer(run_quix, "0.1", commits="every 0.1 s", on_kafka=True, **_QUIX),
-    "flink": Peer(run_flink, "hashmap 10000", commits="every 10 s, all of the state", **_FLINK),
-    "flink-often": Peer(run_flink, "rocksdb 500", commits="every 0.5 s, what changed (RocksDB)", **_FLINK),
-    "spark": Peer(run_spark, "10", commits=f"every {10 * FILE_RECORDS:,} records", **_SPARK),
-    "spark-often": Peer(run_spark, "1", commits=f"every {FILE_RECORDS:,} records", **_SPARK),
+    REFERENCE: Peer(MILLSTREAM, "memory", _OFTEN),
+    "millstream-disk": Peer(MILLSTREAM, "disk", _OFTEN),
+    "bytewax": Peer(BYTEWAX, "10", "every 10 s"),
+    "bytewax-often": Peer(BYTEWAX, "0", "after each batch of 1,000 records"),
+    "quix": Peer(QUIX, "5", "every 5 s"),
+    "quix-often": Peer(QUIX, "0.1", "every 0.1 s"),
+    "flink": Peer(FLINK, "hashmap 10000", "every 10 s, all of the state"),
+    "flink-often": Peer(FLINK, "rocksdb 500", "every 0.5 s, what changed (RocksDB)"),
+    "spark": Peer(SPARK, "10", f"every {10 * FILE_RECORDS:,} records"),
+    "spark-often": Peer(SPARK, "1", f"every {FILE_RECORDS:,} records"),
 }
 BENCH_NOTE = "`millstream bench map --state`: keys in turn, a generator, no target; as durable as millstream-memory"
 
@@ -270,11 +284,12 @@ def between(run: Run) -> float:
 def measure(name: str, given: Input, environments: Path, turn: int) -> Result:
     """One run of a peer, its outputs checked."""
     peer = PEERS[name]
-    run = Run(given.directory / f"{name}-{turn}", installed(environments, peer.requirements), peer.setting, given)
+    python = installed(environments, peer.system.requirements)
+    run = Run(given.directory / f"{name}-{turn}", python, peer.setting, given)
     shutil.copytree(JOBS, run.directory / JOBS.name, ignore=shutil.ignore_patterns("__pycache__"))
     run.out.mkdir()
     broker_pid = given.server.pid if given.server else None
-    used = measured(partial(peer.run, run), broker_pid, lambda: any(run.directory.glob(f"{BEGUN}*")))
+    used = measured(partial(peer.system.run, run), broker_pid, lambda: any(run.directory.glob(f"{BEGUN}*")))
     seconds, millions = between(run), given.records / 1e6
     check(run)
     shutil.rmtree(run.directory)
@@ -304,9 +319,9 @@ def median(results: Sequence[Result]) -> Result:
 
 def row(name: str, result: Result, reference: Result | None) -> str:
     peer = PEERS.get(name)
-    durability = f"{peer.commits} | {peer.kill} | {peer.output}" if peer else f"{BENCH_NOTE} | |"
+    durability = f"{peer.commits} | {peer.system.kill} | {peer.system.output}" if peer else f"{BENCH_NOTE} | |"
     ratio = f"{result.records_per_s / reference.records_per_s:.2f}" if reference else "-"
-    broker = f" + {result.broker_cpu_s_per_million:.1f}" if peer and peer.on_kafka else ""
+    broker = f" + {result.broker_cpu_s_per_million:.1f}" if peer and peer.system.on_kafka else ""
     return (
         f"| {name} | {result.records_per_s:,.0f} | {ratio} | {result.cpu_s_per_million:.1f}{broker} "
         f"| {result.memory_mib:,.0f} MiB | {durability} |"
@@ -355,7 +370,7 @@ def main() -> int:
                 try:
                     if name == BENCH:
                         result = bench(options.records, options.keys)
-                    elif PEERS[name].on_kafka:
+                    elif PEERS[name].system.on_kafka:
                         with kafka_with(given) as on_kafka:
                             result = measure(name, on_kafka, environments, turn)
                     else:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from pyspark.sql import Row, SparkSession, functions
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from state_jobs.counting import KEY, advance, begin
 
 
