@@ -85,15 +85,20 @@ class Run:
     """One run of a peer."""
 
     directory: Path
-    """Empty but for the jobs and `out`."""
+    """Empty but for the jobs, `out` and `progress`."""
     python: Path
     setting: str
     given: Input
 
     @property
     def out(self) -> Path:
-        """For what it writes and for what it knows of its progress, if these are files."""
+        """For what it writes, if these are files."""
         return self.directory / "out"
+
+    @property
+    def progress(self) -> Path:
+        """For its checkpoints, if these are files."""
+        return self.directory / "progress"
 
     def target(self, half: int) -> str:
         return f"{self.directory.name}-{half}"
@@ -142,12 +147,12 @@ def run_millstream(run: Run) -> None:
 def run_bytewax(run: Run) -> None:
     """`setting`: seconds between snapshots. Older snapshots are not kept (-b 0)."""
     for half in range(HALVES):
-        (run.directory / f"recovery-{half}").mkdir()
-        call(run.directory, run.python, "-m", "bytewax.recovery", f"recovery-{half}", "1")
+        (run.progress / str(half)).mkdir()
+        call(run.directory, run.python, "-m", "bytewax.recovery", run.progress / str(half), "1")
     commands: list[list[str | Path]] = []
     for half in range(HALVES):
         flow = f"state_jobs.bytewax_flow:get_flow('{run.given.half(half)}', '{run.out / str(half)}')"
-        options = ["-r", f"recovery-{half}", "-s", run.setting, "-b", "0"]
+        options: list[str | Path] = ["-r", run.progress / str(half), "-s", run.setting, "-b", "0"]
         commands.append([run.python, "-m", "bytewax.run", flow, *options])
     call_together(run.directory, commands)
 
@@ -168,13 +173,21 @@ def run_quix(run: Run) -> None:
 def run_flink(run: Run) -> None:
     """`setting`: where state is, and milliseconds between checkpoints."""
     job: list[str | Path] = [run.python, "-m", "state_jobs.flink_job"]
-    call(run.directory, *job, run.given.parts, run.out, run.directory / "checkpoints", *run.setting.split())
+    paths = run.given.parts, run.out, run.progress
+    call(run.directory, *job, *paths, *run.setting.split(), **_java(run))
 
 
 def run_spark(run: Run) -> None:
     """`setting`: files in a micro-batch."""
-    checkpoint = run.directory / "checkpoint"
-    call(run.directory, run.python, "-m", "state_jobs.spark_query", run.given.parts, run.out, checkpoint, run.setting)
+    paths = run.given.parts, run.out, run.progress
+    call(run.directory, run.python, "-m", "state_jobs.spark_query", *paths, run.setting, **_java(run))
+
+
+def _java(run: Run) -> dict[str, str]:
+    """So that its temporary files go with the run."""
+    temporary = run.directory / "tmp"
+    temporary.mkdir()
+    return {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"}
 
 
 MILLSTREAM = System(
@@ -197,7 +210,7 @@ QUIX = System(
 )
 FLINK = System(
     run_flink,
-    kill="the last checkpoint (files, not fsynced), if the next start names it; what followed is computed again",
+    kill="the last checkpoint (files, fsynced), if the next start names it; what followed is computed again",
     output="exactly once in files, which are complete after a checkpoint",
     requirements=("apache-flink==2.3.0",),
 )
@@ -207,7 +220,7 @@ SPARK = System(
     output="exactly once in files, for readers of Spark's list of them",
     requirements=("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.6"),
 )
-_OFTEN = "state, output and position in each commit, many a second"
+_OFTEN = "state, output and position in one commit, as often as the disk takes it"
 PEERS = {
     REFERENCE: Peer(MILLSTREAM, "memory", _OFTEN),
     "millstream-disk": Peer(MILLSTREAM, "disk", _OFTEN),
@@ -274,11 +287,12 @@ def check(run: Run) -> None:
 
 
 def between(run: Run) -> float:
-    """Seconds from the first record of the function until the last output or checkpoint changed."""
+    """Seconds from the first record of the function until the last file of the output or a checkpoint changed."""
     begun = [float(path.read_text()) for path in run.directory.glob(f"{BEGUN}*")]
     if not begun:
         raise NotAvailableError("its function had no record")
-    return max(path.stat().st_ctime for path in run.out.rglob("*")) - min(begun)
+    files = [path for place in (run.out, run.progress) for path in place.rglob("*") if path.is_file()]
+    return max(path.stat().st_ctime for path in files) - min(begun)
 
 
 def measure(name: str, given: Input, environments: Path, turn: int) -> Result:
@@ -288,6 +302,7 @@ def measure(name: str, given: Input, environments: Path, turn: int) -> Result:
     run = Run(given.directory / f"{name}-{turn}", python, peer.setting, given)
     shutil.copytree(JOBS, run.directory / JOBS.name, ignore=shutil.ignore_patterns("__pycache__"))
     run.out.mkdir()
+    run.progress.mkdir()
     broker_pid = given.server.pid if given.server else None
     used = measured(partial(peer.system.run, run), broker_pid, lambda: any(run.directory.glob(f"{BEGUN}*")))
     seconds, millions = between(run), given.records / 1e6
