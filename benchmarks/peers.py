@@ -16,29 +16,37 @@ large run, shared pages counted once (PSS). Peers take turns; figures are median
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
-import psutil
-from observed_run import MIB, machine
+from observed_run import machine
+from peer_runs import (
+    KAFKA_PROPERTIES,
+    LIMIT_S,
+    NotAvailableError,
+    Used,
+    call,
+    environment_of,
+    installed,
+    keep_orphans,
+    measured,
+    tail,
+)
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -51,10 +59,7 @@ RECORD_BYTES = 300
 PARTS = 20
 """Structured Streaming gets so many files, one for each of its batches."""
 PARTITIONS = 4
-LIMIT_S = 900.0
 RATE_MIN_S = 1.0
-_LOOK_EVERY_S = 0.25
-_PR_SET_CHILD_SUBREAPER = 36
 
 FUNCTION = """\
 import json
@@ -189,8 +194,6 @@ enriched = lines.map(enrich, Types.STRING())
 enriched.sink_to(FileSink.for_row_format(target, Encoder.simple_string_encoder()).build())
 env.execute()
 """
-_BROKER_PROPERTIES = "log.flush.interval.messages=9223372036854775807\nlog.retention.check.interval.ms=300000\n"
-"""As Kafka is run: the file system decides when it writes to the disk."""
 _SPARK_KAFKA = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -203,10 +206,6 @@ _SPARK_KAFKA = """\
 """
 _SPARK_KAFKA_JARS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients")
 _MORE_JARS = ("commons-pool2", "scala-parallel-collections_2.13")
-
-
-class NotAvailableError(Exception):
-    """A peer cannot be installed or run here. The message says why."""
 
 
 @dataclass(slots=True)
@@ -240,119 +239,10 @@ class Peer:
     beside_kafka: bool = False
 
 
-class Used(NamedTuple):
-    """What one run took."""
-
-    wall_s: float
-    cpu_s: float
-    broker_cpu_s: float
-    memory_mib: float
-
-
-@dataclass(slots=True)
-class Watch:
-    """Memory of everything that was started, looked at from a thread."""
-
-    apart: set[int]
-    peak_bytes: int = 0
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def look_until_ended(self) -> None:
-        while not self._ended.wait(_LOOK_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, sum(_pss_bytes(one) for one in started(self.apart)))
-
-    def end(self) -> None:
-        self._ended.set()
-
-
-def _pss_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:
-        return 0
-
-
-def started(apart: set[int]) -> list[psutil.Process]:
-    """All processes below this one; what lost its parent becomes a child of this one (`keep_orphans`)."""
-    return [one for one in psutil.Process().children(recursive=True) if one.pid not in apart]
-
-
-def keep_orphans() -> None:
-    """Their processor time is known only to the process that waits for them."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def reap(apart: set[int]) -> None:
-    """Wait for what a run has left behind; what does not end by itself is ended."""
-    deadline = time.monotonic() + 5.0
-    while left := started(apart):
-        for one in left:
-            with suppress(ChildProcessError, psutil.Error):
-                if time.monotonic() > deadline:
-                    one.kill()
-                os.waitpid(one.pid, os.WNOHANG)
-        time.sleep(0.02)
-
-
-def measured(peer: Peer, python: Path, given: Given, server: KafkaServer | None) -> Used:
-    broker = psutil.Process(server.pid) if server else None
-    apart = {broker.pid} if broker else set()
-    watch = Watch(apart)
-    looking = threading.Thread(target=watch.look_until_ended)
-    before, at_broker_s, began_s = _children_s(), _broker_s(broker), time.perf_counter()
-    looking.start()
-    try:
-        peer.run(given, python)
-        wall_s = time.perf_counter() - began_s
-    finally:
-        reap(apart)
-        watch.end()
-        looking.join()
-    return Used(wall_s, _children_s() - before, _broker_s(broker) - at_broker_s, watch.peak_bytes / MIB)
-
-
-def _children_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _broker_s(broker: psutil.Process | None) -> float:
-    if broker is None:
-        return 0.0
-    times = broker.cpu_times()
-    return times.user + times.system
-
-
-def call(given: Given, *command: str | Path, **environment: str) -> None:
-    """To its end, with what it prints in a file."""
-    with (given.directory / "log").open("ab") as log:
-        done = subprocess.run(
-            command,
-            cwd=given.directory,
-            env=_environment(Path(command[0]), environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise NotAvailableError(f"it ended with {done.returncode}: {_tail(given)}")
-
-
-def _environment(program: Path, more: Mapping[str, str]) -> dict[str, str]:
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYSPARK_PYTHON": str(program), **more}
-
-
-def _tail(given: Given) -> str:
-    return (given.directory / "log").read_text(errors="replace")[-1500:]
-
-
 def run_loop(given: Given, python: Path) -> None:
     (given.directory / "loop.py").write_text(LOOP)
     given.out.mkdir()
-    call(given, python, "loop.py", given.lines, given.out / "lines")
+    call(given.directory, python, "loop.py", given.lines, given.out / "lines")
 
 
 def run_millstream(given: Given, python: Path, chains: int = 0) -> None:
@@ -386,28 +276,28 @@ def _run_pipeline(given: Given, python: Path, source: str, sink: str, chains: in
         partitions=f"partitions: {partitions}\n      ",
     )
     (given.directory / "pipeline.yaml").write_text(text)
-    call(given, python, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet")
+    call(given.directory, python, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet")
 
 
 def run_bytewax(given: Given, python: Path) -> None:
     (given.directory / "flow.py").write_text(BYTEWAX)
     (given.directory / "recovery").mkdir()
     given.out.mkdir()
-    call(given, python, "-m", "bytewax.recovery", "recovery", "1")
+    call(given.directory, python, "-m", "bytewax.recovery", "recovery", "1")
     paths = {"PEER_INPUT": str(given.lines), "PEER_OUTPUT": str(given.out / "lines")}
-    call(given, python, "-m", "bytewax.run", "flow", "-r", "recovery", "-s", "10", "-b", "0", **paths)
+    call(given.directory, python, "-m", "bytewax.run", "flow", "-r", "recovery", "-s", "10", "-b", "0", **paths)
 
 
 def run_quix(given: Given, python: Path) -> None:
     assert given.server is not None
     (given.directory / "app.py").write_text(QUIX)
-    call(given, python, "app.py", given.server.brokers, given.topic, given.target, str(given.records))
+    call(given.directory, python, "app.py", given.server.brokers, given.topic, given.target, str(given.records))
 
 
 def run_spark(given: Given, python: Path) -> None:
     (given.directory / "stream.py").write_text(SPARK)
     parts = given.lines.with_suffix(".parts")
-    call(given, python, "stream.py", parts, given.out, given.directory / "checkpoint")
+    call(given.directory, python, "stream.py", parts, given.out, given.directory / "checkpoint")
 
 
 def run_spark_real_time(given: Given, python: Path) -> None:
@@ -426,7 +316,12 @@ def run_spark_real_time(given: Given, python: Path) -> None:
     ]
     with (given.directory / "log").open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=given.directory, env=_environment(python, {}), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            command,
+            cwd=given.directory,
+            env=environment_of(python, {}),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + LIMIT_S
         while process.poll() is None and time.monotonic() < deadline:
@@ -437,12 +332,12 @@ def run_spark_real_time(given: Given, python: Path) -> None:
     if process.returncode != 0:
         process.kill()
         process.wait()
-        raise NotAvailableError(f"it ended with {process.returncode}: {_tail(given)}")
+        raise NotAvailableError(f"it ended with {process.returncode}: {tail(given.directory)}")
 
 
 def run_flink(given: Given, python: Path) -> None:
     (given.directory / "job.py").write_text(FLINK)
-    call(given, python, "job.py", given.lines, given.out, given.directory / "checkpoints")
+    call(given.directory, python, "job.py", given.lines, given.out, given.directory / "checkpoints")
 
 
 PEERS = {
@@ -452,7 +347,7 @@ PEERS = {
     "millstream-unbuffered": Peer(run_unbuffered, "exactly once into files; each commit is fsynced; no buffer"),
     "bytewax": Peer(
         run_bytewax,
-        "exactly once into files, by snapshots every 10 s; a kill repeats up to 10 s of work; not fsynced",
+        "exactly once into files, by snapshots every 10 s; a kill repeats up to 10 s of work; fsynced",
         ("bytewax==0.21.1",),
     ),
     "spark": Peer(
@@ -483,21 +378,7 @@ PEERS = {
 
 def python_of(name: str) -> Path:
     """The Python of a peer's environment, which is made when it is not there."""
-    requirements = PEERS[name].requirements
-    if not requirements:
-        return Path(sys.executable)
-    home = HOME / "-".join(requirements).replace("==", "-")
-    python, done = home / "bin" / "python", home / "done"
-    if not done.exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        installed = subprocess.run(
-            [python, "-m", "pip", "install", "-q", *requirements], capture_output=True, text=True, check=False
-        )
-        if installed.returncode != 0:
-            raise NotAvailableError(f"pip cannot install {', '.join(requirements)}: {installed.stderr[-500:]}")
-        done.touch()
-    return python
+    return installed(HOME, PEERS[name].requirements)
 
 
 def spark_kafka() -> Path:
@@ -581,7 +462,7 @@ def both_runs(name: str, home: Path, sizes: Sequence[int], server: KafkaServer |
             assert server is not None
             given.server, given.topic = server, f"orders-{records}"
             server.create(given.target, PARTITIONS)
-        found.append(measured(peer, python, given, server))
+        found.append(measured(partial(peer.run, given, python), server.pid if server else None))
         if digest(outputs(given)) != expected(given.lines):
             raise NotAvailableError(f"its output differs from the loop's: {digest(outputs(given))[0]} records")
         shutil.rmtree(directory)
@@ -619,7 +500,7 @@ def kafka_for(names: Sequence[str], home: Path, sizes: Sequence[int]) -> Iterato
     if not any(PEERS[name].beside_kafka for name in names):
         yield None
         return
-    with open_kafka(home / "kafka", properties=_BROKER_PROPERTIES) as server:
+    with open_kafka(home / "kafka", properties=KAFKA_PROPERTIES) as server:
         for records in sizes:
             topic = server.create(f"orders-{records}", PARTITIONS)
             lines = (home / f"{records}.jsonl").read_bytes().splitlines()
