@@ -27,8 +27,8 @@ from millstream_udf.execution import Function, open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.keyed import tables as tables_module
 from millstream_vertex.keyed.changelog import Changelog
-from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.image import size_of
+from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.keys import is_of_table, key_of, parts_of, table_key_of
 from millstream_vertex.keyed.stage import KeyedStage
 from millstream_vertex.keyed.state import KeyedState
