@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.record import Position
@@ -31,6 +31,16 @@ from millstream_writer.sink import Guarantee, SinkLane
 class SinkConformance(Conformance):
     """Inherit from this class, and define the target and what has arrived in it."""
 
+    deaths: ClassVar[Sequence[tuple[int, Moment]]] = (
+        (1, "before"),
+        (3, "inside"),
+        (8, "after"),
+        (1, "inside"),
+        (5, "inside"),
+        (6, "inside"),
+        (7, "inside"),
+    )
+    """The calls in which a lane dies while it writes, each in a target of its own."""
     _model = FallbackSink
     _is_exact = False
     """Whether the target of the lane that was opened last keeps positions."""
@@ -114,12 +124,7 @@ class SinkConformance(Conformance):
 
     def test_killed_at_calls_each_record_counts_once(self) -> None:
         """A lane dies before, during and after calls; the next lane writes everything again."""
-        moments: Sequence[tuple[int, Moment]] = [
-            (1, "before"),
-            *((call, "inside") for call in (1, 3, 5, 6, 7)),
-            (8, "after"),
-        ]
-        for call, moment in moments:
+        for call, moment in self.deaths:
 
             async def run(place: Path, settings: Mapping[str, Any]) -> None:
                 async with self._open(settings, owner_of(place, 2)) as lane:

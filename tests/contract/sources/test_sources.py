@@ -21,6 +21,7 @@ from millstream.record import Record
 from millstream_reader.source import SourceBatch, SourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, values
 from tests.support.errors import raises
+from tests.support.sizes import sized
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,11 @@ async def test_reading_again_from_any_position_gives_the_same_continuation(case:
     async with open_case(case, tmp_path) as lane:
         records, invalid, batches = await read_to_end(lane, records_max=23)
     done = bad = 0
-    for batch in batches:
+    for number, batch in enumerate(batches):
         done += batch.frame.records if batch.frame is not None else 0
         bad += len(batch.invalid)
+        if number % sized(4, 1) and batch is not batches[-1]:
+            continue
         async with open_case(case, tmp_path, batch.position) as lane:
             again, invalid_again, _ = await read_to_end(lane, records_max=31)
         assert comparable(case, again) == comparable(case, records[done:])
