@@ -40,6 +40,7 @@ def test_an_answer_is_whole() -> None:
         error="wrong",
         arrow=b"a",
         changes=b"c",
+        lacks_tables=True,
     )
     answer.outcomes.add(index=1, reason="why")
     filled = {descriptor.name for descriptor, _ in answer.ListFields()}
