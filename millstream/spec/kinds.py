@@ -128,6 +128,10 @@ class VertexKind(Generic[S]):
         """What its lanes keep entries of a state for: `key`, or `lane`; empty if they keep none."""
         return ""
 
+    def has_state(self, settings: S) -> bool:
+        """Whether its function may remember something."""
+        return bool(self.remembers(settings))
+
     def kept_bytes(self, settings: S) -> int:
         """Bytes that each of its lanes keeps in its ledger for itself, in a buffer of its own; 0: nothing."""
         return 0

@@ -11,13 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOGGER = logging.getLogger("millstream_udf.function")
-
-_NO_TABLES: Mapping[str, Any] = MappingProxyType({})
 
 CURRENT: ContextVar[Context | None] = ContextVar("millstream_udf_context", default=None)
 """The context of the call that the running function works on, in this task or thread; None outside a call."""
@@ -51,7 +48,7 @@ class Context:
     edge: str = ""
     """The name of the edge by which these records come: `<from>-<to>`, unless the pipeline file gives it another. Empty
     in a source, its transformer and a reduce."""
-    tables: Mapping[str, Mapping[Any, Any]] = field(default_factory=lambda: _NO_TABLES, repr=False, compare=False)
+    tables: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     """The tables of the vertex, by name, read-only: `context.tables["rates"].get("EUR")`. All records of the call see
     one version of them. Values are read as JSON, unless the function declares the table with another type."""
 

@@ -41,6 +41,7 @@ def test_an_answer_is_whole() -> None:
         arrow=b"a",
         changes=b"c",
         unfinished=True,
+        lacks_tables=True,
     )
     answer.outcomes.add(index=1, reason="why")
     filled = {descriptor.name for descriptor, _ in answer.ListFields()}

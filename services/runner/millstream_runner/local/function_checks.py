@@ -117,7 +117,7 @@ def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict
                 what = f"`{written}` is not a program that uses our SDK for Python or Go"
                 verdict.notes.append((path, f"the function is not imported: {what}"))
                 continue
-            remembers = vertex.udf is not None and vertex.udf.state is not None
+            remembers = vertex.definition.has_state(vertex.settings)
             tables = tuple(vertex.definition.tables(vertex.settings))
             demand = _demand(vertex.settings, program, path)
             yield _Place(spec, path, program.function_kind.value, written, remembers, tables, demand)

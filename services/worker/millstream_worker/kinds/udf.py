@@ -74,6 +74,9 @@ class KeyedMap(Map):
         # Tables are the same in every lane, so they can be in any number of them.
         return "key" if settings.state is None else settings.state.scope
 
+    def has_state(self, settings: Udf) -> bool:
+        return settings.state is not None
+
     def kept_bytes(self, settings: Udf) -> int:
         return settings.kept_bytes_max * 11 // 5
 
