@@ -147,7 +147,7 @@ CASES: dict[str, tuple[list[bytes], dict[bytes, int], Ways]] = {
     "several fail": ([b"4", b"6", b"5", b"8"], {b"6": 1, b"8": 9}, {}),
     "is dropped": ([b"5", b"6", b"7"], {b"6": 9}, {b"6": lambda: udf.Drop("no")}),
     "is a dead letter": ([b"5", b"6", b"7"], {b"6": 9}, {b"6": lambda: udf.DeadLetter("no")}),
-    "asks again": ([b"5", b"6", b"7"], {b"6": 1}, {b"6": lambda: udf.Retry("later")}),
+    "asks again": ([b"5", b"6", b"7"], {b"6": 1}, {b"6": lambda: udf.Retry(0.0, "later")}),
 }
 
 
