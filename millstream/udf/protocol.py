@@ -23,7 +23,7 @@ from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.lives import Lives
 from millstream.udf.metrics import FunctionMetrics
 from millstream.udf.settings import FunctionSettings
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamedMapStream
 
 _WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
@@ -100,17 +100,16 @@ class Connection:
         return nullcontext()
 
     def open_map(
-        self,
-        kind: FunctionKind,
-        name: StreamName,
-        *,
-        outputs_max: int,
-        may_return_arrow: bool = False,
-        streaming: bool = False,
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
     ) -> AbstractAsyncContextManager[MapStream]:
-        """See `UdfClient`. `may_return_arrow` has no effect in a protocol without Arrow. A protocol in which no answer
-        comes in parts need not take `streaming`."""
+        """See `UdfClient`. `may_return_arrow` has no effect in a protocol without Arrow."""
         raise _absent(kind, name)
+
+    def open_streamed_map(
+        self, name: StreamName, *, outputs_max: int
+    ) -> AbstractAsyncContextManager[StreamedMapStream]:
+        """See `UdfClient`. Only for a protocol that `streams`."""
+        raise _absent(FunctionKind.MAP, name)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
         """See `UdfClient`."""
@@ -151,17 +150,18 @@ class UdfClient:
         *,
         outputs_max: int = ANSWER_RECORDS_MAX,
         may_return_arrow: bool = False,
-        streaming: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
         """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
-        may have Arrow columns in place of values. `streaming`: answers may come in parts; the stream is a
-        `StreamedMapStream`."""
+        may have Arrow columns in place of values."""
         self.check_kind(kind, name)
-        # A protocol need not have it.
-        options = {"streaming": True} if streaming else {}
-        return self._connection.open_map(
-            kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow, **options
-        )
+        return self._connection.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
+
+    def open_streamed_map(
+        self, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+    ) -> AbstractAsyncContextManager[StreamedMapStream]:
+        """For a map that sends its outputs as it makes them, at most `outputs_max` in one call."""
+        self.check_kind(FunctionKind.MAP, name)
+        return self._connection.open_streamed_map(name, outputs_max=outputs_max)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
         """For a sink that keeps no positions."""

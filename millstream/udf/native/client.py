@@ -48,12 +48,18 @@ from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.pieces import PieceByPiece, PieceMisfitError, PiecesLostError
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
+<<<<<<< HEAD
 from millstream.udf.states import DeclaredState, StateEntries, StateReader, TableUpdate
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
+=======
+from millstream.udf.states import DeclaredState, StateEntries
+from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamedMapStream
+>>>>>>> outputs
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _Answer = TypeVar("_Answer")
+_Made = TypeVar("_Made")
 _Request = type[udf_pb2.SealedMapRequest] | type[udf_pb2.SealedSinkRequest]
 _Response = type[udf_pb2.SealedMapResponse] | type[udf_pb2.SinkResponse]
 _Call = type[udf_pb2.SealedMapCall] | type[udf_pb2.SealedSinkCall]
@@ -83,16 +89,27 @@ class NativeConnection(Connection):
             raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
     def open_map(
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+    ) -> AbstractAsyncContextManager[MapStream]:
+        make = partial(_MapStream, transforms=kind is FunctionKind.SOURCE_TRANSFORM)
+        return self._open_map(kind, name, make, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
+
+    def open_streamed_map(
+        self, name: StreamName, *, outputs_max: int
+    ) -> AbstractAsyncContextManager[StreamedMapStream]:
+        make = partial(_StreamedMapStream, outputs_max=outputs_max)
+        return self._open_map(FunctionKind.MAP, name, make, outputs_max=outputs_max, streaming=True)
+
+    def _open_map(
         self,
         kind: FunctionKind,
         name: StreamName,
+        make: Callable[[CallStream[MapAnswer], _Call, _Stated], _Made],
         *,
         outputs_max: int,
         may_return_arrow: bool = False,
         streaming: bool = False,
-    ) -> AbstractAsyncContextManager[MapStream]:
-        # What yields its outputs yields no columns.
-        may_return_arrow = may_return_arrow and not streaming
+    ) -> AbstractAsyncContextManager[_Made]:
         return self._open_calls(
             "Map",
             name,
@@ -119,11 +136,7 @@ class NativeConnection(Connection):
             failed=lambda error: MapAnswer(error=error),
             read=read_of,
             is_unfinished=lambda answer: answer.unfinished,
-            make=(
-                partial(_StreamedMapStream, outputs_max=outputs_max)
-                if streaming
-                else partial(_MapStream, transforms=kind is FunctionKind.SOURCE_TRANSFORM)
-            ),
+            make=make,
             streaming=streaming,
         )
 
@@ -154,12 +167,20 @@ class NativeConnection(Connection):
         call: _Call,
         answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
         failed: Callable[[str], _Answer],
+<<<<<<< HEAD
         read: Callable[[bytes], Read | None] = lambda data: None,
         make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
         is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
         streaming: bool = False,
     ) -> AsyncIterator[_FrameStream[_Answer]]:
         """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`,
+=======
+        make: Callable[[CallStream[_Answer], _Call, _Stated], _Made],
+        is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
+        streaming: bool = False,
+    ) -> AsyncIterator[_Made]:
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`,
+>>>>>>> outputs
         `is_unfinished`: see `Dialect`. `streaming`: whether answers come in parts."""
         beside = calls_socket_of(self._target)
         stated = _Stated()

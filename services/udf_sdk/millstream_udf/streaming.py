@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from contextvars import copy_context
 from typing import Any
@@ -47,7 +47,7 @@ AHEAD_BYTES_MAX = 8 * PIECE_BYTES
 _OUTPUT_BYTES = 16
 """Overhead of an output in its columns."""
 
-Send = Callable[[udf_pb2.SealedMapAnswer], Awaitable[None]]
+Send = Callable[[udf_pb2.SealedMapAnswer], Coroutine[Any, Any, None]]
 """Sends a part of an answer. Waits while the receiver does not keep up."""
 
 
@@ -134,6 +134,7 @@ class _StreamedCall:
         CURRENT.set(self._context)
         try:
             await self._run_all()
+            await self._advance()
             return self._piece()
         except _StoppedError as stopped:
             if isinstance(self._stopped, _StoppedError):
@@ -143,13 +144,13 @@ class _StreamedCall:
 
     async def _run_all(self) -> None:
         items, misfits = items_of(self._definition, self._inputs, self._context)
-        one_by_one = self._definition.concurrency == 1
+        # A function that is not async cannot cancel the task that it runs in.
+        one_by_one = self._definition.concurrency == 1 and not self._definition.is_async
         try:
             async with asyncio.TaskGroup() as tasks:
                 for place, item in enumerate(items):
                     while self._ahead > AHEAD_BYTES_MAX:
-                        self._turn_changed.clear()
-                        await self._turn_changed.wait()
+                        await self._next_turn()
                     turn = _Turn(place)
                     if place in misfits:
                         self._turns.append(turn)
@@ -229,15 +230,27 @@ class _StreamedCall:
     async def _move(self, turn: _Turn) -> None:
         """Wait for the turn of a record, and pass its outputs on."""
         while not self._has_turn(turn):
-            self._turn_changed.clear()
-            await self._turn_changed.wait()
+            await self._next_turn()
         self._put_in(turn)
         await self._send_full()
 
+    async def _next_turn(self) -> None:
+        """Wait until another record has its turn."""
+        if self._turns[0].is_over:
+            await self._advance()
+            return
+        self._turn_changed.clear()
+        await self._turn_changed.wait()
+
     async def _over(self, turn: _Turn, error: BaseException | None) -> None:
-        """A record is over. Pass on what is over and has its turn."""
+        """A record is over."""
         turn.error, turn.is_over = error, True
         self._ahead += turn.size
+        await self._advance()
+
+    async def _advance(self) -> None:
+        """Pass on what is over and has its turn. It may be cancelled in the middle, by a function that has cancelled
+        the task that it runs in; then others do the rest."""
         while self._turns and self._turns[0].is_over:
             first = self._turns.popleft()
             self._ahead -= first.size
@@ -268,7 +281,8 @@ class _StreamedCall:
             piece = self._piece()
             piece.unfinished = True
             try:
-                await self._send(piece)
+                # The piece has outputs of other records, too, so it is sent whatever a function does to its task.
+                await asyncio.shield(self._send(piece))
             except Exception as error:
                 self._stopped = error
                 raise _StoppedError from error

@@ -104,13 +104,11 @@ class Programs:
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
             if client is not None:
-                return client.open_map(
-                    kind,
-                    name,
-                    outputs_max=program.outputs_max or ANSWER_RECORDS_MAX,
-                    may_return_arrow=may_return_arrow,
-                    streaming=isinstance(program, Udf) and program.streaming,
-                )
+                outputs_max = program.outputs_max or ANSWER_RECORDS_MAX
+                if isinstance(program, Udf) and program.streaming:
+                    # What yields its outputs yields no columns.
+                    return client.open_streamed_map(name, outputs_max=outputs_max)
+                return client.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {name.vertex} has no {role}")

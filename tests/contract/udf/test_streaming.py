@@ -13,7 +13,6 @@ import pytest
 
 from millstream import codes
 from millstream.errors import UdfError
-from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.endings import ProcessEndedError
 from millstream.udf.pieces import PiecesLostError
@@ -33,8 +32,7 @@ async def streaming(open_function: Open, name: str, transport: str = "socket") -
     async with asyncio.timeout(TIMEOUT_S), open_function(command) as sidecar:
         if transport == "grpc":
             Path(sidecar.address.removeprefix("unix:") + SUFFIX).unlink()
-        async with sidecar.open_map(FunctionKind.MAP, NAME, streaming=True) as stream:
-            assert isinstance(stream, StreamedMapStream)
+        async with sidecar.open_streamed_map(NAME) as stream:
             yield stream
 
 
@@ -111,8 +109,7 @@ async def test_an_answer_whose_process_is_killed_in_the_middle_is_lost(open_func
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-        async with sidecar.open_map(FunctionKind.MAP, NAME, streaming=True) as stream:
-            assert isinstance(stream, StreamedMapStream)
+        async with sidecar.open_streamed_map(NAME) as stream:
             # The parts that came do not count, so it is the caller who begins again.
             with pytest.raises(PiecesLostError):
                 await stream.streamed_call(frame_of([os.fsencode(file)]), kill, watermark_us=0)
@@ -148,6 +145,6 @@ async def test_functions_that_cannot_are_refused(open_function: Open) -> None:
 
 async def test_functions_of_other_sdks_are_refused(open_function: Open, go_command: list[str]) -> None:
     with pytest.raises(UdfError, match="its SDK does not know streaming") as raised:
-        async with open_function(go_command) as sidecar, sidecar.open_map(FunctionKind.MAP, NAME, streaming=True):
+        async with open_function(go_command) as sidecar, sidecar.open_streamed_map(NAME):
             pass
     assert raised.value.code is codes.FUNCTION_VERSION

@@ -203,6 +203,29 @@ async def test_outputs_reach_the_next_function_before_the_last_is_made(monkeypat
     assert len(unit.frames) == 4
 
 
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_function_that_cancels_its_own_task_fails_for_its_record_alone(
+    part_records: int, concurrency: int
+) -> None:
+    @udf.map(concurrency=concurrency)
+    async def process(record: udf.Record) -> AsyncIterator[bytes]:
+        yield bytes(record.value) + b".0"
+        await asyncio.sleep(0)
+        if record.value == b"2":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        yield bytes(record.value) + b".1"
+
+    async with open_parts(process) as parts:
+        unit = await taken(parts, [b"1", b"2", b"3", b"4"])
+    out = [row[1][0].partition(b" ")[0] for row in rows_of(unit) if row[0] == OUT.edge]
+    assert [one for one in out if not one.startswith(b"2")] == [b"1.0", b"1.1", b"3.0", b"3.1", b"4.0", b"4.1"]
+    # Whether the cancellation is noticed depends on whether anything was waited for after it.
+    assert [one for one in out if one.startswith(b"2")] in ([], [b"2.0", b"2.1"])
+
+
 async def test_an_output_that_is_too_large_fails_its_record_alone(part_records: int) -> None:
     def process(record: udf.Record) -> Iterator[bytes]:
         yield bytes(record.value) + b".0"
