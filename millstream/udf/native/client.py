@@ -48,13 +48,8 @@ from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.pieces import PieceByPiece, PieceMisfitError, PiecesLostError
 from millstream.udf.protocol import ClientTls, Connection, Description, NoAnswerError, StreamName
 from millstream.udf.settings import NO_SETTINGS, FunctionSettings
-<<<<<<< HEAD
 from millstream.udf.states import DeclaredState, StateEntries, StateReader, TableUpdate
-from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream
-=======
-from millstream.udf.states import DeclaredState, StateEntries
 from millstream.udf.streams import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamedMapStream
->>>>>>> outputs
 from millstream_udf.fields import without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -167,20 +162,12 @@ class NativeConnection(Connection):
         call: _Call,
         answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]],
         failed: Callable[[str], _Answer],
-<<<<<<< HEAD
         read: Callable[[bytes], Read | None] = lambda data: None,
-        make: Callable[[CallStream[_Answer], _Call, _Stated], _FrameStream[_Answer]],
-        is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
-        streaming: bool = False,
-    ) -> AsyncIterator[_FrameStream[_Answer]]:
-        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`,
-=======
         make: Callable[[CallStream[_Answer], _Call, _Stated], _Made],
         is_unfinished: Callable[[_Answer], bool] = lambda answer: False,
         streaming: bool = False,
     ) -> AsyncIterator[_Made]:
-        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`,
->>>>>>> outputs
+        """`request`, `response`: the method's messages. `call`: the call in a request. `answer`, `failed`, `read`,
         `is_unfinished`: see `Dialect`. `streaming`: whether answers come in parts."""
         beside = calls_socket_of(self._target)
         stated = _Stated()

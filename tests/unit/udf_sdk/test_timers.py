@@ -335,11 +335,7 @@ class Holding:
 
 def test_outputs_of_a_timer_have_its_output_time_or_a_later_one() -> None:
     states = run(Holding, [record("a", 100), record("b", 40)], watermark_us=60 * SECOND).states
-<<<<<<< HEAD
-    assert states is not None
-=======
     assert isinstance(states, KeptStates)
->>>>>>> outputs
     assert [(one.event_time_us, one.at_us) for one in states.timers[:2]] == [
         (40 * SECOND, 3640 * SECOND),
         (100 * SECOND, 3700 * SECOND),

@@ -142,13 +142,7 @@ class _LinesConnection(Connection):
 
     @asynccontextmanager
     async def open_map(
-        self,
-        kind: FunctionKind,
-        name: StreamName,
-        *,
-        outputs_max: int,
-        may_return_arrow: bool = False,
-        streaming: bool = False,
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
     ) -> AsyncIterator[MapStream]:
         dialect = Dialect(
             open=partial(_open_wire, self._path),
