@@ -174,20 +174,17 @@ def run_flink(run: Run) -> None:
     """`setting`: where state is, and milliseconds between checkpoints."""
     job: list[str | Path] = [run.python, "-m", "state_jobs.flink_job"]
     paths = run.given.parts, run.out, run.progress
-    call(run.directory, *job, *paths, *run.setting.split(), **_java(run))
+    # Its temporary files go with the run; it leaves them behind.
+    temporary = run.directory / "tmp"
+    temporary.mkdir()
+    java = f"-Djava.io.tmpdir={temporary}"
+    call(run.directory, *job, *paths, *run.setting.split(), JAVA_TOOL_OPTIONS=java)
 
 
 def run_spark(run: Run) -> None:
     """`setting`: files in a micro-batch."""
     paths = run.given.parts, run.out, run.progress
-    call(run.directory, run.python, "-m", "state_jobs.spark_query", *paths, run.setting, **_java(run))
-
-
-def _java(run: Run) -> dict[str, str]:
-    """So that its temporary files go with the run."""
-    temporary = run.directory / "tmp"
-    temporary.mkdir()
-    return {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"}
+    call(run.directory, run.python, "-m", "state_jobs.spark_query", *paths, run.setting)
 
 
 MILLSTREAM = System(
