@@ -35,6 +35,7 @@ from millstream_vertex.keyed.image import (
     rows_of,
 )
 from millstream_vertex.keyed.keys import is_of_table
+from millstream_vertex.keyed.numbers import StateNumbers
 from millstream_vertex.keyed.reads import CallReads
 from millstream_vertex.keyed.steps import Entries, Step, decode_step, encode_steps
 from millstream_vertex.keyed.timers import Timer, Timers, is_set_to, stored_timer, timer_of
@@ -47,8 +48,6 @@ slots for all of it would not fit into a commit."""
 LATEST_BYTES_MAX = 3 * KIB
 """So many bytes of changes may be in the mark alone. A commit of one frame of output is one message then, which the
 broker syncs once, and a batch several times."""
-_STATES_MAX = 256
-"""The number of a state is a byte."""
 _SLOTS_AT_ONCE = 16
 EXPIRED_MAX = 1000
 """Expired entries that are removed at once: more wait for the next time, so that records do not wait for them."""
@@ -65,6 +64,20 @@ class EntryChange(NamedTuple):
     """None: it is removed."""
 
 
+class _Before(NamedTuple):
+    """What a result finds, and puts back if it is taken back."""
+
+    changes: Entries
+    """Those that are not in the changelog."""
+    kept: int
+    """How many these are."""
+    latest: bytes
+    """What the mark has of them."""
+    cycle: SlotCycle
+    fired: tuple[int, int, int]
+    """What the mark has of timers that have fired."""
+
+
 class KeyedState:
     """The state of one lane."""
 
@@ -75,32 +88,24 @@ class KeyedState:
         size_max: int,
         key_size_max: int,
         image: Image | None = None,
-        latest_max: int = LATEST_BYTES_MAX,
+        latest_max: int | None = None,
     ) -> None:
         """`where`: names the lane in messages. `size_max`, `key_size_max`: bytes of all entries, and of those of a
         key. `image`: an image without states; None for one in memory. `latest_max`: bytes of changes that may be in the
-        mark alone."""
+        mark alone, by default `LATEST_BYTES_MAX`."""
         self._where = where
         self._size_max = size_max
         self._key_size_max = key_size_max
         self._image: Image = StateImage() if image is None else image
         self._states = state_pb2.KeyedState(slots=SLOTS)
-        self._numbers = bytearray(_STATES_MAX)
-        """For each state that the function declares, its number among those that are stored."""
-        self._declared = bytearray(_STATES_MAX)
-        """The reverse."""
-        self._lazy: dict[int, int] = {}
-        """By number among those that the function declares, the number of each lazy state."""
+        self._numbers = StateNumbers()
         self._left_out: set[int] = set()
-        """The numbers of states that do not come with calls."""
-        self._declarations: Sequence[DeclaredState] = ()
-        self._are_first_versions = False
-        """Whether the function writes values of version 1 only."""
-        self._latest_max = latest_max
+        """The numbers of stored states that do not come with calls."""
+        self._latest_max = LATEST_BYTES_MAX if latest_max is None else latest_max
         self._changes = Entries()
         """What is changed and not in the changelog: what the mark has, and what follows it."""
-        self._changes_before = self._changes, 0, b""
-        """That, how many these were, and what the mark had, before the result that may be taken back."""
+        self._before = _Before(self._changes, 0, b"", SlotCycle(0, 0), (0, 0, 0))
+        """As of the result before the one that may be taken back."""
         self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
         """What entries were before the result that may be taken back."""
         self._unwritten = 0
@@ -111,13 +116,9 @@ class KeyedState:
         """How many steps of changes were read in the changelog."""
         self._is_loading = False
         """Whether a part of the changelog that was read is not in the image yet."""
-        self._cycle_before = SlotCycle(0, 0)
-        """These before that result."""
         self._timer_state: int | None = None
         """Number of the state with the timers."""
         self._timers = Timers(self._stored_timer, self._stored_timers)
-        self._fired_before = (0, 0, 0)
-        """What `_states` has of timers before the result that may be taken back."""
         self.watermark_us = START_OF_TIME_US
         """The watermark that the lane has reached."""
         self.tables_size = 0
@@ -259,7 +260,8 @@ class KeyedState:
         for state in declared:
             if state.name in stored:
                 self._check_fits(state, self._states.states[stored[state.name]])
-        for place, state in enumerate(declared):
+        numbers = list[int]()
+        for state in declared:
             number = stored.get(state.name)
             if number is None:
                 number = len(self._states.states)
@@ -268,12 +270,9 @@ class KeyedState:
                 )
                 self._add_state(number, state.kind)
             self._states.states[number].clock = state.clock
-            self._numbers[place], self._declared[number] = number, place
-            if state.is_lazy:
-                self._lazy[place] = number
-                self._left_out.add(number)
-        self._declarations = declared
-        self._are_first_versions = all(state.version == 1 for state in declared)
+            numbers.append(number)
+        self._numbers.declare(declared, numbers)
+        self._left_out.update(self._numbers.lazy.values())
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
         kept = (StateKind(stored.kind), stored.codec, stored.item_codec)
@@ -330,9 +329,10 @@ class KeyedState:
         found = self._image.of_keys(keys, self._left_out)
         if set(map(type, found.stored)) <= {bytes}:
             values = cast("Sequence[bytes]", found.stored)
-            return StateEntries(record_keys, found.keys, found.states.translate(self._declared), found.items, values)
+            states = found.states.translate(self._numbers.declared)
+            return StateEntries(record_keys, found.keys, states, found.items, values)
         numbers: list[int] = []
-        states, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
+        declared, items, values, versions = bytearray(), list[bytes](), list[bytes](), list[int]()
         for number, state, item, stored in zip(
             found.keys, found.states, found.items or repeat(b""), found.stored, strict=False
         ):
@@ -340,22 +340,22 @@ class KeyedState:
             if expires_us and self._is_over(state, expires_us, now_us, timers[number] if timers else None):
                 continue
             numbers.append(number)
-            states.append(self._declared[state])
+            declared.append(self._numbers.declared[state])
             items.append(item)
             values.append(value)
             versions.append(version)
-        return StateEntries(record_keys, numbers, bytes(states), items, values, versions)
+        return StateEntries(record_keys, numbers, bytes(declared), items, values, versions)
 
     def reader(self, keys: Sequence[bytes], now_us: int, timers: Sequence[Timer] = ()) -> CallReads | None:
         """What a call reads of lazy states, until its changes are applied; None if there are none. Arguments: as for
         `entries`."""
-        if not self._lazy:
+        if not self._numbers.lazy:
             return None
 
         def is_over(key: int, state: int, expires_us: int) -> bool:
             return self._is_over(state, expires_us, now_us, timers[key] if timers else None)
 
-        return CallReads(self._image, keys, self._lazy, is_over)
+        return CallReads(self._image, keys, self._numbers.lazy, is_over)
 
     def apply(self, keys: Sequence[bytes], changes: StateChanges) -> str | None:
         """What a call has changed. Returns why it is refused, if it is: nothing of it is applied then."""
@@ -367,7 +367,8 @@ class KeyedState:
         refused = self._refusal(before[2])
         if refused is None:
             for number in set(changes.states):
-                self._note_version(self._states.states[self._numbers[number]], self._declarations[number].version)
+                stored = self._states.states[self._numbers.stored[number]]
+                self._note_version(stored, self._numbers.declarations[number].version)
             return None
         self._take_back(before[0])
         self._changes.cut(before[1])
@@ -388,10 +389,10 @@ class KeyedState:
 
     def _entries_of(self, keys: Sequence[bytes], changes: StateChanges) -> Entries:
         """The changes of a call, with the numbers under which states are stored."""
-        are_first, declarations = self._are_first_versions, self._declarations
+        are_first, declarations = self._numbers.are_first_versions, self._numbers.declarations
         entries = Entries(
             [keys[number] for number in changes.keys],
-            bytearray(changes.states.translate(self._numbers)),
+            bytearray(changes.states.translate(self._numbers.stored)),
             list(changes.values),
             list(changes.items),
             bytearray(changes.deleted),
@@ -478,20 +479,19 @@ class KeyedState:
         """Everything up to now stays, whatever happens to the next result."""
         self._undo.clear()
         self._image.begin()
-        self._changes_before = self._changes, len(self._changes), self._states.latest
-        self._cycle_before = self._cycle
         states = self._states
-        self._fired_before = (states.fired_event_us, states.fired_processing_us, states.set_again)
+        fired = (states.fired_event_us, states.fired_processing_us, states.set_again)
+        self._before = _Before(self._changes, len(self._changes), states.latest, self._cycle, fired)
 
     def undo(self) -> None:
         """Take back everything since `begin`."""
         self._take_back(0)
         self._image.undo()
-        self._changes, count, self._states.latest = self._changes_before
-        self._changes.cut(count)
-        self._next_slot, self._unwritten = self._cycle_before
-        states = self._states
-        states.fired_event_us, states.fired_processing_us, states.set_again = self._fired_before
+        states, before = self._states, self._before
+        self._changes, states.latest = before.changes, before.latest
+        self._changes.cut(before.kept)
+        self._next_slot, self._unwritten = before.cycle
+        states.fired_event_us, states.fired_processing_us, states.set_again = before.fired
 
     @property
     def _cycle(self) -> SlotCycle:

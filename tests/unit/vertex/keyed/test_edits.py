@@ -69,7 +69,7 @@ def entry(key: bytes, stored: Stored | None, state: int = 0, item: bytes = b"") 
 
 
 def state_with(entries: Sequence[EntryChange] = (), *, size_max: int = 1000) -> KeyedState:
-    state = KeyedState("lane", size_max=size_max, key_size_max=500)
+    state = KeyedState("lane", size_max=size_max, key_size_max=500, latest_max=0)
     state.declare(DECLARED)
     for one in entries:
         state.write(one)

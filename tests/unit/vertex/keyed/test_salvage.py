@@ -32,6 +32,8 @@ Values = dict[bytes, bytes]
 @pytest.fixture
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(owned_module, "PART_BYTES_MAX", 300)
+    # Each commit is a frame.
+    monkeypatch.setattr(state_module, "LATEST_BYTES_MAX", 0)
     async with open_rig() as opened:
         yield opened
 

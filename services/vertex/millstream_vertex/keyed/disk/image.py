@@ -66,6 +66,37 @@ class _Result(NamedTuple):
     cycle: SlotCycle
 
 
+class _Results:
+    """The results that are not committed."""
+
+    def __init__(self) -> None:
+        self._made: deque[_Result] = deque()
+        """The oldest first."""
+        self._kept = 0
+        """How many of them `undo` leaves."""
+        self.number = 0
+        """Of the result that is being made."""
+
+    def begin(self) -> None:
+        """Those up to now stay."""
+        self._kept = len(self._made)
+
+    def add(self, changes: Entries, cycle: SlotCycle) -> None:
+        """One is made."""
+        self._made.append(_Result(self.number, changes, cycle))
+        self.number += 1
+
+    def undo(self) -> None:
+        """Those since `begin` are not committed."""
+        while len(self._made) > self._kept:
+            self._made.pop()
+
+    def take(self) -> _Result:
+        """The oldest one is committed."""
+        self._kept = max(0, self._kept - 1)
+        return self._made.popleft()
+
+
 @dataclass(slots=True)
 class _Loaded:
     """Steps of the changelog that are not in the store."""
@@ -112,12 +143,7 @@ class DiskImage(Image):
         """Whether nothing more will be loaded."""
         self._is_loaded = False
         """Whether all of that is in the store."""
-        self._results: deque[_Result] = deque()
-        """Not committed; the oldest first."""
-        self._kept_results = 0
-        """How many of them `undo` leaves."""
-        self._number = 0
-        """Of the result that is being made."""
+        self._results = _Results()
         self._changed: dict[bytes, int] = {}
         """Keys with changes that are not in the store: the last result that has changed each."""
         self._committed = _Committed()
@@ -182,7 +208,7 @@ class DiskImage(Image):
             entries[name] = stored
         elif before is not None:
             del entries[name]
-        self._changed[key] = self._number
+        self._changed[key] = self._results.number
         if grown := size_of(key, item, stored) - size_of(key, item, before):
             self.sizes[slot] += grown
             self.size += grown
@@ -239,26 +265,23 @@ class DiskImage(Image):
     # Results.
 
     def begin(self) -> None:
-        self._kept_results = len(self._results)
+        self._results.begin()
         if self._in_use_bytes > IN_USE_BYTES_MAX:
             self._forget_keys()
 
     def took(self, changes: Entries, cycle: SlotCycle) -> None:
-        self._results.append(_Result(self._number, changes, cycle))
-        self._number += 1
+        self._results.add(changes, cycle)
 
     def undo(self) -> None:
-        while len(self._results) > self._kept_results:
-            self._results.pop()
+        self._results.undo()
 
     def committed(self, results: int, position: Callable[[], Position]) -> None:
         for _ in range(results):
-            self._through, changes, self._cycle = self._results.popleft()
+            self._through, changes, self._cycle = self._results.take()
             self._committed.changes.update(
                 ((key, state, item), stored) for key, state, item, stored in rows_of(changes)
             )
             self._committed.size += changes.size
-        self._kept_results = max(0, self._kept_results - results)
         self._committed.results += results
         self._position = position
         if self._committed.is_enough and not self._is_full:
