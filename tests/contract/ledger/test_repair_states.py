@@ -16,6 +16,7 @@ from millstream.udf.states import StateKind
 from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.stored_states import state_of
+from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
 from millstream_vertex.keyed.disk.image import open_disk_image
 from millstream_vertex.keyed.disk.store import StoreIdentity
@@ -43,7 +44,9 @@ TOTAL = state_pb2.StoredState(name="total", kind=StateKind.VALUE, codec="json", 
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
+async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JetStreamHarness]:
+    # Each commit is a frame.
+    monkeypatch.setattr(state_module, "LATEST_BYTES_MAX", 0)
     (tmp_path / "a.py").write_text("def f(value: bytes, state) -> bytes:\n    return value\n")
     async with open_jetstream_harness(tmp_path) as opened:
         yield opened
