@@ -33,8 +33,6 @@ class _Freezing:
 
 
 def freeze_what_stays() -> None:
-    """Do not look again at what there is now, or at what outlives a full collection from now on, except once an hour.
-    The next calls do the former only."""
-    gc.freeze()
-    if not any(isinstance(one, _Freezing) for one in gc.callbacks):
-        gc.callbacks.append(_Freezing())
+    """Do not look again at what outlives a full collection from now on, except once an hour. For a process of our own,
+    once: it lasts to its end."""
+    gc.callbacks.append(_Freezing())

@@ -27,6 +27,7 @@ from millstream.clock import SystemClock
 from millstream.descriptors import reopen_closed
 from millstream.die_with_parent import forbid_core_files
 from millstream.errors import UserError
+from millstream.garbage import freeze_what_stays
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plan import resolved
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _note(config, options.pipeline)
         freed_memory.keep()
         arrow_memory.use_the_heap()
+        freeze_what_stays()
         return uvloop.run(_run(config, takes_orders=options.orders))
     except Exception as error:  # noqa: BLE001  # every failure is reported in the log
         return report(error)

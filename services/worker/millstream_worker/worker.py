@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +25,6 @@ from dataclasses import dataclass, field
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.clock import Clock
-from millstream.garbage import freeze_what_stays
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
 from millstream.pauses import until_next
 from millstream.priority import give_way
@@ -208,7 +208,7 @@ class Worker:
         async with opening as process:
             # Modules and other objects that live as long as the process: scanning them would delay all records
             # by tens of milliseconds, repeatedly, and free nothing.
-            freeze_what_stays()
+            gc.freeze()
             self._opened()
             self._say(f"running {name}")
             return await _run_until_stopped(process, replica.stopped)

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
+from millstream.background import beside
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame, StoredMark
 from millstream.plan.plan import Plan
@@ -122,17 +123,23 @@ async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> As
 
 async def _commits(ledger: Ledger, lane: LaneId, sequence: int) -> AsyncGenerator[StoredFrame | StoredMark]:
     """The frames of the changelog that follow a place, as they come, and the mark while none comes."""
+    found: asyncio.Queue[StoredFrame] = asyncio.Queue(maxsize=1)
     async with ledger.watch(changelog_buffer(lane), sequence) as frames:
-        while True:
-            coming = asyncio.ensure_future(anext(frames))
-            try:
-                while not (await asyncio.wait((coming,), timeout=_LOOK_S))[0]:
+
+        async def follow() -> None:
+            async for frame in frames:
+                await found.put(frame)
+
+        async with beside(follow(), f"watch the changelog of {lane}"):
+            while True:
+                try:
+                    async with asyncio.timeout(_LOOK_S):
+                        frame = await found.get()
+                except TimeoutError:
                     if (stored := await ledger.mark(lane)) is not None:
                         yield stored
-                yield await coming
-            finally:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+                else:
+                    yield frame
 
 
 def _steps(value: bytes) -> Iterator[EntryChange]:
