@@ -621,8 +621,8 @@ class KeyedState:
     # Changelog.
 
     def take_steps(self) -> list[tuple[bytes, int]]:
-        """The steps to commit with the result, each with how many slots begin in it. None if the mark has all of its
-        changes."""
+        """The steps to commit with the result, each with how many slots begin in it; empty if the mark has all of
+        its changes."""
         steps = [(data, 0) for data in encode_steps(self._changes)]
         if not steps:
             return steps

@@ -42,6 +42,7 @@ from millstream_runner.local.savepoints.files import Savepoint, find_savepoint
 from millstream_runner.local.savepoints.fitting import Fit, fit
 from millstream_runner.local.savepoints.lanes import SavedLane, SavedLanes
 from millstream_vertex.keyed.filling import StateFilling, begin_filling
+from millstream_vertex.keyed.keys import is_of_table
 from millstream_vertex.keyed.redistribution import home_of
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import STEP_BYTES_MAX, Entries
@@ -158,11 +159,14 @@ def placed_entries(
                 strict=True,
             )
             for key, state, item, value, expires_us, version in columns:
-                home = home_of(key, vertex.partitions) if by_key else saved.lane.partition
-                part = parts.get(home)
-                if part is None:
-                    part = parts[home] = Entries()
-                part.add(key, numbers[state], item, value, expires_us, version)
+                if is_of_table(key):
+                    # A table is the same in every lane.
+                    homes = range(vertex.partitions if saved is lanes[0] else 0)
+                else:
+                    home = home_of(key, vertex.partitions) if by_key else saved.lane.partition
+                    homes = range(home, home + 1)
+                for home in homes:
+                    parts.setdefault(home, Entries()).add(key, numbers[state], item, value, expires_us, version)
             for home, part in parts.items():
                 yield first._replace(partition=home), part
 
@@ -220,7 +224,9 @@ async def _check_states(
                 f"the state of lane {lane} would have {size:,} bytes; at most {bounds.size_max:,} are allowed "
                 "(`state.maxBytes`). Nothing was changed. Raise the limit, or give the vertex more partitions",
             )
-    declared = await declared_states(resolved_of(loaded), vertex)
+    step_of = plan.vertex(vertex)
+    has_state = step_of.definition.has_state(step_of.settings)
+    declared = await declared_states(resolved_of(loaded), vertex) if has_state else ()
     mark = next(mark for lane, mark in found.marks.items() if lane.vertex == vertex)
     keyed = KeyedState(f"{plan.pipeline.name}/{vertex}", size_max=0, key_size_max=0)
     keyed.stored_states(mark.states[vertex])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,16 +23,16 @@ from millstream.audit import spec_digest
 from millstream.buffers.placed import placed
 from millstream.clock import SystemClock
 from millstream.errors import UserError
+from millstream.importing import importing
 from millstream.ledger.protocol import DurabilityLevel, Ledger
-from millstream.missing_packages import naming_missing_packages
 from millstream.plan.plan import Plan
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
-from millstream.spec.programs import Udf
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.state.v1 import state_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.moving_states import disk_image, is_on_disk
 from millstream_runner.local.savepoints.files import (
     LANES,
     PIPELINE,
@@ -191,28 +191,17 @@ async def _opened_state(
     directory: DataDirectory, plan: Plan, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark
 ) -> AsyncIterator[KeyedState]:
     """The state of a lane, where its vertex has it: in memory or on disk. So it takes no more memory than a run."""
-    settings = plan.vertex(lane.vertex).settings
-    assert isinstance(settings, Udf), "only functions remember something"
-    assert settings.state is not None, "this one does"
     async with AsyncExitStack() as stack:
         image: Image = StateImage()
-        if settings.state.store != "memory":
-            image = await stack.enter_async_context(_image_on_disk(directory, ledger, lane))
+        if is_on_disk(plan, lane.vertex):
+            opening = await importing(disk_image, directory.states, ledger.ledger_id, lane)
+            image = await stack.enter_async_context(opening)
         keyed = KeyedState(str(lane), size_max=0, key_size_max=0, image=image)
         keyed.stored_states(mark.states[lane.vertex])
         # Nothing is trimmed: the trimmer does not run.
         changelog = Changelog(lane, Trimmer(ledger.trim, sharing=ledger.sharing), lambda: mark)
         await changelog.load(ledger, lane, mark, keyed)
         yield keyed
-
-
-def _image_on_disk(directory: DataDirectory, ledger: Ledger, lane: LaneId) -> AbstractAsyncContextManager[Image]:
-    """The image that the last run left, or that is made anew."""
-    with naming_missing_packages(f"{lane}: `store: disk`"):
-        from millstream_vertex.keyed.disk.image import open_disk_image
-        from millstream_vertex.keyed.disk.store import StoreIdentity
-    place = directory.states / lane.vertex / str(lane.partition)
-    return open_disk_image(place, StoreIdentity(ledger.ledger_id, lane.key), str(lane))
 
 
 def _write_entries(writer: SavepointWriter, name: str, keyed: KeyedState) -> int:
