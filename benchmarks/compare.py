@@ -15,14 +15,15 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 import tomllib
 import venv
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,14 +45,18 @@ def checkout(revision: str) -> Iterator[Path]:
 
 
 def add_compiled(directory: Path) -> None:
-    """What is compiled here is compiled for a checkout with the same source."""
-    package = Path("services/udf_sdk/millstream_udf")
-    here, there = (place / package / "_columns.c" for place in (ROOT, directory))
-    if there.is_file() and there.read_bytes() == here.read_bytes():
-        for compiled in (ROOT / package).glob("_columns.*.so"):
-            shutil.copy2(compiled, directory / package)
-    else:
-        print(f"{directory}: its columns are not compiled, as their source is another one", flush=True)
+    """Compiles the columns of a checkout, as its own package does."""
+    package = directory / "services/udf_sdk"
+    if not (package / "millstream_udf/_columns.c").is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix="compare-") as made:
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        environment = {**os.environ, "MILLSTREAM_COMPILED": "yes"}
+        subprocess.run([*command, "--wheel-dir", made, package], env=environment, check=True)
+        with zipfile.ZipFile(next(Path(made).glob("*.whl"))) as wheel:
+            for name in wheel.namelist():
+                if name.endswith(".so"):
+                    wheel.extract(name, package)
 
 
 def interpreter(directory: Path) -> Path:

@@ -272,8 +272,10 @@ class StateImage(Image):
     cycle_results_max = 16_384
 
     def __init__(self) -> None:
-        self._tables: list[list[dict[bytes, Any]]] = []
-        """For each state and slot, the entries by key: a value, or the values by item."""
+        self._tables: list[dict[bytes, Any]] = []
+        """For each state, the entries by key: a value, or the values by item."""
+        self._slots: list[list[dict[bytes, None]]] = []
+        """For each state and slot, the keys that have entries."""
         self._has_items: list[bool] = []
         self._agendas: list[HeapAgenda] = []
         self.sizes = [0] * SLOTS
@@ -282,7 +284,8 @@ class StateImage(Image):
         self.large_keys = {}
 
     def add_state(self, *, has_items: bool) -> None:
-        self._tables.append([{} for _ in range(SLOTS)])
+        self._tables.append({})
+        self._slots.append([{} for _ in range(SLOTS)])
         self._has_items.append(has_items)
         self._agendas.append(HeapAgenda(partial(self._is_due, len(self._agendas))))
 
@@ -296,9 +299,8 @@ class StateImage(Image):
         return self.of_key_without(key, ())
 
     def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
-        slot = crc32(key) & LAST_SLOT
         for state, table in enumerate(self._tables):
-            found = table[slot].get(key)
+            found = table.get(key)
             if found is None or state in states:
                 continue
             if self._has_items[state]:
@@ -312,11 +314,10 @@ class StateImage(Image):
         if any(self._has_items[state] for state in states) or not states:
             return super().of_keys(keys, left_out)
         # Most functions have one state. To look at an entry costs as much as all of the work on it otherwise.
-        slots = [crc32(key) & LAST_SLOT for key in keys]
-        columns = [
-            [self._tables[state][slot].get(key) for slot, key in zip(slots, keys, strict=True)] for state in states
-        ]
+        columns = [[*map(self._tables[state].get, keys)] for state in states]
         if len(columns) == 1:
+            if None not in columns[0]:
+                return KeyedEntries(range(len(keys)), bytes(states) * len(keys), (), columns[0])
             numbers = [number for number, stored in enumerate(columns[0]) if stored is not None]
             column = [stored for stored in columns[0] if stored is not None]
             return KeyedEntries(numbers, bytes(states) * len(numbers), (), column)
@@ -329,27 +330,39 @@ class StateImage(Image):
         return KeyedEntries([row[0] for row in found], bytes(row[1] for row in found), (), [row[2] for row in found])
 
     def items_of(self, state: int, key: bytes) -> Collection[bytes]:
-        items: Collection[bytes] = self._tables[state][crc32(key) & LAST_SLOT].get(key, ())
+        items: Collection[bytes] = self._tables[state].get(key, ())
         return items
 
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
-        found = self._tables[state][crc32(key) & LAST_SLOT].get(key)
+        found = self._tables[state].get(key)
         if found is None or not self._has_items[state]:
             return found
         value: Stored | None = found.get(item)
         return value
 
     def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
-        slot = crc32(key) & LAST_SLOT
-        entries = self._tables[state][slot]
+        table = self._tables[state]
         if self._has_items[state]:
-            items = entries.get(key)
+            items = table.get(key)
             if items is None:
                 items = {}
             before: Stored | None = _put(items, item, stored)
-            _put(entries, key, items or None)
+            _put(table, key, items or None)
         else:
-            before = _put(entries, key, stored)
+            before = _put(table, key, stored)
+        self._changed(state, key, item, before, stored)
+        if type(stored) is Versioned and stored.expires_us:
+            self._agendas[state].add(stored.expires_us, key, item)
+        return before
+
+    def _changed(self, state: int, key: bytes, item: bytes, before: Stored | None, stored: Stored | None) -> None:
+        """Count what an entry has grown by, and note in its slot whether its key has entries."""
+        slot = crc32(key) & LAST_SLOT
+        if (before is None) is not (stored is None):
+            if key in self._tables[state]:
+                self._slots[state][slot][key] = None
+            else:
+                del self._slots[state][slot][key]
         if grown := size_of(key, item, stored) - size_of(key, item, before):
             self.sizes[slot] += grown
             self.size += grown
@@ -357,64 +370,56 @@ class StateImage(Image):
                 self.grown.add(key)
             if key in self.large_keys:
                 self._large_key_has_grown(key, grown)
-        if type(stored) is Versioned and stored.expires_us:
-            self._agendas[state].add(stored.expires_us, key, item)
-        return before
 
     def put_all(self, entries: Entries) -> Sequence[Stored | None]:
-        tables, sizes, grown_keys, large_keys = self._tables, self.sizes, self.grown, self.large_keys
-        if not entries.is_plain or any(self._has_items[state] for state in set(entries.states)):
+        states = set(entries.states)
+        if not entries.is_plain or len(states) != 1 or self._has_items[state := states.pop()]:
             return super().put_all(entries)
-        befores = []
-        size = 0
-        # As `put` does, without the calls.
-        for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
-            slot = crc32(key) & LAST_SLOT
-            of_slot = tables[state][slot]
-            before = of_slot.get(key)
-            of_slot[key] = value
-            befores.append(before)
-            if type(before) is bytes:
-                grown = len(value) - len(before)
-            else:
-                grown = size_of(key, b"", value) - size_of(key, b"", before)
-            if grown:
-                sizes[slot] += grown
-                size += grown
-                if grown > 0:
-                    grown_keys.add(key)
-                if key in large_keys:
-                    self._large_key_has_grown(key, grown)
-        self.size += size
+        table, keys, values = self._tables[state], entries.keys, entries.values
+        newest = dict(zip(keys, values, strict=True))
+        if len(newest) < len(keys):
+            return super().put_all(entries)
+        # As `put` does, for all of them at once.
+        befores = [*map(table.get, keys)]
+        table.update(newest)
+        if set(map(type, befores)) != {bytes} or [*map(len, befores)] != [*map(len, values)]:
+            for key, before, value in zip(keys, befores, values, strict=True):
+                self._changed(state, key, b"", before, value)
         return befores
 
     def entries_of(self, first_slot: int, slots: int) -> Entries:
         found = Entries()
         for state, table in enumerate(self._tables):
-            of_slots = table[first_slot : first_slot + slots]
-            column = [*chain.from_iterable(map(dict.values, of_slots))]
+            keys = [*chain.from_iterable(self._slots[state][first_slot : first_slot + slots])]
+            column = [*map(table.__getitem__, keys)]
             if self._has_items[state] or not set(map(type, column)) <= {bytes}:
                 return super().entries_of(first_slot, slots)
-            found.extend(Entries([*chain.from_iterable(of_slots)], bytearray([state]) * len(column), column))
+            found.extend(Entries(keys, bytearray([state]) * len(column), column))
         return found
 
     def start_over(self) -> None:
         self.large_keys.clear()
-        for slots in self._tables:
-            for entries in slots:
-                entries.clear()
+        for table in self._tables:
+            table.clear()
+        for keys in chain.from_iterable(self._slots):
+            keys.clear()
         for agenda in self._agendas:
             agenda.keep(lambda due: False)
 
     def load(self, step: Step) -> None:
-        entries, tables = step.entries, self._tables
-        for slot in range(step.first_slot, step.first_slot + step.slots):
-            for table in tables:
-                table[slot].clear()
+        entries = step.entries
+        for table, slots in zip(self._tables, self._slots, strict=True):
+            for keys in slots[step.first_slot : step.first_slot + step.slots]:
+                for key in keys:
+                    del table[key]
+                keys.clear()
+        states = set(entries.states)
         is_plain = not (entries.items or entries.deleted or entries.expires_us or entries.versions)
-        if is_plain and not any(self._has_items[state] for state in set(entries.states)):
-            for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
-                tables[state][crc32(key) & LAST_SLOT][key] = value
+        if is_plain and len(states) == 1 and not self._has_items[state := states.pop()]:
+            self._tables[state].update(zip(entries.keys, entries.values, strict=True))
+            slots = self._slots[state]
+            for key in entries.keys:
+                slots[crc32(key) & LAST_SLOT][key] = None
             return
         for key, state, item, stored in rows_of(entries):
             self.put(state, key, item, stored)
@@ -427,30 +432,30 @@ class StateImage(Image):
     def _sizes(self, slot: int) -> Iterator[int]:
         """Bytes of the entries of each state in a slot."""
         for state, table in enumerate(self._tables):
-            entries = table[slot]
-            if not self._has_items[state] and set(map(type, entries.values())) <= {bytes}:
-                yield sum(map(len, entries)) + sum(map(len, entries.values())) + ENTRY_BYTES * len(entries)
-            elif self._has_items[state]:
-                yield sum(size_of(key, item, one) for key, items in entries.items() for item, one in items.items())
+            keys = self._slots[state][slot]
+            column = [*map(table.__getitem__, keys)]
+            if self._has_items[state]:
+                for key, items in zip(keys, column, strict=True):
+                    yield sum(size_of(key, item, one) for item, one in items.items())
+            elif set(map(type, column)) <= {bytes}:
+                yield sum(map(len, keys)) + sum(map(len, column)) + ENTRY_BYTES * len(column)
             else:
-                yield sum(size_of(key, b"", one) for key, one in entries.items())
+                yield sum(size_of(key, b"", one) for key, one in zip(keys, column, strict=True))
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         for state, table in enumerate(self._tables):
-            if self._has_items[state]:
-                for key, items in table[slot].items():
-                    for item, stored in items.items():
+            for key in self._slots[state][slot]:
+                if self._has_items[state]:
+                    for item, stored in table[key].items():
                         yield key, state, item, stored
-            else:
-                for key, stored in table[slot].items():
-                    yield key, state, b"", stored
+                else:
+                    yield key, state, b"", table[key]
 
     def of_state(self, state: int) -> Iterator[tuple[bytes, bytes, Stored]]:
         has_items = self._has_items[state]
-        for entries in self._tables[state]:
-            for key, found in entries.items():
-                for item, stored in found.items() if has_items else ((b"", found),):
-                    yield key, item, stored
+        for key, found in self._tables[state].items():
+            for item, stored in found.items() if has_items else ((b"", found),):
+                yield key, item, stored
 
 
 def _put(into: dict[bytes, Any], name: bytes, found: Any) -> Any:

@@ -64,6 +64,16 @@ class EntryChange(NamedTuple):
     """None: it is removed."""
 
 
+class _Overwritten(NamedTuple):
+    """What entries were, by columns."""
+
+    states: Sequence[int]
+    keys: Sequence[bytes]
+    items: Sequence[bytes]
+    """Empty: none has an item."""
+    before: Sequence[Stored | None]
+
+
 class _Before(NamedTuple):
     """What a result finds, and puts back if it is taken back."""
 
@@ -106,7 +116,7 @@ class KeyedState:
         """What is changed and not in the changelog: what the mark has, and what follows it."""
         self._before = _Before(self._changes, 0, b"", SlotCycle(0, 0), (0, 0, 0))
         """As of the result before the one that may be taken back."""
-        self._undo: list[tuple[int, bytes, bytes, Stored | None]] = []
+        self._undo: list[_Overwritten] = []
         """What entries were before the result that may be taken back."""
         self._unwritten = 0
         """Bytes of changes for which no slots have been written anew. Negative: of slots that are written ahead; one of
@@ -376,9 +386,7 @@ class KeyedState:
 
     def _put_all(self, entries: Entries) -> None:
         if self._timer_state is None or self._timer_state not in entries.states:
-            before = self._image.put_all(entries)
-            items = entries.items or repeat(b"", len(entries))
-            self._undo.extend(zip(entries.states, entries.keys, items, before, strict=True))
+            self._undo.append(_Overwritten(entries.states, entries.keys, entries.items, self._image.put_all(entries)))
             self._changes.extend(entries)
             return
         for key, state, item, stored in rows_of(entries):
@@ -391,7 +399,7 @@ class KeyedState:
         """The changes of a call, with the numbers under which states are stored."""
         are_first, declarations = self._numbers.are_first_versions, self._numbers.declarations
         entries = Entries(
-            [keys[number] for number in changes.keys],
+            [*map(keys.__getitem__, changes.keys)],
             bytearray(changes.states.translate(self._numbers.stored)),
             list(changes.values),
             list(changes.items),
@@ -453,7 +461,7 @@ class KeyedState:
 
     def _put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> None:
         before = self._image.put(state, key, item, stored)
-        self._undo.append((state, key, item, before))
+        self._undo.append(_Overwritten((state,), (key,), (item,), (before,)))
         if state == self._timer_state:
             self._timers.changed(key, item, cast("bytes | None", before), cast("bytes | None", stored))
         if stored is None:
@@ -514,10 +522,12 @@ class KeyedState:
             self._finish_loading()
 
     def _take_back(self, undone: int) -> None:
-        for state, key, item, before in reversed(self._undo[undone:]):
-            after = self._image.put(state, key, item, before)
-            if state == self._timer_state:
-                self._timers.changed(key, item, cast("bytes | None", after), cast("bytes | None", before))
+        for states, keys, items, befores in reversed(self._undo[undone:]):
+            rows = zip(states, keys, items or repeat(b"", len(keys)), befores, strict=True)
+            for state, key, item, before in reversed([*rows]):
+                after = self._image.put(state, key, item, before)
+                if state == self._timer_state:
+                    self._timers.changed(key, item, cast("bytes | None", after), cast("bytes | None", before))
         del self._undo[undone:]
 
     # Expiry.
