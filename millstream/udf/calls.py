@@ -189,6 +189,7 @@ class CallStream(Generic[_Answer]):
         reader: StateReader | None = None,
         alone: bool = False,
         take: Callable[[_Answer], Awaitable[None]] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
         says that the function has failed. The message is encoded again for each stream that it is sent on.
@@ -197,12 +198,13 @@ class CallStream(Generic[_Answer]):
         answered. `alone`: it is sent when the function has no other call, and no other is sent until it is answered.
         Raises `ProcessEndedError` if the function's process has ended by its own doing while it had the call. `take`:
         gets every part of an answer in several messages except for the last one; then `PiecesLostError` is raised if
-        the stream ends after the first of them.
+        the stream ends after the first of them. `meanwhile`: called after the message was sent, if that needs no
+        waiting; otherwise before.
         """
         if not alone:
-            return await self._call(encode, records, first, reader, take, alone=False)
+            return await self._call(encode, records, first, reader, take, meanwhile, alone=False)
         async with self._lives.alone(records):
-            return await self._call(encode, records, first, reader, take, alone=True)
+            return await self._call(encode, records, first, reader, take, meanwhile, alone=True)
 
     async def _call(
         self,
@@ -211,6 +213,7 @@ class CallStream(Generic[_Answer]):
         first: Callable[[], str],
         reader: StateReader | None,
         take: Callable[[_Answer], Awaitable[None]] | None,
+        meanwhile: Callable[[], None] | None,
         *,
         alone: bool,
     ) -> _Answer:
@@ -227,6 +230,8 @@ class CallStream(Generic[_Answer]):
         else:
             self._outbox.insert(0 if alone else len(self._outbox), call)
             self._wake.set()
+        if meanwhile is not None:
+            meanwhile()
         if take is not None:
             await self._take_pieces(call, take)
         return await call.answered

@@ -59,10 +59,17 @@ class KeyedMapStream(MapStream, Protocol):
         """The states of the function; none for one without. Another function in its place must have the same."""
 
     async def keyed_call(
-        self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
+        self,
+        frame: Frame,
+        states: StateEntries,
+        *,
+        reader: StateReader | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        **options: Any,
     ) -> MapAnswer:
         """As `MapStream.call`, with what is remembered for the keys of the records. No two calls may wait that have a
-        key in common. `reader`: what the function reads from until it has answered, if it has lazy states. `options`:
+        key in common. `reader`: what the function reads from until it has answered, if it has lazy states. `meanwhile`:
+        called once while the function may be working, for each time that the call is made. `options`:
         those of `MapStream.call`; `edge`, by which the records came, if the name of the stream does not say it;
         `timers`: the records are timers; and `tables_version`: of the tables that the function has to have."""
 

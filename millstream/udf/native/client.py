@@ -234,6 +234,7 @@ class _FrameStream(Generic[_Answer]):
         reader: StateReader | None = None,
         alone: bool = False,
         take: Callable[[_Answer], Awaitable[None]] | None = None,
+        meanwhile: Callable[[], None] | None = None,
         **fields: Any,
     ) -> _Answer:
         """`fields`: the other fields of the message."""
@@ -249,6 +250,7 @@ class _FrameStream(Generic[_Answer]):
             reader=reader,
             alone=alone,
             take=take,
+            meanwhile=meanwhile,
         )
 
 
@@ -275,12 +277,10 @@ class _MapStream(_FrameStream[MapAnswer]):
     async def call(self, frame: Frame, **options: Any) -> MapAnswer:
         return self._checked(await super().call(frame, **options), 0, None)
 
-    async def keyed_call(
-        self, frame: Frame, states: StateEntries, *, reader: StateReader | None = None, **options: Any
-    ) -> MapAnswer:
+    async def keyed_call(self, frame: Frame, states: StateEntries, **options: Any) -> MapAnswer:
         if not self.states:
             return self._checked(await super().call(frame, **options), 0, None)
-        answer = await super().call(frame, states=entries_message(states), reader=reader, **options)
+        answer = await super().call(frame, states=entries_message(states), **options)
         earliest_us = frame.event_times_us() if options.get("timers") else None
         return self._checked(answer, max(states.record_keys) + 1, earliest_us)
 

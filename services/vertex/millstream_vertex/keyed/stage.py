@@ -118,6 +118,7 @@ class KeyedStage(MapStage):
             watermark_us=given.watermark_us,
             traceparent=given.traceparent,
             edge=given.edge,
+            meanwhile=self._keyed.compact,
             **options,
         )
         if reader is not None:

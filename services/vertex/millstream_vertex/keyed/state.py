@@ -118,6 +118,8 @@ class KeyedState:
         """As of the result before the one that may be taken back."""
         self._undo: list[_Overwritten] = []
         """What entries were before the result that may be taken back."""
+        self._anew: list[tuple[bytes, int]] = []
+        """Steps with slots that are written anew, for the next result."""
         self._unwritten = 0
         """Bytes of changes for which no slots have been written anew. Negative: of slots that are written ahead; one of
         a large state has more bytes than the changes for which it is written."""
@@ -495,6 +497,7 @@ class KeyedState:
         """Take back everything since `begin`."""
         self._take_back(0)
         self._image.undo()
+        self._anew.clear()
         states, before = self._states, self._before
         self._changes, states.latest = before.changes, before.latest
         self._changes.cut(before.kept)
@@ -633,19 +636,26 @@ class KeyedState:
     def take_steps(self) -> list[tuple[bytes, int]]:
         """The steps to commit with the result, each with how many slots begin in it; empty if the mark has all of
         its changes."""
+        self.compact()
         steps = [(data, 0) for data in encode_steps(self._changes)]
-        if not steps:
-            return steps
-        if len(steps) == 1 and len(steps[0][0]) <= self._latest_max:
+        anew, self._anew = self._anew, []
+        if not anew and not steps:
+            return []
+        if not anew and len(steps) == 1 and len(steps[0][0]) <= self._latest_max:
             self._states.latest = steps[0][0]
             return []
         self._states.latest = b""
         changes, self._changes = self._changes, Entries()
         self._unwritten += sum(len(data) for data, _ in steps) + self._image.size // self._image.cycle_results_max
-        if self._unwritten >= COMPACTED_FROM_BYTES:
-            steps.extend(self._compacted())
         self._image.took(changes, self._cycle)
-        return steps
+        # A change of this result may have been made after a slot was written.
+        return anew + steps
+
+    def compact(self) -> None:
+        """Write slots anew for the changes in the changelog, if these are many, as a part of the next result.
+        `take_steps` does so; while a function works, it costs less."""
+        if self._unwritten >= COMPACTED_FROM_BYTES:
+            self._anew.extend(self._compacted())
 
     def all_steps(self) -> Iterator[tuple[bytes, int]]:
         """Steps with everything that is in every slot, each with how many slots begin in it."""

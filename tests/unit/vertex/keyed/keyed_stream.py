@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,8 +46,11 @@ class KeyedStream:
         reader: StateReader | None = None,
         alone: bool = False,
         timers: bool = False,
+        meanwhile: Callable[[], None] | None = None,
         **options: Any,
     ) -> MapAnswer:
+        if meanwhile is not None:
+            meanwhile()
         if timers:
             self.timer_calls.append(frame.records)
         call = udf_pb2.SealedMapCall(

@@ -59,6 +59,7 @@ class Summing:
         raise AssertionError("its calls have states")
 
     async def keyed_call(self, frame: Frame, states: StateEntries, *, attempt: int = 0, **options: Any) -> MapAnswer:
+        options["meanwhile"]()
         assert frame.records == 1 or states.size <= stage_module.CALL_STATE_BYTES_MAX
         totals = dict.fromkeys(states.record_keys, 0)
         totals |= {key: int(value) for key, value in zip(states.keys, states.values, strict=True)}
