@@ -17,10 +17,13 @@ from millstream.frame import Frame
 from millstream.ledger.frames import decoded, decoded_parts
 from millstream.ledger.packs import shares_of
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
+from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, Position
 
 AHEAD_FRAMES = 4
 """Frames taken from the ledger before the lane asks for them; the ledger itself prefetches more."""
+AHEAD_SMALL_FRAMES = 256
+"""The same for a lane that joins small frames, of those that have together less than one frame may have."""
 
 
 class InputWatermark(Protocol):
@@ -79,13 +82,16 @@ class BufferReader:
         in_parts: bool = False,
         takes_arrow: bool = False,
         wake: asyncio.Event | None = None,
+        joins: bool = False,
     ) -> None:
         """`in_parts`: the frames of a pack are handed out one by one, and not as the one frame that they are stored
         as. `takes_arrow`: frames with Arrow columns are handed out as they are, and not with values. `wake`: set
-        whenever there may be something new, for a task that waits for several readers."""
+        whenever there may be something new, for a task that waits for several readers. `joins`: whether the lane joins
+        small frames."""
         self.buffer = buffer
         self._in_parts = in_parts
         self._takes_arrow = takes_arrow
+        self._joins = joins
         self._watermark = watermark
         self._witnesses = witnesses
         self._given_up = given_up
@@ -162,6 +168,12 @@ class BufferReader:
                 yield ReadFrame(stored.sequence, left, first + done, size, 0, stored.witness, last)
             first += frame.records
 
+    def _is_full(self) -> bool:
+        if len(self._frames) < AHEAD_FRAMES or not self._joins:
+            return len(self._frames) >= AHEAD_FRAMES
+        records, size = sum(one.frame.records for one in self._frames), sum(one.frame.size for one in self._frames)
+        return len(self._frames) >= AHEAD_SMALL_FRAMES or records >= FRAME_RECORDS_MAX or size >= FRAME_BYTES_MAX
+
     async def pump(self, ledger: Ledger) -> None:
         """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
 
@@ -169,7 +181,7 @@ class BufferReader:
         """
         async with ledger.read(self.buffer, self.sequence, self._witnesses, self._given_up) as frames:
             async for stored in frames:
-                while len(self._frames) >= AHEAD_FRAMES:
+                while self._is_full():
                     self._room.clear()
                     await self._room.wait()
                 self._frames.extend(self._parts(ledger.vertex, stored))
@@ -188,10 +200,11 @@ async def open_buffer_reader(
     in_parts: bool = False,
     takes_arrow: bool = False,
     wake: asyncio.Event | None = None,
+    joins: bool = False,
 ) -> AsyncIterator[BufferReader]:
     """Read `buffer` of the upstream vertex's `ledger` after `start`. `witnesses` and `given_up`: see
-    `Ledger.read`; `in_parts`, `takes_arrow` and `wake`: see `BufferReader`."""
-    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts, takes_arrow, wake)
+    `Ledger.read`; `in_parts`, `takes_arrow`, `wake` and `joins`: see `BufferReader`."""
+    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts, takes_arrow, wake, joins)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

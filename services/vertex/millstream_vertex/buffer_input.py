@@ -5,11 +5,13 @@ buffer ─► frame ─► slices ─► (the lane) ─► committed ─► trim
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millstream.clock import END_OF_TIME_US
 from millstream.frame import Frame
+from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import newest
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
@@ -25,37 +27,47 @@ from millstream_writer.committer import Unit
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Consecutive records of one read frame."""
+    """Consecutive records of one read frame, or of several that follow each other in a buffer."""
 
-    read: ReadFrame
+    reads: Sequence[ReadFrame]
     start: int
-    """Index in `read.frame`."""
+    """Index in the first of these frames. All others but the last are whole."""
     frame: Frame
     lineage: Lineage
 
     @property
     def watermark_us(self) -> int:
-        return self.read.watermark_us
+        return self.reads[0].watermark_us
 
     @property
     def sequence(self) -> int:
-        return self.read.sequence
+        return self.reads[0].sequence
 
     @property
     def tracked(self) -> WorkInFlight:
-        return WorkInFlight(self.frame.records, self.read.frame.size * self.frame.records // self.read.frame.records)
+        read = sum(one.frame.records for one in self.reads)
+        return WorkInFlight(self.frame.records, sum(one.frame.size for one in self.reads) * self.frame.records // read)
 
     def finish(self, parts: Sequence[tuple[int, Unit]]) -> Sequence[Unit]:
         """Set the position of the lane after each unit."""
+        left = deque(self.reads)
+        # Where the first frame that is left begins.
+        begin = -self.start
         for stop, unit in parts:
+            witnesses: list[Witness] = []
             unit.edge = self.lineage.edge
-            unit.witnesses = self.read.witnesses
-            completes = self.start + stop == self.read.frame.records
-            unit.account.input_bytes = self.read.size if completes else 0
-            if completes and self.read.last:
-                unit.position = Position(self.read.sequence, 0)
-            else:
-                unit.position = Position.within(self.read.sequence, self.read.first_index + self.start + stop)
+            unit.account.input_bytes = 0
+            while left and begin < stop:
+                read, size = left[0], left[0].frame.records
+                witnesses += read.witnesses
+                unit.position = Position.within(read.sequence, read.first_index + stop - begin)
+                if begin + size > stop:
+                    break
+                unit.account.input_bytes += read.size
+                unit.position = read.end
+                begin += size
+                left.popleft()
+            unit.witnesses = witnesses
         return [unit for _, unit in parts]
 
 
@@ -97,7 +109,7 @@ class BufferInput:
         self._read, self._start = (read, stop) if stop < records else (None, 0)
         sequence = outside(self._core.committer.mark, read.sequence)
         lineage = Lineage(f"{sequence}/", read.first_index + start, run=self._run)
-        return Slice(read, start, read.frame.slice(start, stop), lineage)
+        return Slice((read,), start, read.frame.slice(start, stop), lineage)
 
     def stop(self) -> None:
         self._stopped = True

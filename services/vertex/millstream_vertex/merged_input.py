@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.frame import Frame, join_frames
 from millstream.ledger.witness import newest
+from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.plurals import counted
 from millstream.record import Position
 from millstream.spec.tables import TableInput
@@ -111,24 +113,66 @@ class MergedInput:
         (buffer, read), start = self._read, self._start
         records, wanted = read.frame.records, records_max()
         stop = records if wanted is None else min(records, start + wanted)
+        frame, reads = read.frame.slice(start, stop), [read]
         if stop < records:
             self._start = stop
         else:
-            self._read = None
-        buffer.table_records += stop - start
-        sequence = outside(self._core.committer.mark, read.sequence)
-        lineage = Lineage(f"{sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
-        return Slice(read, start, read.frame.slice(start, stop), lineage)
+            self._read, self._start = None, 0
+            frame = self._joined(buffer, reads, frame, FRAME_RECORDS_MAX if wanted is None else wanted)
+        return Slice(reads, start, frame, self._lineage(buffer, reads, start))
+
+    def _joined(self, buffer: MergedBuffer, reads: list[ReadFrame], frame: Frame, records_max: int) -> Frame:
+        """The frame with those that are there and follow it, up to so many records; they are added to `reads`. The next
+        call of a function with states has to wait for this one, so without it, calls would stay as small as the frames
+        that are stored while a lane falls behind."""
+        frames, records, size = [frame], frame.records, frame.size
+        while (following := self._take()) is not None:
+            other, read = following
+            records, size = records + read.frame.records, size + read.frame.size
+            if (
+                other is not buffer
+                or records > records_max
+                or size > FRAME_BYTES_MAX
+                or not _may_join(frame, read.frame)
+            ):
+                self._read = following
+                break
+            frames.append(read.frame)
+            reads.append(read)
+        return join_frames(frames)
+
+    def _lineage(self, buffer: MergedBuffer, reads: Sequence[ReadFrame], start: int) -> Lineage:
+        """The names of records from index `start` of the first of these frames on."""
+        mark = self._core.committer.mark
+        if len(reads) == 1:
+            sequence, first = outside(mark, reads[0].sequence), reads[0].first_index + start
+            return Lineage(f"{sequence}/", first, run=buffer.run, edge=buffer.edge)
+        names: list[str] = []
+        for read in reads:
+            sequence, first = outside(mark, read.sequence), read.first_index
+            names += [f"{sequence}/{number}" for number in range(first + start, first + read.frame.records)]
+            start = 0
+        return Lineage(names=names, run=buffer.run, edge=buffer.edge)
+
+    def _take(self) -> tuple[MergedBuffer, ReadFrame] | None:
+        """The next frame of any buffer, if there is one for now."""
+        is_waiting = any(one.is_awaited for one in self._buffers.values())
+        if self._stopped or (chosen := self._chosen(is_waiting=is_waiting)) is None:
+            return None
+        watermark_us = START_OF_TIME_US
+        if chosen.table is None:
+            watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
+        read = chosen.reader.take()
+        if chosen.table is not None:
+            chosen.table_records += read.frame.records
+        return chosen, replace(read, watermark_us=watermark_us)
 
     async def _next_frame(self) -> tuple[MergedBuffer, ReadFrame] | None:
         """The next frame of any buffer; None when all have ended, or after `stop`."""
         while not self._stopped:
-            watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
+            if (taken := self._take()) is not None:
+                return taken
             awaited = [one for one in self._buffers.values() if one.is_awaited]
-            if (chosen := self._chosen(is_waiting=bool(awaited))) is not None:
-                if chosen.table is not None:
-                    watermark_us = START_OF_TIME_US
-                return chosen, replace(chosen.reader.take(), watermark_us=watermark_us)
             # Each is asked, because it notes that it has ended.
             ended = [one.reader.has_ended() for one in self._buffers.values()]
             if all(ended):
@@ -187,7 +231,7 @@ class MergedInput:
 
     @property
     def has_read_all(self) -> bool:
-        return all(one.reader.ended for one in self._buffers.values())
+        return self._read is None and all(one.reader.ended for one in self._buffers.values())
 
     @property
     def ended(self) -> bool:
@@ -244,3 +288,9 @@ class MergedInput:
         # Keep the newest frame that was read: the next reader checks that it is still the same frame.
         one = self._buffers[edge]
         one.trimmer.consumed(one.reader.buffer, newest(self._done(edge).read) - 1, size)
+
+
+def _may_join(first: Frame, following: Frame) -> bool:
+    """Whether nothing of these frames is lost if they are one."""
+    # Some have ids, or the ids of others say less; and a frame has one trace.
+    return bool(first.ids_column) is bool(following.ids_column) and not following.traceparent

@@ -304,7 +304,7 @@ class LaneOpening(StageOpening):
             done, writer = marked.get(buffer.edge, mark_pb2.InputProgress()), self.plan.edge(buffer.edge).from_
             start = Position(done.sequence, done.record_index)
             reader, lane_input = await self.reader(
-                buffer, start, from_messages(done.read), in_parts=True, wake=wake, changed=changed
+                buffer, start, from_messages(done.read), in_parts=True, joins=True, wake=wake, changed=changed
             )
             trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
             table = self.plan.tables.get(buffer.edge)
@@ -330,10 +330,11 @@ class LaneOpening(StageOpening):
         in_parts: bool = False,
         takes_arrow: bool = False,
         wake: asyncio.Event | None = None,
+        joins: bool = False,
         changed: asyncio.Event | None = None,
     ) -> tuple[BufferReader, LaneInput]:
-        """A reader of one buffer, which stays open until the replica ends. `in_parts`, `takes_arrow`, `wake`: see
-        `BufferReader`; `changed`: see `LaneInput`."""
+        """A reader of one buffer, which stays open until the replica ends. `in_parts`, `takes_arrow`, `wake`, `joins`:
+        see `BufferReader`; `changed`: see `LaneInput`."""
         shared, writer = self.shared, self.plan.edge(buffer.edge).from_
         back_edge = buffer.edge in self.plan.back_edges
         lane_input = LaneInput(buffer, self.plan.upstream_lanes(buffer), back_edge=back_edge, changed=changed)
@@ -351,6 +352,7 @@ class LaneOpening(StageOpening):
                 in_parts=in_parts,
                 takes_arrow=takes_arrow,
                 wake=wake,
+                joins=joins,
             )
         )
         return reader, lane_input

@@ -54,9 +54,12 @@ class Passing(Stage):
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
         """The watermark before each frame, and the position of its first record."""
+        self.names: set[tuple[bytes, str]] = set()
+        """Of every record."""
 
     async def on_frame(self, given: StageInput) -> StageResult:
         self.seen.append((given.watermark_us, given.origin.position(0)))
+        self.names.update((value, given.origin.position(at)) for at, value in enumerate(given.frame.values()))
         result = StageResult(frame=given.frame)
         result.account.inputs = result.account.processed = result.account.outputs = given.frame.records
         return result
@@ -118,6 +121,7 @@ class Join:
                     given_up=given_up_of(committer.mark, buffer.edge),
                     in_parts=True,
                     wake=wake,
+                    joins=True,
                 )
                 trimmer = self.trimmers[vertex] = Trimmer(ledger.trim)
                 reader = await stack.enter_async_context(reading)
@@ -190,7 +194,8 @@ async def ran(join: Join) -> None:
 async def test_what_is_there_is_read_by_event_time_and_each_edge_in_order(join: Join) -> None:
     await join.feed("a", *frames_of("a", [10, 30, 20]), ended=True)
     await join.feed("b", *frames_of("b", [15, 25]), ended=True)
-    await ran(join)
+    async with join.owned(records_max=2) as lane, asyncio.timeout(20):
+        await lane.run()
     firsts = [value.partition(".")[0] for value in await put_out(join)][::2]
     # a20 follows a30, which was written before it.
     assert firsts == ["a10", "b15", "b25", "a30", "a20"]
@@ -222,7 +227,7 @@ async def test_an_edge_with_earlier_records_does_not_keep_another_waiting(
         for reader, frames in zip(join.readers, (12, 2), strict=True):
             while len(reader._frames) < frames:  # noqa: ASYNC110 - what is there is no event
                 await asyncio.sleep(0.001)
-        while (read := await join.input.next(lambda: None, lambda: None)) is not None:
+        while (read := await join.input.next(lambda: 2, lambda: None)) is not None:
             edges.append(read.lineage.edge[0])
     assert "".join(edges) == "aaabaaabaaaaaa"
 
@@ -273,7 +278,7 @@ async def test_the_watermark_does_not_pass_what_is_only_read(join: Join) -> None
         await join.feed(vertex, *frames_of(vertex, [10]), watermark_us=5)
     async with join.owned(), asyncio.timeout(20):
         for _ in VERTICES:
-            assert await join.input.next(lambda: None, lambda: None) is not None
+            assert await join.input.next(lambda: 2, lambda: None) is not None
         for vertex in VERTICES:
             await join.feed(vertex, watermark_us=90)
         for lane_input, buffer in join.inputs:
@@ -317,6 +322,46 @@ async def test_each_record_is_put_out_once_whoever_owns_the_lane(join: Join, see
     }
     # The newest frame of each stays, for the check of the next reader.
     assert [len(await join.left(vertex)) for vertex in VERTICES] == [1, 1]
+    # However they were cut and joined.
+    assert len(join.stage.names) == len({name for _, name in join.stage.names}) == sum(map(len, wanted.values()))
+
+
+async def until_read(join: Join, vertex: str, frames: int) -> None:
+    """Wait until so many frames of an edge are there."""
+    async with asyncio.timeout(20):
+        while len(join.readers[VERTICES.index(vertex)]._frames) < frames:  # noqa: ASYNC110 - what is there is no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.guarantee("I1")
+async def test_small_frames_that_wait_are_one_batch_which_may_be_committed_in_parts(join: Join) -> None:
+    await join.feed("a", *frames_of("a", range(5)))
+    async with join.owned():
+        await until_read(join, "a", 5)
+        batch = await join.input.next(lambda: 7, lambda: None)
+        assert batch is not None
+        assert batch.frame.values() == [b"a%d.%d" % (us, part) for us in range(3) for part in range(2)]
+        names = [batch.lineage.origin(JOIN).position(index) for index in range(6)]
+        assert names == [f"map/a-map/0/{sequence}/{index}" for sequence in (2, 3, 4) for index in range(2)]
+        units = batch.finish([(stop, Unit()) for stop in (1, 3, 6)])
+        assert [unit.position for unit in units] == [Position.within(2, 1), Position.within(3, 1), Position(4, 0)]
+        assert [[witness.number for witness in unit.witnesses] for unit in units] == [[1], [1, 2], [2, 3]]
+        sizes = [len(frame.data) for frame in await (await join.rig.ledger("a")).peek(INPUTS["a"], 0, 3)]
+        assert [unit.account.input_bytes for unit in units] == [0, sizes[0], sizes[1] + sizes[2]]
+        rest = [await join.input.next(lambda: 1, lambda: None) for _ in range(3)]
+        assert [one.frame.values() for one in rest if one is not None] == [[b"a3.0"], [b"a3.1"], [b"a4.0"]]
+
+
+async def test_what_a_joined_frame_would_lose_keeps_frames_apart(join: Join) -> None:
+    with_ids = frame_of_records([Record(b"c", 2, id="x")], ingest_time_us=0)
+    traced = frame_of_records(
+        [Record(b"d", 3)], ingest_time_us=0, traceparent="00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    )
+    await join.feed("a", *frames_of("a", [0, 1]), with_ids, traced, *frames_of("e", [4, 5]))
+    async with join.owned():
+        await until_read(join, "a", 6)
+        batches = [await join.input.next(lambda: None, lambda: None) for _ in range(3)]
+        assert [one.frame.records for one in batches if one is not None] == [4, 1, 5]
 
 
 @pytest.mark.guarantee("I1")
@@ -372,7 +417,7 @@ async def edges_read(join: Join, count: int) -> str:
     found = ""
     async with asyncio.timeout(20):
         for _ in range(count):
-            read = await join.input.next(lambda: None, lambda: None)
+            read = await join.input.next(lambda: 2, lambda: None)
             assert read is not None
             found += read.lineage.edge[0]
     return found
@@ -380,7 +425,7 @@ async def edges_read(join: Join, count: int) -> str:
 
 async def waits(join: Join) -> bool:
     """Whether the lane reads nothing of what is there."""
-    reading = asyncio.create_task(join.input.next(lambda: None, lambda: None))
+    reading = asyncio.create_task(join.input.next(lambda: 2, lambda: None))
     async with asyncio.timeout(20):
         while sum(reader.ready is not None for reader in join.readers) < 1:  # noqa: ASYNC110 - it is no event
             await asyncio.sleep(0.001)
@@ -466,7 +511,7 @@ async def test_the_log_names_the_table_that_records_wait_for(
     await join.feed("a", *frames_of("a", [1]))
     async with join.owned():
         assert await edges_read(join, 1) == "b"
-        reading = asyncio.create_task(join.input.next(lambda: None, lambda: None))
+        reading = asyncio.create_task(join.input.next(lambda: 2, lambda: None))
         async with asyncio.timeout(20):
             while not caplog.messages:  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.001)

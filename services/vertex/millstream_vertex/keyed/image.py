@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 from zlib import crc32
 
 from millstream.ledger.protocol import Witness
@@ -317,7 +317,7 @@ class StateImage(Image):
         columns = [[*map(self._tables[state].get, keys)] for state in states]
         if len(columns) == 1:
             if None not in columns[0]:
-                return KeyedEntries(range(len(keys)), bytes(states) * len(keys), (), columns[0])
+                return KeyedEntries(range(len(keys)), bytes(states) * len(keys), (), cast("list[Stored]", columns[0]))
             numbers = [number for number, stored in enumerate(columns[0]) if stored is not None]
             column = [stored for stored in columns[0] if stored is not None]
             return KeyedEntries(numbers, bytes(states) * len(numbers), (), column)
@@ -380,7 +380,7 @@ class StateImage(Image):
         if len(newest) < len(keys):
             return super().put_all(entries)
         # As `put` does, for all of them at once.
-        befores = [*map(table.get, keys)]
+        befores: list[Any] = [*map(table.get, keys)]
         table.update(newest)
         if set(map(type, befores)) != {bytes} or [*map(len, befores)] != [*map(len, values)]:
             for key, before, value in zip(keys, befores, values, strict=True):

@@ -82,8 +82,8 @@ class TableStream:
     async def call(self, frame: Any, **options: Any) -> MapAnswer:
         raise AssertionError("its calls have states")
 
-    async def keyed_call(self, frame: Any, states: StateEntries, *, meanwhile: Any, **options: Any) -> MapAnswer:
-        meanwhile()
+    async def keyed_call(self, frame: Any, states: StateEntries, **options: Any) -> MapAnswer:
+        options.pop("meanwhile")()
         call = udf_pb2.SealedMapCall(call_id=1, frame=frame.encode(), states=entries_message(states), **options)
         return await self._answered(call, frame.records)
 
