@@ -71,7 +71,12 @@ def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, se
     for _ in range(400):
         state.begin()
         before = dict(model)
+        if rng.random() < 0.1:
+            state.compact()
+            state.undo()
         for _ in range(rng.randrange(1, 4)):
+            if rng.random() < 0.5:
+                state.compact()
             chosen = rng.sample(keys, rng.randrange(1, 20))
             columns = StateChanges(
                 array("I", range(len(chosen))),
