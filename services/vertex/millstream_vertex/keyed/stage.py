@@ -196,7 +196,7 @@ class KeyedStage(MapStage):
         return self._with_changes(StageResult())
 
     def taken_of(self, edge: str) -> int:
-        return self._tables.entries_of(edge)
+        return self._tables.records_of(edge)
 
     def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
         return self._inbox.edits(self._keyed)
