@@ -115,7 +115,8 @@ class MergedInput:
             self._start = stop
         else:
             self._read = None
-        buffer.table_records += stop - start
+        if buffer.table is not None:
+            buffer.table_records += stop - start
         sequence = outside(self._core.committer.mark, read.sequence)
         lineage = Lineage(f"{sequence}/", read.first_index + start, run=buffer.run, edge=buffer.edge)
         return Slice(read, start, read.frame.slice(start, stop), lineage)

@@ -71,6 +71,14 @@ def rows_of(entries: Entries) -> Iterator[tuple[bytes, int, bytes, Stored | None
     return zip(entries.keys, entries.states, items, stored_in(entries), strict=True)
 
 
+def add_row(entries: Entries, key: bytes, state: int, item: bytes, stored: Stored | None) -> None:
+    """Add an entry; None: it is gone."""
+    if stored is None:
+        entries.add(key, state, item, None, 0, 1)
+    else:
+        entries.add(key, state, item, *parts_of(stored))
+
+
 def expires_us_of(stored: Stored | None) -> int:
     """When it expires; 0: never."""
     return stored.expires_us if type(stored) is Versioned else 0

@@ -233,13 +233,3 @@ async def _check_states(
     keyed = KeyedState(f"{plan.pipeline.name}/{vertex}", size_max=0, key_size_max=0)
     keyed.stored_states(mark.states[vertex])
     keyed.declare(declared)
-
-
-def own_data(directory: DataDirectory, wanted: str) -> UserError:
-    """The error if a data directory has data that a savepoint would replace."""
-    return UserError(
-        codes.SAVEPOINT_NOT_USED,
-        f"{directory.root} has data already, and a run with --from-savepoint {wanted} begins with what the savepoint "
-        "has: run without --from-savepoint to continue with that data; or name another directory with --data-dir; or "
-        "use --fresh to remove the data",
-    )
