@@ -269,6 +269,7 @@ class KeyedState:
             numbers.append(number)
         self._numbers.declare(declared, numbers)
         self._left_out.update(self._numbers.lazy.values())
+        self._image.read_by_item(self._numbers.lazy.values())
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
         kept = (StateKind(stored.kind), stored.codec, stored.item_codec)
