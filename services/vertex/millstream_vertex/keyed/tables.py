@@ -139,7 +139,8 @@ class Tables:
 
     def undo(self) -> None:
         """The state has taken back everything since `begin`. (What has changed is read when it is sent.)"""
-        self._sizes, self._records = list(self._sizes_before), list(self._records_before)
+        self._sizes = list(self._sizes_before)
+        self._records = list(self._records_before)
         self._set_size()
 
     def _set_size(self) -> None:
