@@ -258,16 +258,23 @@ def _edge_fault(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
             f"edge {name} went from {old['from']} to {old['to']} and now goes from {new['from']} to {new['to']}: "
             "give it another name"
         )
-    if old.get("table") != new.get("table"):
-        return (
-            f"the records of edge {name} went {_read_as(old)} and now go {_read_as(new)}, which would lack those "
-            "before: undo the change, or give the edge another name, which then starts without any"
-        )
+    if fault := table_fault(name, old, new):
+        return fault
     whose = old["to"] if "chained" in old or "chained" in new else old["from"]
     return (
         f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change "
         "that led to this (of `chain`, or of what an edge needs to be chained), or rename vertex "
         f"{whose}, which then starts empty, when no records wait"
+    )
+
+
+def table_fault(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Why an edge that has become a table, or is one no longer, never fits; empty if it fits."""
+    if old.get("table") == new.get("table"):
+        return ""
+    return (
+        f"the records of edge {name} went {_read_as(old)} and now go {_read_as(new)}, which would lack those "
+        "before: undo the change, or give the edge another name, which then starts without any"
     )
 
 

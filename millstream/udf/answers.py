@@ -6,7 +6,7 @@ answer on does not require decoding it. `checks.py` checks whether an answer fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,6 +91,16 @@ class MapAnswer:
     def size(self) -> int:
         """Bytes of the columns of the outputs."""
         return len(self.values) + len(self.keys) + len(self.headers)
+
+    @property
+    def parts(self) -> Sequence[MapAnswer]:
+        """All parts of the answer, in order."""
+        return (*self.before, self)
+
+    @property
+    def all_outcomes(self) -> Iterator[Outcome]:
+        """Those of all parts."""
+        return (outcome for part in self.parts for outcome in part.outcomes)
 
 
 @dataclass(frozen=True, slots=True)

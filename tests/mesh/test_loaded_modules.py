@@ -18,6 +18,12 @@ UNUSED = {
     *("ruamel", "sqlglot", "yaml"),
 }
 """Packages that only other pipelines use, or only the commands of users. They are installed here."""
+NOT_OF_A_RUN = (
+    "millstream_runner.local.savepoints",
+    "millstream_runner.local.moving_states",
+    "millstream_runner.pictures",
+)
+"""Modules of the runner for some options, or for changes of a pipeline."""
 _MARK = "import time:"
 
 
@@ -41,14 +47,20 @@ async def test_a_worker_and_a_function_import_nothing_that_they_do_not_use(
     )
     ended = await command(tmp_path, "run", "pipeline.yaml", "--workers", "1", "--data-dir", "data")
     assert ended.exit_code == 0, ended.err
-    worker, function = set[str](), set[str]()
+    worker, worker_modules, function = set[str](), set[str](), set[str]()
     for log in (tmp_path / "data/logs").glob("*.jsonl"):
         for line in log.read_text().splitlines():
             worker.add(imported(line))
+            worker_modules.add(line.rpartition("|")[2].strip())
             if line.startswith("{"):
                 function.add(imported(json.loads(line)["message"]))
     # Each has said what it imports.
     assert {"millstream_worker", "millstream_vertex", "grpc", "nats"} <= worker
     assert {"millstream_udf", "grpc"} <= function
     assert worker & UNUSED == set()
+    # Codecs of functions are for functions, and what remembers something for vertices that do.
+    assert worker_modules.isdisjoint({"millstream_vertex.keyed", "millstream_udf.json_types", "millstream_udf.context"})
+    runner = {line.rpartition("|")[2].strip() for line in ended.err.splitlines() if line.startswith(_MARK)}
+    assert "millstream_runner.local.run" in runner
+    assert not [name for name in runner if name.startswith((*NOT_OF_A_RUN, "millstream_vertex.keyed"))]
     assert function & (UNUSED | {"nats", "millstream", "millstream_worker"}) == set()

@@ -12,7 +12,7 @@ from millstream.limits import STATE_FOUND_ENTRIES_MAX
 from millstream.udf.checks import count_parts
 from millstream.udf.native.messages import decoded
 from millstream.udf.states import StateRead, StateReader
-from millstream_udf import state_reads
+from millstream_udf import state_found
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _READ = 3
@@ -41,13 +41,13 @@ class NativeRead:
             found = source(self.read)
         except ValueError as error:
             return self._refused(str(error))
-        return state_reads.pack_found(
+        return state_found.pack_found(
             self.read_id,
-            state_reads.Found(found.items, found.values, found.versions, found.covered, found.has_more),
+            state_found.Found(found.items, found.values, found.versions, found.covered, found.has_more),
         )
 
     def _refused(self, why: str) -> bytes:
-        return state_reads.pack_refusal(self.read_id, why)
+        return state_found.pack_refusal(self.read_id, why)
 
 
 def read_of(data: bytes) -> NativeRead | None:

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from millstream_udf.state_reads import Found, is_found, unpack_found
+from millstream_udf.state_found import Found, is_found
+from millstream_udf.state_reads import unpack_found
 from millstream_udf.state_specs import StateError
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -167,7 +167,8 @@ class Definition:
     @property
     def streams(self) -> bool:
         """Its outputs can be sent as it makes them."""
-        return MAP in self.kinds and self.takes in (Takes.VALUE, Takes.RECORD) and not self.states
+        takes_one = MAP in self.kinds and self.takes in (Takes.VALUE, Takes.RECORD)
+        return takes_one and not self.states and not self.tables
 
     @property
     def takes_arrow(self) -> bool:

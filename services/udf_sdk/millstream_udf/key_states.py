@@ -25,7 +25,8 @@ from millstream_udf.inputs import FrameInputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.state_codecs import SCALARS, never_changes
 from millstream_udf.state_entries import NO_ITEM, Changes, StateEntries, pack_changes, unpack_entries
-from millstream_udf.state_reads import Ask, Found
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import Ask
 from millstream_udf.state_specs import LIST, MAP, TIMER, VALUE, StateError, StateSpec
 from millstream_udf.values import DeadLetter, Drop
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -62,10 +63,8 @@ class Column:
         self.has_items = spec.kind in (MAP, LIST)
         self.is_simple = not self.has_items and not spec.lifetime.ttl_us
         self.stored: dict[int, Any] = {}
-        """By index of the key, the bytes of the value; if it has items, a dictionary of them by item."""
-        """Of a lazy state, what is known of them; None: there is no such item."""
-        self.is_raw = False
-        """Whether the stored bytes are the value."""
+        """By index of the key, the bytes of the value; if it has items, a dictionary of them by item. Of a lazy state,
+        what is known of them; None: there is no such item."""
         self.before: dict[Any, bytes | None] = {}
         """Of what was written: the bytes in the call, by index of the key, and item if it has some; MISSING if they are
         not known."""
@@ -76,6 +75,7 @@ class Column:
         self.read: Callable[[bytes], Any] | None = None if codec is None else codec.fast_read
         """None: the bytes are the value. Any exception: `spec.read` knows more."""
         self.is_raw = codec is not None and self.read is None
+        """Whether the stored bytes are the value."""
         self.write: Callable[[Any], bytes] | None = None if codec is None else codec.fast_write
         self.exact = None if codec is None else codec.exact
         self.has_type = codec is not None and codec.kind is not Any

@@ -14,7 +14,8 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from millstream_udf.key_states import GONE, Column, Turn
 from millstream_udf.state_codecs import SCALARS
-from millstream_udf.state_reads import Found, Reading, awaited, is_in_loop, parts_of, waited
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import Reading, awaited, is_in_loop, parts_of, waited
 from millstream_udf.state_specs import StateError
 from millstream_udf.state_views import Items
 from millstream_udf.wire.udf.v1 import udf_pb2

@@ -57,6 +57,8 @@ def refuses_streaming(definition: Definition) -> str:
         return ""
     if definition.states:
         why = "remembers something for each key: put what yields into a function and a vertex of its own"
+    elif definition.tables:
+        why = "reads tables: put what yields into a function and a vertex of its own"
     else:
         why = "processes whole batches: write it for single records"
     return f"the pipeline has `streaming: true`, and {definition.name} {why}, or leave `streaming` out"

@@ -15,7 +15,8 @@ from millstream_udf.defining import define
 from millstream_udf.definition import Definition
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.state_entries import NO_ITEM, StateEntries, pack_entries, unpack_changes
-from millstream_udf.state_reads import Ask, Found
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import Ask
 from millstream_udf.state_specs import COUNTER, LIST, MAP, TIMER, TIMERS_NAME, Clock, StateSpec
 from millstream_udf.state_views import bytes_of, number_of
 from millstream_udf.timer_entries import CLOCKS, EVENT, PROCESSING, TimerTime, pack_timer, unpack_timer

@@ -14,7 +14,7 @@ import logging
 import random
 from array import array
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -284,8 +284,8 @@ class MapStage(Stage):
                 suspects.answered(pending)
                 answer = _with_values(answer)
             if isinstance(answer, MapAnswer):
-                failed = (one for part in (*answer.before, answer) for one in part.outcomes)
-                errors += sum(outcome.result == Result.ERROR for outcome in failed) or bool(answer.error)
+                failed = sum(outcome.result == Result.ERROR for outcome in answer.all_outcomes)
+                errors += failed or bool(answer.error)
                 middle = len(pending) // 2
                 if answer.error and middle and (answer.is_final or self._is_last(attempted.failed, pending)):
                     # The answer names no record. Halves show on which records the function fails, and the other
@@ -330,7 +330,7 @@ class MapStage(Stage):
         if answer.error:
             outcomes = {place: Outcome(place, Result.ERROR, answer.error) for place in range(len(pending))}
         else:
-            outcomes = {outcome.index: outcome for one in (*answer.before, answer) for outcome in one.outcomes}
+            outcomes = {outcome.index: outcome for outcome in answer.all_outcomes}
             self._keep_rows(frame, pending, answer, attempted)
             self._refuse_large(pending, attempted)
             self._refuse_future(pending, attempted)
@@ -445,22 +445,21 @@ class MapStage(Stage):
 
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
-        failed = {outcome.index for one in (*answer.before, answer) for outcome in one.outcomes}
+        inherited = list(zip(part.keys(), part.headers(), part.event_times_us(), strict=True))
+        failed = {outcome.index for outcome in answer.all_outcomes}
         for place in range(len(pending)):
             if place not in failed:
                 attempted.rows[pending[place]] = []
-        for one in (*answer.before, answer):
-            self._keep_part(part, pending, one, failed, attempted)
+        for one in answer.parts:
+            for place, row in self._rows(part, one, inherited):
+                if place not in failed:
+                    attempted.rows[pending[place]].append(row)
 
-    def _keep_part(
-        self,
-        part: Frame,
-        pending: Sequence[int],
-        answer: MapAnswer,
-        failed: Collection[int],
-        attempted: _Attempted,
-    ) -> None:
-        """Keep the outputs in one part of an answer. `part`: the inputs of the call."""
+    def _rows(
+        self, part: Frame, answer: MapAnswer, inherited: Sequence[tuple[tuple[bytes, ...], dict[str, bytes], int]]
+    ) -> Iterator[tuple[int, OutputRow]]:
+        """The outputs in one part of an answer, each with the place of its input. `part`: the inputs of the call.
+        `inherited`: their keys, headers and event times, which count where the answer has none."""
         values = columns.unpack_bytes(answer.values)
         given = self._parents(answer)
         parents: Sequence[int] = given if given is not None else range(len(values))
@@ -468,18 +467,18 @@ class MapStage(Stage):
         tags = columns.unpack_lists(answer.tags, len(values))
         headers = columns.unpack_headers(self._headers(part, answer), len(values)) if answer.headers else None
         times = columns.unpack_times(answer.event_times_us) if answer.event_times_us else None
-        part_keys, part_headers, part_times = part.keys(), part.headers(), part.event_times_us()
         for output, place in enumerate(parents):
-            if place in failed:
-                continue
-            row = OutputRow(
-                values[output],
-                keys[output] if keys is not None else part_keys[place],
-                tags[output],
-                headers[output] if headers is not None else part_headers[place],
-                times[output] if times is not None else part_times[place],
+            own_keys, own_headers, own_time_us = inherited[place]
+            yield (
+                place,
+                OutputRow(
+                    values[output],
+                    keys[output] if keys is not None else own_keys,
+                    tags[output],
+                    headers[output] if headers is not None else own_headers,
+                    times[output] if times is not None else own_time_us,
+                ),
             )
-            attempted.rows[pending[place]].append(row)
 
     def _refuse_large(self, pending: Sequence[int], attempted: _Attempted) -> None:
         """Give up inputs with an output that is too large to send; another attempt would not help."""

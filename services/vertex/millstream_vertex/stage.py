@@ -139,8 +139,8 @@ class Stage(ABC):
         return None
 
     def taken_of(self, edge: str) -> int:
-        """How many records of an edge are in the state with which the lane was opened, at least. It may be from another
-        lane, which has read them. Only for stages with a state."""
+        """How many records of an edge that is a table the state has: this lane has read them, or another one, from
+        which it is. Only for stages with a state."""
         return 0
 
     @property

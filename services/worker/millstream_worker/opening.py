@@ -308,7 +308,7 @@ class LaneOpening(StageOpening):
             )
             trimmer, upstream = await self.shared.ledgers.trimmer(writer), await self.shared.ledgers.of(writer)
             table = self.plan.tables.get(buffer.edge)
-            taken = max(done.records, stage.taken_of(buffer.edge))
+            taken = stage.taken_of(buffer.edge)
             buffers.append(MergedBuffer(reader, lane_input, trimmer, upstream.ledger_id, table, taken))
         return MergedInput(self.core, buffers, wake, changed)
 

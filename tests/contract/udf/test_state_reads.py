@@ -23,7 +23,8 @@ from millstream.udf.states import StateEntries, StateFound, StateRead, StateRead
 from millstream.udf.streams import KeyedMapStream
 from millstream_udf import columns
 from millstream_udf.calls_socket import SUFFIX
-from millstream_udf.state_reads import Found, unpack_found
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import unpack_found
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.keyed.state import KeyedState
 from tests.contract.udf.answering_server import open_server

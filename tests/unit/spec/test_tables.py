@@ -143,6 +143,16 @@ def test_an_edge_that_becomes_a_table_needs_another_name() -> None:
     assert (found.refused, list(found.emptied)) == ([], ["rates-v"])
 
 
+def test_tables_come_and_go_where_nothing_waits() -> None:
+    vertices = {"in": KEYED, "rates": KEYED, "more": KEYED}
+    arrows = [*EDGES, arrow("more>v")]
+    both = shape_of(plan_of(graph_of({**vertices, "v": reading({}, rates={}, more={})}, arrows)))
+    one = shape_of(plan_of(graph_of({**vertices, "v": reading({}, rates={}), "end": OUT}, [*EDGES, arrow("more>end")])))
+    found = diff(both, one)
+    assert (found.refused, list(found.emptied), found.removed) == ([], ["more-v"], {"more-v": "v"})
+    assert diff(one, both).refused == []
+
+
 def test_what_is_in_tables_moves_to_other_partitions() -> None:
     one, two = (
         shape_of(plan_of(graph_of({"in": KEYED, "rates": KEYED, "v": {"partitions": n, **reading(rates={})}}, EDGES)))

@@ -13,7 +13,8 @@ import pytest
 import millstream_udf as udf
 from millstream_udf.defining import define
 from millstream_udf.inputs import FrameInputs
-from millstream_udf.state_reads import Ask, Found, parts_of
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import Ask, parts_of
 from millstream_udf.testing import KeptStates, run, run_timers
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -11,6 +11,7 @@ from google.protobuf.struct_pb2 import Struct
 import millstream_udf as udf
 from millstream_udf import columns
 from millstream_udf.defining import define
+from millstream_udf.streaming import refuses_streaming
 from millstream_udf.tables import LaneTables, tables_of
 from millstream_udf.testing import run, run_timers
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -154,6 +155,11 @@ def test_only_maps_read_tables() -> None:
             return value
 
     assert define(Undecorated, "Undecorated").kinds == (udf_pb2.KIND_MAP,)
+
+
+def test_a_function_that_reads_tables_does_not_stream() -> None:
+    refusal = refuses_streaming(define(Typed, "rates.py:Typed"))
+    assert refusal.startswith("the pipeline has `streaming: true`, and rates.py:Typed reads tables: put what yields")
 
 
 def test_one_declaration_is_one_table() -> None:

@@ -91,6 +91,7 @@ class StoredState(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.int
     """As in the protocol of functions (`millstream.udf.v1.State`)."""
@@ -100,6 +101,8 @@ class StoredState(_message.Message):
     """The highest and the lowest version that any of its values may have; 0 before the first one."""
     oldest_version: _builtins.int
     clock: _builtins.int
+    records: _builtins.int
+    """Of a table: how many records of its edge the lane has read, or the lane from which it has the table."""
     def __init__(
         self,
         *,
@@ -110,10 +113,11 @@ class StoredState(_message.Message):
         version: _builtins.int = ...,
         oldest_version: _builtins.int = ...,
         clock: _builtins.int = ...,
+        records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "oldest_version", b"oldest_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "codec", b"codec", "item_codec", b"item_codec", "kind", b"kind", "name", b"name", "oldest_version", b"oldest_version", "records", b"records", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,7 +47,6 @@ from millstream_runner.local.prerequisites import check_open_files
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult, ignore_signals
 from millstream_runner.local.run import run as run_pipeline
-from millstream_runner.local.savepoints.restoring import plan_restore
 from millstream_runner.local.screen import choose_screen, width_of
 from millstream_runner.local.summary import summary_json, summary_lines
 
@@ -191,6 +190,8 @@ def dry_run(loaded: LoadedPipeline, arguments: argparse.Namespace) -> int:
     """Prints the differences. Returns the exit code of `run` if it would refuse one of them, and 0 otherwise."""
     directory = DataDirectory(root_of(loaded.pipeline.name, arguments.data_dir))
     if arguments.from_savepoint is not None:
+        from millstream_runner.local.savepoints.restoring import plan_restore
+
         restore = asyncio.run(plan_restore(directory, loaded, arguments.from_savepoint, arguments.forget))
         said = f"the savepoint {restore.savepoint.path} fits the pipeline"
         print(json.dumps({"starts_over": False, "differences": []}) if arguments.json else said)

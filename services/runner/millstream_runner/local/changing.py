@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,8 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, UserError
-from millstream.ledger.protocol import DurabilityLevel, Ledger
+from millstream.importing import started
+from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger
 from millstream.ledger.rewriting import rewritten
 from millstream.plan import resolved
 from millstream.plan.diff import Diff, diff
@@ -34,11 +35,11 @@ from millstream.plan.shape import shape_of, successor
 from millstream.plurals import counted
 from millstream.record import LaneId
 from millstream.spec.loading import LoadedPipeline
+from millstream.watermark.store import OtStores
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, KnownLedgers, explained, read_json, write_json, write_text
 from millstream_runner.local.moving import gather, separate, take_in
-from millstream_runner.local.moving_states import check_states_fit, move_states
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
@@ -86,7 +87,7 @@ class PipelineChange:
             moved: dict[str, int] = dict(self.before.get(_MOVED, {}))
             for vertex, partitions in self.changes.moved.items():
                 moved[vertex] = max(moved.get(vertex, 0), partitions)
-                await check_states_fit(plan, buffer.broker, vertex, moved[vertex], OWNER, stores=self.directory.states)
+                await started(self._fit_of_states, buffer.broker, vertex, moved[vertex])
             await PipelineView(plan, buffer.broker, buffer.stores).separate_edges()
             audit.note(
                 self.directory,
@@ -117,15 +118,7 @@ class PipelineChange:
             await take_in(plan, buffer.broker, removed, OWNER)
             await gather(plan, buffer.broker, gathered, OWNER)
             for vertex in moved.keys() & set(plan.order):
-                entries = await move_states(
-                    plan,
-                    buffer.broker,
-                    buffer.stores,
-                    vertex,
-                    moved[vertex],
-                    OWNER,
-                    stores=self.directory.states,
-                )
+                entries = await started(self._move_of_states, buffer.broker, buffer.stores, vertex, moved[vertex])
                 _log.info("%s of the state of vertex %s moved", counted(entries, "entry", "entries"), vertex)
             used = {plan.ledger_of(vertex) for vertex in plan.order}
             for vertex in leaving:
@@ -134,6 +127,20 @@ class PipelineChange:
                     await buffer.broker.delete(ledger_name)
                 self._remove_files(vertex)
         write_json(self.directory.shape, after)
+
+    # Most runs change nothing, and need none of what these import.
+
+    def _fit_of_states(self, broker: Broker, vertex: str, former: int) -> Coroutine[Any, Any, None]:
+        from millstream_runner.local.moving_states import check_states_fit
+
+        return check_states_fit(self.loaded.plan, broker, vertex, former, OWNER, stores=self.directory.states)
+
+    def _move_of_states(
+        self, broker: Broker, ot_stores: OtStores, vertex: str, former: int
+    ) -> Coroutine[Any, Any, int]:
+        from millstream_runner.local.moving_states import move_states
+
+        return move_states(self.loaded.plan, broker, ot_stores, vertex, former, OWNER, stores=self.directory.states)
 
     async def _keep_closed(
         self, ledger: Ledger, marks: Mapping[LaneId, mark_pb2.Mark], lanes: Sequence[LaneId]

@@ -15,17 +15,18 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream import codes
 from millstream.background import beside
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError, first_cause
+from millstream.importing import started
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
 from millstream.plan.shape import as_stored, former_keys_text
@@ -49,7 +50,6 @@ from millstream_runner.local.processes import end_stale, refuse_live_runner
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure, Hooks, Logs, ProcessPlan
-from millstream_runner.local.savepoints.restoring import Restore, own_data, plan_restore
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
@@ -63,6 +63,7 @@ from millstream_runner.local.workers import (
 )
 
 if TYPE_CHECKING:
+    from millstream_runner.local.savepoints.restoring import Restore
     from millstream_runner.local.spark import LocalSpark
 
 WORKER_MODULE = "millstream_worker"
@@ -180,12 +181,13 @@ async def run(
             check_restored(directory)
         shape = None if options.fresh else read_json(directory.shape)
         change: PipelineChange | Restore | None = None
+        restore: Restore | None = None
         kept: Sequence[str] = ()
         outputs: Sequence[FormerOutput] = ()
         if options.from_savepoint is not None:
             refuse_small_disk(loaded.plan, directory)
-            change = await _restore_of(directory, loaded, options)
-            loaded = change.loaded
+            change = restore = await _restore_of(directory, loaded, options)
+            loaded = restore.loaded
         elif shape is None:
             refuse_small_disk(loaded.plan, directory)
             outputs = former_outputs(loaded.graph, loaded.base_dir)
@@ -208,8 +210,8 @@ async def run(
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
-        if isinstance(change, Restore):
-            change.begin()
+        if restore is not None:
+            restore.begin()
         elif options.fresh:
             directory.clear()
         directory.make()
@@ -238,8 +240,22 @@ async def _restore_of(directory: DataDirectory, loaded: LoadedPipeline, options:
             "--move-outputs is for a run that starts over; one with --from-savepoint continues what file sinks have",
         )
     if not options.fresh and not directory.restoring.exists() and directory.shape.exists():
-        raise own_data(directory, options.from_savepoint)
-    return await plan_restore(directory, loaded, options.from_savepoint, options.forget)
+        raise UserError(
+            codes.SAVEPOINT_NOT_USED,
+            f"{directory.root} has data already, and a run with --from-savepoint {options.from_savepoint} begins with "
+            "what the savepoint has: run without --from-savepoint to continue with that data; or name another "
+            "directory with --data-dir; or use --fresh to remove the data",
+        )
+    return await started(_planned_restore, directory, loaded, options.from_savepoint, options.forget)
+
+
+def _planned_restore(
+    directory: DataDirectory, loaded: LoadedPipeline, wanted: str, forget: Sequence[str]
+) -> Coroutine[Any, Any, Restore]:
+    # Not above: it imports all that functions remember.
+    from millstream_runner.local.savepoints.restoring import plan_restore
+
+    return plan_restore(directory, loaded, wanted, forget)
 
 
 class _Run:

@@ -27,7 +27,7 @@ from millstream_runner.local.view import PipelineView
 from millstream_vertex.keyed.changelog import changelog_buffer, frames_of
 from millstream_vertex.keyed.image import Stored, Versioned, parts_of, rows_of, stored_of
 from millstream_vertex.keyed.state import EntryChange
-from millstream_vertex.keyed.steps import decode_step
+from millstream_vertex.keyed.steps import Step, decode_step
 
 _LOOK_S = 0.2
 """Between two looks whether a lane remembers something now."""
@@ -89,21 +89,24 @@ async def _passing(now: LaneState, known: _Entries, ledger: Ledger | None) -> As
     which this keeps up to date."""
     assert ledger is not None, "the state was read there"
     lane, buffer, forms = now.lane, changelog_buffer(now.lane), [form_of(state) for state in now.keyed.stored]
-    number, seen = frames_of(now.mark).get(buffer, 0), len(now.keyed.latest)
+    number, seen = frames_of(now.mark).get(buffer, 0), len(now.keyed.latest())
     async with aclosing(_commits(ledger, lane, now.sequence)) as commits:
         async for commit in commits:
             if isinstance(commit, StoredFrame):
                 witness = commit.witness
                 if witness is None or witness.number <= number:
                     continue
-                values = decoded(ledger.vertex, buffer, commit).values()
                 if witness.number != number + 1:
                     return
-                # It begins with the changes that marks had before.
-                changes, number, seen = [one for value in values for one in _steps(value)][seen:], witness.number, 0
+                steps = [decode_step(value) for value in decoded(ledger.vertex, buffer, commit).values()]
+                changes, number = [change for step in steps for change in _changes(step)], witness.number
+                if not steps[0].is_of_slots:
+                    # It begins with the changes that marks had before. A repair begins with slots, and leaves these.
+                    del changes[:seen]
+                    seen = 0
             elif frames_of(commit.mark).get(buffer, 0) == number:
                 latest = state_pb2.KeyedState.FromString(commit.mark.states[lane.vertex]).latest
-                changes = [*_steps(latest)][seen:]
+                changes = [*_changes(decode_step(latest))][seen:]
                 seen += len(changes)
             else:
                 # The frame comes.
@@ -142,9 +145,9 @@ async def _commits(ledger: Ledger, lane: LaneId, sequence: int) -> AsyncGenerato
                     yield frame
 
 
-def _steps(value: bytes) -> Iterator[EntryChange]:
+def _changes(step: Step) -> Iterator[EntryChange]:
     """The entries of a step. Those of slots that are written anew are as they were: what is gone was said before."""
-    for key, state, item, stored in rows_of(decode_step(value).entries):
+    for key, state, item, stored in rows_of(step.entries):
         yield EntryChange(key, state, item, stored)
 
 

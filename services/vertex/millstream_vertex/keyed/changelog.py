@@ -198,18 +198,24 @@ class Changelog:
         """Why an image up to this frame cannot be used, if it cannot."""
         if frame.number > written:
             return f"it has frame {frame.number}, which the ledger has not, or has no more"
-        found = await ledger.peek(self.buffer, frame.sequence - 1, 1)
-        if not found or found[0].sequence != frame.sequence:
+        found = await _frame_at(ledger, self.buffer, frame.sequence)
+        if found is None:
             return f"its last frame, {frame.number}, is no longer in the ledger"
-        if found[0].witness != frame:
+        if found.witness != frame:
             return f"its last frame, {frame.number}, is another one in the ledger"
         return ""
 
 
 async def has_frame(ledger: Ledger, lane: LaneId, frame: Witness) -> bool:
     """Whether this frame is in the changelog of a lane."""
-    found = await ledger.peek(changelog_buffer(lane), frame.sequence - 1, 1)
-    return bool(found) and found[0].sequence == frame.sequence and found[0].witness == frame
+    found = await _frame_at(ledger, changelog_buffer(lane), frame.sequence)
+    return found is not None and found.witness == frame
+
+
+async def _frame_at(ledger: Ledger, buffer: BufferId, sequence: int) -> StoredFrame | None:
+    """The frame at a sequence, if it is still there."""
+    found = await ledger.peek(buffer, sequence - 1, 1)
+    return found[0] if found and found[0].sequence == sequence else None
 
 
 def frames_of(mark: mark_pb2.Mark) -> dict[BufferId, int]:

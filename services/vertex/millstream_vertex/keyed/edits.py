@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.udf.states import DeclaredState
 from millstream.wire.state.v1 import state_pb2
-from millstream_vertex.keyed.image import expires_us_of, parts_of, rows_of, size_of, stored_of
+from millstream_vertex.keyed.image import add_row, expires_us_of, parts_of, rows_of, size_of, stored_of
 from millstream_vertex.keyed.state import EntryChange, KeyedState
 from millstream_vertex.keyed.steps import STEP_BYTES_MAX, Entries, decode_step, encode_steps
 
@@ -186,11 +186,8 @@ def _unexpected(state: KeyedState, edit: Edit, numbers: Sequence[int]) -> str | 
 def _encoded(entries: Sequence[EntryChange]) -> bytes:
     """These entries as one step; empty for none."""
     columns = Entries()
-    for key, state, item, stored in entries:
-        if stored is None:
-            columns.add(key, state, item, None, 0, 1)
-        else:
-            columns.add(key, state, item, *parts_of(stored))
+    for row in entries:
+        add_row(columns, *row)
     steps = list(encode_steps(columns))
     assert len(steps) <= 1, "they have no more bytes than a step"
     return steps[0] if steps else b""

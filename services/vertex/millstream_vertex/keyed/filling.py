@@ -16,7 +16,7 @@ from millstream.ledger.protocol import Ledger
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import LaneId
 from millstream_vertex.keyed.changelog import changelog_buffer, frame_of_steps
-from millstream_vertex.keyed.owned import changelog_committer, commit_in_time
+from millstream_vertex.keyed.committing import commit_in_time, committer_to
 from millstream_vertex.keyed.steps import Entries, encode_steps
 from millstream_writer.committer import Committer, Unit
 
@@ -57,4 +57,5 @@ async def begin_filling(
 ) -> StateFilling:
     """Take over a lane without a state."""
     taken_over = await ledger.take_over(lane, owner)
-    return StateFilling(lane, await changelog_committer(ledger, lane, taken_over, compression), clock)
+    committer = await committer_to(ledger, lane, taken_over, changelog_buffer(lane), compression)
+    return StateFilling(lane, committer, clock)

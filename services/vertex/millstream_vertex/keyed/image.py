@@ -71,6 +71,14 @@ def rows_of(entries: Entries) -> Iterator[tuple[bytes, int, bytes, Stored | None
     return zip(entries.keys, entries.states, items, stored_in(entries), strict=True)
 
 
+def add_row(entries: Entries, key: bytes, state: int, item: bytes, stored: Stored | None) -> None:
+    """Add an entry; None: it is gone."""
+    if stored is None:
+        entries.add(key, state, item, None, 0, 1)
+    else:
+        entries.add(key, state, item, *parts_of(stored))
+
+
 def expires_us_of(stored: Stored | None) -> int:
     """When it expires; 0: never."""
     return stored.expires_us if type(stored) is Versioned else 0
@@ -152,8 +160,13 @@ class Image(ABC):
         return (entry for entry in self.of_key(key) if entry[0] not in states)
 
     @abstractmethod
-    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
-        """The items that a key has of a state with items, in any order."""
+    def items_from(self, state: int, key: bytes, first: bytes, end: bytes) -> Iterable[bytes]:
+        """The items that a key has of a state with items, in order, from `first` to before `end` (empty: to the last
+        one). A list stays as it is; anything else is read as it is used, and before anything changes."""
+
+    def read_by_item(self, states: Collection[int]) -> None:
+        """The entries of these states will be read one by one, and a key may have very many."""
+        return
 
     @abstractmethod
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
@@ -329,9 +342,9 @@ class StateImage(Image):
         ]
         return KeyedEntries([row[0] for row in found], bytes(row[1] for row in found), (), [row[2] for row in found])
 
-    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
+    def items_from(self, state: int, key: bytes, first: bytes, end: bytes) -> list[bytes]:
         items: Collection[bytes] = self._tables[state].get(key, ())
-        return items
+        return sorted(item for item in items if first <= item and (not end or item < end))
 
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
         found = self._tables[state].get(key)

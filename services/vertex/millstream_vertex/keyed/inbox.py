@@ -28,12 +28,11 @@ from millstream.ledger.protocol import Ledger, StoredFrame
 from millstream.record import BufferId, LaneId, edit_results_of, inbox_of
 from millstream.udf.states import DeclaredState
 from millstream.wire.state.v1 import state_pb2
+from millstream_vertex.keyed.committing import committer_to
 from millstream_vertex.keyed.edits import Edit, EditResult, decode_edit, decode_result, make_edit
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.trimming import Trimmer
-from millstream_writer.backpressure import Backpressure
-from millstream_writer.committer import Committer, Unit
-from millstream_writer.routing import Router
+from millstream_writer.committer import Unit
 
 RESULTS_KEPT = 16
 """So many results stay for those who have handed the edits over."""
@@ -167,8 +166,7 @@ async def hand_over(
     writer, inbox, results = writer_of(lane), inbox_buffer(lane), results_buffer(lane)
     results_after = await ledger.last_sequence(results)
     taken_over = await ledger.take_over(writer, owner)
-    sequences = {inbox: await ledger.last_sequence(inbox)}
-    committer = Committer(ledger, writer, taken_over, sequences, Router([]), Backpressure({}), compression=compression)
+    committer = await committer_to(ledger, writer, taken_over, inbox, compression)
     now_us = clock.now_us()
     frame = build_frame([edit.encode()], array("q", [now_us]), ingest_time_us=now_us)
     unit = Unit(frames=[(inbox, frame)], size=frame.size, pieces=0)

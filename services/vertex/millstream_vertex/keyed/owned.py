@@ -11,7 +11,6 @@ Above it: imports, edits, and changes of partitions. Below it: the state of the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -20,21 +19,20 @@ from millstream import codes
 from millstream.background import beside
 from millstream.clock import Clock
 from millstream.compression import Compression
-from millstream.errors import InfrastructureError, UserError
+from millstream.errors import UserError
 from millstream.frame import Frame
-from millstream.ledger.protocol import Ledger, StoredMark
-from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
+from millstream.ledger.protocol import Ledger
+from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import BufferId, LaneId
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer
+from millstream_vertex.keyed.committing import commit_in_time, committer_to
 from millstream_vertex.keyed.image import Image, parts_of
 from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import EntryChange, KeyedState
 from millstream_vertex.keyed.steps import ENTRY_BYTES
 from millstream_vertex.trimming import Trimmer
-from millstream_writer.backpressure import Backpressure
 from millstream_writer.committer import Committer, Unit
-from millstream_writer.routing import Router
 
 PART_BYTES_MAX = FRAME_BYTES_MAX
 """Bytes of the changes of a commit, unless a single one has more. Slots that are written anew are as much again."""
@@ -117,30 +115,6 @@ class OwnedState:
         await wait_for_room(self.keyed, self.lane)
 
 
-async def changelog_committer(
-    ledger: Ledger, lane: LaneId, taken_over: StoredMark, compression: Compression
-) -> Committer:
-    """Commits for a lane that was taken over, of which only the changelog is written: no other lane writes to it, and
-    it has no soft bound."""
-    buffer = changelog_buffer(lane)
-    sequences = {buffer: await ledger.last_sequence(buffer)}
-    return Committer(ledger, lane, taken_over, sequences, Router([]), Backpressure({}), compression=compression)
-
-
-async def commit_in_time(committer: Committer, lane: LaneId, unit: Unit, remedy: str) -> None:
-    """Commit a unit with no other effect on the mark. Raises `InfrastructureError`, with the remedy, if the ledger
-    takes nothing for long."""
-    mark = committer.mark
-    try:
-        async with asyncio.timeout(REPLAY_TIMEOUT_S):
-            await committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
-    except TimeoutError:
-        raise InfrastructureError(
-            codes.BUFFERS_TAKE_NOTHING,
-            f"the ledger of lane {lane} accepts nothing: it is full, or the broker does not answer. {remedy}",
-        ) from None
-
-
 def _size(change: EntryChange) -> int:
     value = b"" if change.stored is None else parts_of(change.stored)[0]
     return len(change.key) + len(change.item) + len(value) + ENTRY_BYTES
@@ -168,7 +142,7 @@ async def open_owned_state(
         )
     taken_over = await ledger.take_over(lane, owner)
     mark = taken_over.mark
-    committer = await changelog_committer(ledger, lane, taken_over, compression)
+    committer = await committer_to(ledger, lane, taken_over, changelog_buffer(lane), compression)
     trimmer = Trimmer(ledger.trim, sharing=ledger.sharing)
     keyed = KeyedState(str(lane), size_max=bounds.size_max, key_size_max=bounds.key_size_max, image=image)
     keyed.watermark_us = mark.watermark_us

@@ -9,7 +9,8 @@ Above it: the state of the lane. Below it: the image.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from millstream.limits import STATE_FOUND_BYTES_MAX, STATE_FOUND_ENTRIES_MAX
 from millstream.udf.states import StateFound, StateRead
@@ -32,8 +33,8 @@ class CallReads:
         self.count = 0
         """How many there were."""
         self._orders: dict[tuple[int, int, bytes], tuple[bytes, list[bytes]]] = {}
-        """Where the first range with a certain end began, and its items in order, by key and state: a function
-        reads on from page to page, and may have many items."""
+        """Where the first range with a certain end began, and its items in order, by key and state, if the image has to
+        sort them: a function reads on from page to page, and may have many items."""
 
     def __call__(self, read: StateRead) -> StateFound:
         """See `StateReader`."""
@@ -52,26 +53,25 @@ class CallReads:
         return page.found(covered=covered)
 
     def _range(self, read: StateRead) -> StateFound:
-        order = self._order(read)
-        start, most = bisect_left(order, read.first), STATE_FOUND_ENTRIES_MAX
+        most = STATE_FOUND_ENTRIES_MAX
         page = _Page(read.items_only, min(read.entries_max or most, most))
-        for item, stored in self._stored(read, order[start:] if start else order):
+        for item, stored in self._stored(read, self._order(read)):
             if stored is not None and not page.add(item, stored):
                 return page.found(has_more=True)
         return page.found()
 
-    def _order(self, read: StateRead) -> list[bytes]:
-        """The items from where the range begins, or from before, to its end."""
+    def _order(self, read: StateRead) -> Iterable[bytes]:
+        """The items of the range, in order."""
         place = read.key, read.state, read.end
         known = self._orders.get(place)
         if known is not None and known[0] <= read.first:
-            return known[1]
-        items, first, end = self._image.items_of(self._states[read.state], self._keys[read.key]), read.first, read.end
-        order = sorted(item for item in items if first <= item and (not end or item < end))
-        self._orders[place] = first, order
+            return islice(known[1], bisect_left(known[1], read.first), None)
+        order = self._image.items_from(self._states[read.state], self._keys[read.key], read.first, read.end)
+        if isinstance(order, list):
+            self._orders[place] = read.first, order
         return order
 
-    def _stored(self, read: StateRead, items: Sequence[bytes]) -> Iterator[tuple[bytes, Stored | None]]:
+    def _stored(self, read: StateRead, items: Iterable[bytes]) -> Iterator[tuple[bytes, Stored | None]]:
         """What each of the items has; None for nothing."""
         get, state, key = self._image.get, self._states[read.state], self._keys[read.key]
         for item in items:

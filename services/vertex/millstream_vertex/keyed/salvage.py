@@ -12,27 +12,24 @@ Above it: the repair. Below it: the changelog, and the state of the lane.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from millstream import codes
 from millstream.clock import Clock
 from millstream.compression import Compression
-from millstream.errors import DamageError, InfrastructureError
+from millstream.errors import DamageError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame, Witness
-from millstream.limits import FRAME_BYTES_MAX, REPLAY_TIMEOUT_S
+from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, frames_of
+from millstream_vertex.keyed.committing import commit_in_time, committer_to
 from millstream_vertex.keyed.image import SLOTS
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import Step, decode_step
 from millstream_vertex.trimming import Trimmer
-from millstream_writer.backpressure import Backpressure
-from millstream_writer.committer import Committer, Unit
-from millstream_writer.routing import Router
+from millstream_writer.committer import Unit
 
 _PAGE_FRAMES = 4
 _NEVER = -1
@@ -147,15 +144,7 @@ async def write_anew(
     Returns the bytes. Whoever is killed meanwhile leaves what was there. Raises `FencedError`, and
     `InfrastructureError` if the ledger has no room."""
     buffer, taken_over = changelog_buffer(lane), await ledger.take_over(lane, owner)
-    committer = Committer(
-        ledger,
-        lane,
-        taken_over,
-        {buffer: await ledger.last_sequence(buffer)},
-        Router([]),
-        Backpressure({}),
-        compression=compression,
-    )
+    committer = await committer_to(ledger, lane, taken_over, buffer, compression)
     changelog = Changelog(lane, Trimmer(ledger.trim, sharing=ledger.sharing), lambda: committer.mark)
     steps: list[tuple[bytes, int]] = []
     size = total = 0
@@ -164,25 +153,16 @@ async def write_anew(
         frames = changelog.frames(steps, clock.now_us())
         unit = Unit(frames=frames, size=sum(frame.size for _, frame in frames), pieces=0)
         unit.changes.states = {lane.vertex: state.encoded_states}
-        mark = committer.mark
-        async with asyncio.timeout(REPLAY_TIMEOUT_S):
-            await committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
+        await commit_in_time(committer, lane, unit, "Make room, then repeat the repair")
 
-    try:
-        for data, slots in state.all_steps():
-            steps.append((data, slots))
-            size, total = size + len(data), total + len(data)
-            if size >= FRAME_BYTES_MAX:
-                await commit()
-                steps, size = [], 0
-        if steps:
+    for data, slots in state.all_steps():
+        steps.append((data, slots))
+        size, total = size + len(data), total + len(data)
+        if size >= FRAME_BYTES_MAX:
             await commit()
-    except TimeoutError:
-        raise InfrastructureError(
-            codes.BUFFERS_TAKE_NOTHING,
-            f"the ledger of lane {lane} accepts nothing: it is full, or the broker does not answer. Make room, then "
-            "repeat the repair",
-        ) from None
+            steps, size = [], 0
+    if steps:
+        await commit()
     # Everything that is needed follows the takeover.
     await ledger.trim({buffer: taken_over.sequence})
     return total

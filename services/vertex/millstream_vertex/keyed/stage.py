@@ -72,14 +72,14 @@ class KeyedStage(MapStage):
         keys is a failure. `tables`: of the lane, open, if it has some. `options`: see `MapStage`."""
         super().__init__(stream, policy, **options)
         self._keyed_stream = stream
-        self._keyed_call = stream.keyed_call if tables is None else calls_with_tables(stream, tables, self._where)
+        self._tables = tables if tables is not None else Tables(self._where, state)
+        self._keyed_call = calls_with_tables(stream, self._tables, self._where)
         self._keyed = state
         self._changelog = changelog
         self._inbox = inbox
         self._clock = clock
         self._by_key = by_key
         self._needs_keys = needs_keys
-        self._tables = tables if tables is not None else Tables(self._where, state)
         self._firing: dict[bytes, Timer] = {}
         """The timers that the function has, by key."""
         self._reads = 0
@@ -197,7 +197,7 @@ class KeyedStage(MapStage):
         return self._with_changes(StageResult())
 
     def taken_of(self, edge: str) -> int:
-        return self._tables.entries_of(edge)
+        return self._tables.records_of(edge)
 
     def edits(self) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
         return self._inbox.edits(self._keyed)

@@ -30,6 +30,7 @@ from millstream_vertex.keyed.image import (
     StateImage,
     Stored,
     Versioned,
+    add_row,
     expires_us_of,
     parts_of,
     rows_of,
@@ -142,11 +143,6 @@ class KeyedState:
         return self._image.size
 
     @property
-    def latest(self) -> Entries:
-        """The changes that are in the mark and not in the changelog."""
-        return self._latest()
-
-    @property
     def stored(self) -> Sequence[state_pb2.StoredState]:
         """The states that have, or had, entries."""
         return self._states.states
@@ -178,12 +174,12 @@ class KeyedState:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
         for number, state in enumerate(self._states.states):
             self._add_state(number, StateKind(state.kind))
-        self._latest()
+        self.latest()
         if self._states.HasField("expired_until_us"):
             self.watermark_us = max(self.watermark_us, self._states.expired_until_us)
 
-    def _latest(self) -> Entries:
-        """The changes that the mark has."""
+    def latest(self) -> Entries:
+        """The changes that are in the mark and not in the changelog. Raises `DamageError`."""
         if not self._states.latest:
             return Entries()
         try:
@@ -227,7 +223,7 @@ class KeyedState:
         self._image.load(step)
         if step.slots:
             self._next_slot = (step.first_slot + step.slots) % SLOTS
-        if step.slots or step.continues:
+        if step.is_of_slots:
             self._unwritten -= step.entries.size
         else:
             self._unwritten += step.size
@@ -248,7 +244,7 @@ class KeyedState:
         self._is_loading = False
         self._unwritten += self._changes_read * (self._image.size // self._image.cycle_results_max)
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
-        self._changes = self._latest()
+        self._changes = self.latest()
         self._image.put_all(self._changes)
         self._timers.load()
 
@@ -285,6 +281,7 @@ class KeyedState:
             numbers.append(number)
         self._numbers.declare(declared, numbers)
         self._left_out.update(self._numbers.lazy.values())
+        self._image.read_by_item(self._numbers.lazy.values())
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
         kept = (StateKind(stored.kind), stored.codec, stored.item_codec)
@@ -466,10 +463,7 @@ class KeyedState:
         self._undo.append(_Overwritten((state,), (key,), (item,), (before,)))
         if state == self._timer_state:
             self._timers.changed(key, item, cast("bytes | None", before), cast("bytes | None", stored))
-        if stored is None:
-            self._changes.add(key, state, item, None, 0, 1)
-        else:
-            self._changes.add(key, state, item, *parts_of(stored))
+        add_row(self._changes, key, state, item, stored)
 
     def _refusal(self, size_before: int) -> str | None:
         if self._image.size > max(self._size_max + self.tables_size, size_before):

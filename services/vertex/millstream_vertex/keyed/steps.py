@@ -115,6 +115,11 @@ class Step:
     size: int = 0
     """Its bytes in the changelog."""
 
+    @property
+    def is_of_slots(self) -> bool:
+        """Whether the entries are all that slots have, or a part of it; otherwise they are changes."""
+        return bool(self.slots) or self.continues
+
 
 def encode_steps(entries: Entries, first_slot: int = 0, slots: int = 0) -> Iterator[bytes]:
     """The steps that have these entries. With `slots`, they are everything that is in so many slots."""

@@ -51,8 +51,9 @@ class Tables:
         self._sizes = [0] * len(self._inputs)
         """Bytes of each table."""
         self._sizes_before = tuple(self._sizes)
-        self._entries = [0] * len(self._inputs)
-        """How many entries each table had at the beginning."""
+        self._records = [0] * len(self._inputs)
+        """How many records of each were read."""
+        self._records_before = tuple(self._records)
         self._former: list[int] = []
         """The states of tables that have no edge now, and perhaps entries."""
         self._updates = 0
@@ -83,14 +84,15 @@ class Tables:
             if one.kind == StateKind.TABLE and number not in self._states
         ]
         for table, number in enumerate(self._states):
-            sizes = [size_of(*entry) for entry in self._state.of_state(number)]
-            self._sizes[table], self._entries[table] = sum(sizes), len(sizes)
+            self._sizes[table] = sum(size_of(*entry) for entry in self._state.of_state(number))
+            self._records[table] = self._state.stored[number].records
         self._set_size()
+        self.begin()
 
-    def entries_of(self, edge: str) -> int:
-        """How many entries the table of an edge had at the beginning; 0 if there is none."""
+    def records_of(self, edge: str) -> int:
+        """How many records of an edge were read into its table; 0 if there is none."""
         table = self.edges.get(edge)
-        return 0 if table is None else self._entries[table]
+        return 0 if table is None else self._records[table]
 
     # What becomes of records.
 
@@ -108,6 +110,7 @@ class Tables:
             size += size_of(key, _NO_ITEM, stored) - size_of(key, _NO_ITEM, before)
             self._changed[_Place(table, key)] = None
         self._sizes[table] = size
+        self._records[table] += frame.records
         self._set_size()
         size_max = self._inputs[table].table.max_bytes
         if size > size_max:
@@ -132,15 +135,18 @@ class Tables:
 
     def begin(self) -> None:
         """Everything up to now stays, whatever happens to the next result."""
-        self._sizes_before = tuple(self._sizes)
+        self._sizes_before, self._records_before = tuple(self._sizes), tuple(self._records)
 
     def undo(self) -> None:
         """The state has taken back everything since `begin`. (What has changed is read when it is sent.)"""
         self._sizes = list(self._sizes_before)
+        self._records = list(self._records_before)
         self._set_size()
 
     def _set_size(self) -> None:
         self._state.tables_size = sum(self._sizes)
+        for number, records in zip(self._states, self._records, strict=True):
+            self._state.stored[number].records = records
 
     # What the function gets.
 

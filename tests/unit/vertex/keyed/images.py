@@ -14,7 +14,7 @@ from millstream.ledger.protocol import Witness
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
 from millstream_vertex.keyed.disk.image import DiskImage, open_disk_image
 from millstream_vertex.keyed.disk.store import StoreIdentity
-from millstream_vertex.keyed.image import Image, Position, StateImage
+from millstream_vertex.keyed.image import Image, Position, StateImage, parts_of
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import decode_step
 
@@ -58,6 +58,8 @@ class Lane:
     directory: Path | None
     latest_max: int = 0
     """Bytes of changes that may be in the mark alone."""
+    by_item: bool = False
+    """The map is read by item."""
     log: list[Result] = field(default_factory=list)
     """Committed."""
     results: list[Result] = field(default_factory=list)
@@ -93,6 +95,8 @@ class Lane:
         assert not self.state.is_behind
         self.read = len(frames) - start
         self.state.declare(STATES)
+        if self.by_item:
+            self.image.read_by_item([1])
         self.states = self.state.encoded_states
 
     async def open_kept(self, stack: AsyncExitStack) -> None:
@@ -155,11 +159,26 @@ class Lane:
         assert self.state.size == sum(sizes)
         assert sum(self.image.sizes) == self.state.size
         keys = sorted({key for key, _, _ in model}) or [b"none"]
+        of_keys = [(key, *name, parts_of(one)[:2]) for key in keys for *name, one in self.image.of_key(key)]
+        assert of_keys == [(*entry, value) for entry, value in sorted(model.items())]
+        self._check_items()
+        if self.by_item and self.directory is not None:
+            return
         entries = self.state.entries(keys, range(len(keys)), 0)
         rows = zip(entries.keys, entries.states, entries.items, entries.values, strict=True)
         assert [(keys[key], state, item, value) for key, state, item, value in rows] == [
             (*entry, value) for entry, (value, _) in sorted(model.items())
         ]
+
+    def _check_items(self) -> None:
+        items: dict[bytes, list[bytes]] = {b"none": []}
+        for key, state, item in sorted(self.model):
+            if state == 1:
+                items.setdefault(key, []).append(item)
+        for first, end in ((b"", b""), (b"h", b"i\0"), (b"i", b"j"), (b"i" * 300, b"")):
+            for key, wanted in items.items():
+                found = [*self.image.items_from(1, key, first, end)]
+                assert found == [item for item in wanted if first <= item and (not end or item < end)]
 
     def due(self) -> Iterator[tuple[int, Entry]]:
         """Take everything from the agendas that is still due, in order for each state."""

@@ -16,7 +16,8 @@ from millstream.udf.states import DeclaredState, StateEntries, StateReader
 from millstream_udf.answering import answer_map, context_of, encode_map
 from millstream_udf.defining import define
 from millstream_udf.execution import FunctionLane, open_function
-from millstream_udf.state_reads import Ask, Found, unpack_found
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import Ask, unpack_found
 from millstream_udf.state_specs import StateError
 from millstream_udf.wire.udf.v1 import udf_pb2
 

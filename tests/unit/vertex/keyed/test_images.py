@@ -71,7 +71,7 @@ def some_changes(rng: random.Random, keys: int) -> Changes:
 async def test_an_image_is_the_fold_of_what_was_committed(
     directory: Path | None, tmp_path: Path, seed: int, latest_max: int
 ) -> None:
-    rng, lane = random.Random(seed), Lane(directory, latest_max)
+    rng, lane = random.Random(seed), Lane(directory, latest_max, by_item=bool(seed % 2))
     for owner in range(8):
         stack = AsyncExitStack()
         await lane.open(stack)
@@ -208,6 +208,46 @@ async def test_only_keys_in_use_are_in_memory(tmp_path: Path, monkeypatch: pytes
             assert lane.image.size_of_key(b"k%d" % number) == len(b"k%d" % number) + 116
             assert isinstance(lane.image, image_module.DiskImage)
             assert sum(map(len, lane.image._slots)) < 60
+        lane.check()
+
+
+@pytest.mark.guarantee("I7")
+async def test_what_the_mark_has_of_items_is_not_read_from_the_store(tmp_path: Path) -> None:
+    lane = Lane(tmp_path, by_item=True)
+    both: Changes = [((b"ada", 1, item), (b"1", 0)) for item in (b"i", b"j")]
+    for latest_max, changes in ((0, both), (1000, [(both[0][0], None)]), (1000, [(both[1][0], (b"2", 0))])):
+        lane.latest_max = latest_max
+        async with AsyncExitStack() as stack:
+            await lane.open(stack)
+            lane.check()
+            lane.state.begin()
+            lane.apply(changes)
+            lane.take(changed(lane.model, changes))
+            lane.commit(1)
+    async with AsyncExitStack() as stack:
+        await lane.open(stack)
+        assert lane.model == {(b"ada", 1, b"j"): (b"2", 0)}
+        lane.check()
+
+
+@pytest.mark.guarantee("I7")
+async def test_of_a_state_that_is_read_by_item_only_changes_are_in_memory(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        lane = Lane(tmp_path, by_item=True)
+        await lane.open(stack)
+        image = lane.image
+        assert isinstance(image, image_module.DiskImage)
+        for number in range(0, 2000, 20):
+            changes = [((b"ada", 1, b"%06d" % one), (bytes(100), 0)) for one in range(number, number + 20)]
+            lane.apply(changes)
+            lane.take(changed(lane.model, changes))
+            lane.commit(1)
+            assert sum(len(items) for keys in image._changed_items for items in keys.values()) <= 20
+        assert image.get(1, b"ada", b"000777") == bytes(100)
+        items = iter(image.items_from(1, b"ada", b"001000", b""))
+        assert [next(items), next(items)] == [b"001000", b"001001"]
+        assert [*image.of_key_without(b"ada", [1])] == []
+        assert not any(keys.get(b"ada") for keys in image._slots)
         lane.check()
 
 

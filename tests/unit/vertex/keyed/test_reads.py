@@ -13,7 +13,8 @@ import pytest
 from millstream.clock import END_OF_TIME_US
 from millstream.udf.native.state_reads import read_of
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateFound, StateKind, StateRead, StateReader
-from millstream_udf.state_reads import Found, unpack_found
+from millstream_udf.state_found import Found
+from millstream_udf.state_reads import unpack_found
 from millstream_udf.state_specs import StateError
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.keyed import image as image_module

@@ -376,7 +376,7 @@ def test_a_few_changes_are_in_the_mark_until_they_are_a_frame() -> None:
     assert put(state, b"a", b"4") is None
     assert put(state, b"b", b"5" * 300) is None
     frame = [data for data, _ in state.take_steps()]
-    assert not len(state.latest), "the mark has nothing of it any more"
+    assert not len(state.latest()), "the mark has nothing of it any more"
     again = opened(frame, state.encoded_states)
     assert contents(again, {b"a", b"b"}) == {(b"a", "total", b""): b"4", (b"b", "total", b""): b"5" * 300}
     (step,) = map(decode_step, frame)
@@ -389,7 +389,7 @@ def test_what_the_next_owner_finds_in_the_mark_stays_there() -> None:
         assert put(state, b"a", b"%d" % number) is None
         assert state.take_steps() == []
         state = opened(states=state.encoded_states, latest_max=1000)
-    assert [bytes(value) for value in state.latest.values] == [b"0", b"1", b"2"]
+    assert [bytes(value) for value in state.latest().values] == [b"0", b"1", b"2"]
     assert put(state, b"a", b"3" * 2000) is None
     (frame,) = [data for data, _ in state.take_steps()]
     assert decode_step(frame).entries.values[:3] == [b"0", b"1", b"2"]

@@ -299,6 +299,44 @@ async def test_a_table_without_an_edge_leaves_nothing(opened: Opening, monkeypat
     assert sum(is_of_table(key) for key, _, _, _ in lane.state.all()) == 0
 
 
+@pytest.mark.guarantee("I7")
+async def test_a_table_comes_and_goes_and_what_is_remembered_stays(opened: Opening) -> None:
+    lane, more = await opened(), "more-map"
+    await lane.rate(eur="1")
+    assert await lane.pay("eur") == ["1 of 1, 1"]
+    lane.inputs.append(lane.inputs[0]._replace(name="more", edge=more))
+    lane.next_owner()
+    await lane.take(more, [("eur", "9"), ("k", "9")])
+    await lane.rate(gbp="2")
+    assert await lane.pay("eur") == ["1 of 2, 2"]
+    assert (lane.stage.taken_of(RATES), lane.stage.taken_of(more)) == (2, 2)
+    # The other one has its state under another number than its own.
+    lane.inputs.reverse()
+    lane.next_owner()
+    assert await lane.pay("eur") == ["1 of 2, 3"]
+    assert (lane.stage.taken_of(RATES), lane.stage.taken_of(more)) == (2, 2)
+    lane.inputs.pop(0)
+    lane.next_owner()
+    assert await lane.pay("eur") == ["1 of 2, 4"]
+    assert sorted(key for key, *_ in lane.state.all()) == [table_key_of([b"eur"]), table_key_of([b"gbp"]), b"eur"]
+
+
+@pytest.mark.guarantee("I7")
+async def test_the_records_of_a_table_are_counted_with_their_commit(opened: Opening) -> None:
+    lane = await opened()
+    await lane.rate(eur="1", gbp="2")
+    # What changes nothing counts, too: others wait for so many records.
+    await lane.rate(eur="1")
+    lane.stage.begin()
+    frame = frame_of_records([Record(b"3", 0, ("usd",))], ingest_time_us=0)
+    await lane.stage.on_frame(StageInput(frame, 0, edge=RATES))
+    assert lane.stage.taken_of(RATES) == 4
+    lane.stage.undo()
+    assert (lane.stage.taken_of(RATES), lane.stage.taken_of(PAYMENTS)) == (3, 0)
+    lane.next_owner()
+    assert lane.stage.taken_of(RATES) == 3
+
+
 @pytest.mark.parametrize(
     ("tables", "takes", "state", "says"),
     [

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.plan.diff import table_fault
 from millstream.plan.plan import Plan
 from millstream.plan.shape import readable
 from millstream.plurals import counted
@@ -107,12 +108,19 @@ def _refused(
             )
         elif entries:
             yield from _other_scope(name, old, new)
+    for name, old in before["edges"].items():
+        new = now["edges"].get(name)
+        if new is not None and saved.of(old["to"]) and (fault := table_fault(name, old, new)):
+            yield fault
 
 
 def _other_scope(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     undo = "Undo the change; or rename the vertex, which then starts without"
     if "state" not in new:
-        yield f"vertex {name} remembers something, and now has no `udf.state`: put it back, or use `--forget {name}`"
+        yield (
+            f"vertex {name} remembers something, and now has no `udf.state` and no `udf.tables`: put it back, or use "
+            f"`--forget {name}`"
+        )
     elif old["state"] != new["state"]:
         yield f"vertex {name} had a state for each {old['state']}, and now has one for each {new['state']}. {undo}"
     elif old["state"] == "lane" and old["partitions"] != new["partitions"]:
@@ -150,6 +158,7 @@ def _added(union: state_pb2.KeyedState, states: state_pb2.KeyedState) -> tuple[b
             other.append(state.name)
         else:
             found.version = max(found.version, state.version)
+            found.records = max(found.records, state.records)
             if state.oldest_version:
                 found.oldest_version = min(found.oldest_version or state.oldest_version, state.oldest_version)
     return bytes(numbers), other

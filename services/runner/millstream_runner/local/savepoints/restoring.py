@@ -217,27 +217,19 @@ async def _check_states(
     for lane, entries in placed_entries(plan, savepoint, lanes, found):
         sizes[lane] += entries.size
     bounds = bounds_of(plan, vertex)
+    step_of = plan.vertex(vertex)
+    has_state = step_of.definition.has_state(step_of.settings)
     for lane, size in sizes.items():
         if size > bounds.size_max:
+            what = "`state.maxBytes`, and `maxBytes` of its tables" if has_state else "`maxBytes` of its tables"
+            advice = ", or give the vertex more partitions" if has_state else ""
             raise UserError(
                 codes.SAVEPOINT_NOT_USED,
                 f"the state of lane {lane} would have {size:,} bytes; at most {bounds.size_max:,} are allowed "
-                "(`state.maxBytes`). Nothing was changed. Raise the limit, or give the vertex more partitions",
+                f"({what}). Nothing was changed. Raise the limit{advice}",
             )
-    step_of = plan.vertex(vertex)
-    has_state = step_of.definition.has_state(step_of.settings)
     declared = await declared_states(resolved_of(loaded), vertex) if has_state else ()
     mark = next(mark for lane, mark in found.marks.items() if lane.vertex == vertex)
     keyed = KeyedState(f"{plan.pipeline.name}/{vertex}", size_max=0, key_size_max=0)
     keyed.stored_states(mark.states[vertex])
     keyed.declare(declared)
-
-
-def own_data(directory: DataDirectory, wanted: str) -> UserError:
-    """The error if a data directory has data that a savepoint would replace."""
-    return UserError(
-        codes.SAVEPOINT_NOT_USED,
-        f"{directory.root} has data already, and a run with --from-savepoint {wanted} begins with what the savepoint "
-        "has: run without --from-savepoint to continue with that data; or name another directory with --data-dir; or "
-        "use --fresh to remove the data",
-    )

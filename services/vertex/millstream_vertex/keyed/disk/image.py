@@ -1,6 +1,7 @@
 """An image of a lane's state that is larger than memory: a store, and in front of it the keys in use.
 
     of_key, get, put ─► the key, in memory ◄─ the store, the first time
+                    └─► (states that are read by item) the changed items, in memory; others in the store
     took ─► results that are about to be committed ─► committed ─► written to the store, some together
                                                                    └─► keys that nothing changed since leave memory
 
@@ -13,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -56,6 +59,8 @@ IN_USE_BYTES_MAX = 16 * MIB
 """Bytes of keys that were read from the store and stay in memory until more are read."""
 _KEY_BYTES = 512
 """What a key takes in memory beside its entries."""
+_ChangedItems = dict[tuple[int, bytes], tuple[Stored | None, int]]
+"""By state and item: what it is, None if it is gone, and the last result that has changed it."""
 
 
 class _Result(NamedTuple):
@@ -134,7 +139,11 @@ class DiskImage(Image):
         self.grown = set()
         self.large_keys = {}
         self._slots: list[dict[bytes, KeyEntries]] = [{} for _ in range(SLOTS)]
-        """The keys in memory, with all of their entries."""
+        """The keys in memory, with all of their entries, except for those of states that are read by item."""
+        self._by_item: set[int] = set()
+        """The states that are read by item."""
+        self._changed_items: list[dict[bytes, _ChangedItems]] = [{} for _ in range(SLOTS)]
+        """Their entries, by key, that the store does not have as they are."""
         self._agendas: list[_DiskAgenda] = []
         self._loaded = _Loaded()
         self._is_whole = store.kept is not None
@@ -166,15 +175,36 @@ class DiskImage(Image):
     def agenda(self, state: int) -> Agenda:
         return self._agendas[state]
 
+    def read_by_item(self, states: Collection[int]) -> None:
+        for state in set(states) - self._by_item:
+            self._by_item.add(state)
+            for slot, keys in enumerate(self._slots):
+                for key, entries in keys.items():
+                    self._part_with_items(state, slot, key, entries)
+
+    def _part_with_items(self, state: int, slot: int, key: bytes, entries: KeyEntries) -> None:
+        """Let entries of a state leave a key that is in memory with all of them."""
+        own = {name: entries.pop(name) for name in [name for name in entries if name[0] == state]}
+        if (number := self._changed.get(key)) is not None:
+            gone = {(state, item): None for item in self._store.items_from(key, state, b"", b"")}
+            changed = self._changed_items[slot].setdefault(key, {})
+            changed.update((name, (stored, number)) for name, stored in (gone | own).items())
+
     # Entries.
 
     def of_key(self, key: bytes) -> Iterator[tuple[int, bytes, Stored]]:
-        slot = crc32(key) & LAST_SLOT
-        entries = self._slots[slot].get(key)
-        if entries is None:
-            entries = self._key(slot, key)
-        for name in sorted(entries) if len(entries) > 1 else entries:
-            yield *name, entries[name]
+        entries = self._key(crc32(key) & LAST_SLOT, key)
+        if not self._by_item:
+            for name in sorted(entries) if len(entries) > 1 else entries:
+                yield *name, entries[name]
+            return
+        by_item = [
+            zip(repeat(state), self.items_from(state, key, b"", b""), strict=False) for state in sorted(self._by_item)
+        ]
+        for state, item in merge(sorted(entries), *by_item):
+            stored = self.get(state, key, item)
+            assert stored is not None, "it has it"
+            yield state, item, stored
 
     def of_key_without(self, key: bytes, states: Collection[int]) -> Iterator[tuple[int, bytes, Stored]]:
         entries = self._key(crc32(key) & LAST_SLOT, key)
@@ -182,32 +212,55 @@ class DiskImage(Image):
         for name in sorted([name for name in entries if name[0] not in states]):
             yield *name, entries[name]
 
-    def items_of(self, state: int, key: bytes) -> Collection[bytes]:
-        return [item for number, item in self._key(crc32(key) & LAST_SLOT, key) if number == state]
+    def items_from(self, state: int, key: bytes, first: bytes, end: bytes) -> Iterable[bytes]:
+        slot = crc32(key) & LAST_SLOT
+        if state not in self._by_item:
+            items = (item for number, item in self._key(slot, key) if number == state)
+            return sorted(item for item in items if first <= item and (not end or item < end))
+        changed = self._changed_items[slot].get(key, {})
+        own = {item: one for (number, item), (one, _) in changed.items() if number == state}
+        added = sorted(item for item in own if own[item] is not None and first <= item and (not end or item < end))
+        stored = (item for item in self._store.items_from(key, state, first, end) if item not in own)
+        return merge(stored, added)
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
-        in_memory = self._slots[slot]
+        in_memory, changed_items = self._slots[slot], self._changed_items[slot]
         for key, entries in in_memory.items():
             for (state, item), stored in entries.items():
                 yield key, state, item, stored
+        for key, items in changed_items.items():
+            for (state, item), (one, _) in items.items():
+                if one is not None:
+                    yield key, state, item, one
         if self._store.sizes[slot]:
             for entry in self._store.of_slot(slot):
-                if entry[0] not in in_memory:
+                key, state, item, _ = entry
+                if (state, item) not in changed_items.get(key, ()) if state in self._by_item else key not in in_memory:
                     yield entry
 
     def get(self, state: int, key: bytes, item: bytes) -> Stored | None:
-        return self._key(crc32(key) & LAST_SLOT, key).get((state, item))
+        slot = crc32(key) & LAST_SLOT
+        if state not in self._by_item:
+            return self._key(slot, key).get((state, item))
+        changed = self._changed_items[slot].get(key)
+        if changed is not None and (state, item) in changed:
+            return changed[state, item][0]
+        return self._store.get(key, state, item)
 
     def put(self, state: int, key: bytes, item: bytes, stored: Stored | None) -> Stored | None:
         slot, name = crc32(key) & LAST_SLOT, (state, item)
-        entries = self._slots[slot].get(key)
-        if entries is None:
-            entries = self._key(slot, key)
-        before = entries.get(name)
-        if stored is not None:
-            entries[name] = stored
-        elif before is not None:
-            del entries[name]
+        if state in self._by_item:
+            before = self.get(state, key, item)
+            self._changed_items[slot].setdefault(key, {})[name] = stored, self._results.number
+        else:
+            entries = self._slots[slot].get(key)
+            if entries is None:
+                entries = self._key(slot, key)
+            before = entries.get(name)
+            if stored is not None:
+                entries[name] = stored
+            elif before is not None:
+                del entries[name]
         self._changed[key] = self._results.number
         if grown := size_of(key, item, stored) - size_of(key, item, before):
             self.sizes[slot] += grown
@@ -224,7 +277,7 @@ class DiskImage(Image):
         """The entries of a key, in memory from now on."""
         found = self._slots[slot].get(key)
         if found is None:
-            found, size = self._store.of_key(key)
+            found, size = self._store.of_key(key, self._by_item)
             self._slots[slot][key] = found
             self._in_use_bytes += size + _KEY_BYTES
         return found
@@ -234,8 +287,23 @@ class DiskImage(Image):
         before, self._slots, self._in_use_bytes = self._slots, [{} for _ in range(SLOTS)], 0
         for key in self._changed:
             slot = crc32(key) & LAST_SLOT
-            self._slots[slot][key] = entries = before[slot][key]
+            if (entries := before[slot].get(key)) is None:
+                # Only items of it were changed.
+                continue
+            self._slots[slot][key] = entries
             self._in_use_bytes += _KEY_BYTES + sum(size_of(key, item, stored) for (_, item), stored in entries.items())
+
+    def _forget_items(self) -> None:
+        """Let items leave memory that are in the store as they are: what is committed."""
+        if not self._by_item:
+            return
+        for keys in self._changed_items:
+            for key, items in list(keys.items()):
+                kept = {name: one for name, one in items.items() if one[1] > self._through}
+                if kept:
+                    keys[key] = kept
+                else:
+                    del keys[key]
 
     # Reading the changelog.
 
@@ -311,6 +379,7 @@ class DiskImage(Image):
                 self._committed = _Committed()
             self._changed = {key: number for key, number in self._changed.items() if number > self._through}
             self._forget_keys()
+            self._forget_items()
             for agenda in self._agendas:
                 agenda.stored(self._changed)
         self._is_full = False

@@ -60,7 +60,23 @@ def name_of(prefix: bytes, state: int, item: bytes) -> bytes:
     """The name of an entry. `prefix`: of its key."""
     if len(item) <= ITEM_BYTES_MAX:
         return prefix + _STATES[state] + item
-    return prefix + bytes([state, 1]) + _digest(item)
+    return long_items_prefix(prefix, state) + _digest(item)
+
+
+def items_prefix(prefix: bytes, state: int) -> bytes:
+    """The beginning of the names of a state that have an item in full, which are ordered by it. `prefix`: of its
+    key."""
+    return prefix + _STATES[state]
+
+
+def long_items_prefix(prefix: bytes, state: int) -> bytes:
+    """The beginning of the names of a state that have a digest in the place of the item; they follow the others."""
+    return prefix + bytes([state, 1])
+
+
+def after_state(prefix: bytes, state: int) -> bytes:
+    """What is after the names of a state, and before those of the next one."""
+    return prefix + bytes([state, 2])
 
 
 def data_of(key: bytes, item: bytes, stored: Stored) -> bytes:

@@ -12,8 +12,9 @@ Above it: the image. Below it: LMDB, rows and the directory.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from heapq import merge
 from typing import NamedTuple
 from zlib import crc32
 
@@ -166,8 +167,10 @@ class Store:
 
     # Reading.
 
-    def of_key(self, key: bytes) -> tuple[KeyEntries, int]:
-        """The entries of a key, and the bytes of what is stored of them."""
+    def of_key(self, key: bytes, left_out: Collection[int] = ()) -> tuple[KeyEntries, int]:
+        """The entries of a key, without those of some states, and the bytes of what is stored of them."""
+        if left_out:
+            return self._of_states(key, left_out)
         prefix = rows.key_prefix(key)
         end, size = len(prefix), 0
         found: KeyEntries = {}
@@ -187,6 +190,60 @@ class Store:
         except (lmdb.Error, OSError) as error:
             raise self._explained(error) from error
         return found, size
+
+    def _of_states(self, key: bytes, left_out: Collection[int]) -> tuple[KeyEntries, int]:
+        """As `of_key`, from state to state."""
+        prefix, size = rows.key_prefix(key), 0
+        found: KeyEntries = {}
+        try:
+            cursor = self._entries_now()
+            more = cursor.set_range(prefix)
+            while more and (name := cursor.key()).startswith(prefix):
+                state, data = rows.state_in(name), cursor.value()
+                if state in left_out:
+                    more = cursor.set_range(rows.after_state(prefix, state))
+                    continue
+                _, _, item = rows.names_of(name, data)
+                found[state, item] = rows.stored_of(data)
+                size += len(data)
+                more = cursor.next()
+        except (lmdb.Error, OSError) as error:
+            raise self._explained(error) from error
+        return found, size
+
+    def get(self, key: bytes, state: int, item: bytes) -> Stored | None:
+        """One entry."""
+        try:
+            data = self._now().get(rows.name_of(rows.key_prefix(key), state, item), db=self._entries)
+        except (lmdb.Error, OSError) as error:
+            raise self._explained(error) from error
+        return None if data is None else rows.stored_of(data)
+
+    def items_from(self, key: bytes, state: int, first: bytes, end: bytes) -> Iterator[bytes]:
+        """The items of a key from `first` to before `end` (empty: to the last one), in order. Not across a `write`."""
+        prefix = rows.key_prefix(key)
+        in_names, in_data = rows.items_prefix(prefix, state), rows.long_items_prefix(prefix, state)
+        try:
+            # Those that are in no name, in any order; they are few.
+            cursor = self._now().cursor(self._entries)
+            more, long = cursor.set_range(in_data), list[bytes]()
+            while more and cursor.key().startswith(in_data):
+                long.append(rows.names_of(cursor.key(), cursor.value())[2])
+                more = cursor.next()
+            for item in merge(self._items_in_names(cursor, in_names, first), sorted(long)):
+                if end and item >= end:
+                    return
+                if item >= first:
+                    yield item
+        except (lmdb.Error, OSError) as error:
+            raise self._explained(error) from error
+
+    @staticmethod
+    def _items_in_names(cursor: lmdb.Cursor[bytes], prefix: bytes, first: bytes) -> Iterator[bytes]:
+        more = cursor.set_range(prefix + first[: rows.ITEM_BYTES_MAX])
+        while more and (name := cursor.key()).startswith(prefix):
+            yield name[len(prefix) :]
+            more = cursor.next()
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         """Key, state, item and value of each entry of a slot. Not across a `write`."""
