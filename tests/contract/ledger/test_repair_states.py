@@ -65,7 +65,7 @@ async def store(harness: JetStreamHarness, numbers: range) -> None:
 
 
 @asynccontextmanager
-async def read_into_store(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[None]:
+async def read_into_store(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[KeyedState]:
     """What a worker does when it opens the lane."""
     ledger = await harness.broker.existing_ledger("a")
     assert ledger is not None
@@ -76,7 +76,7 @@ async def read_into_store(harness: JetStreamHarness, tmp_path: Path) -> AsyncIte
         state = KeyedState("lane", size_max=1 << 20, key_size_max=1 << 10, image=image)
         state.stored_states(stored.mark.states["a"])
         await Changelog(LANE, Trimmer(ledger.trim), lambda: stored.mark).load(ledger, LANE, stored.mark, state)
-        yield
+        yield state
 
 
 async def lose(harness: JetStreamHarness, number: int) -> None:
@@ -123,6 +123,32 @@ async def test_a_damaged_changelog_is_written_anew_from_what_can_be_read(
     assert not await findings(harness, tmp_path)
     await store(harness, range(2, 3))
     assert await remembered(harness) == {f"k{number}" for number in range(6)}
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_frames_that_are_missing_before_a_whole_cycle_of_slots_are_not_needed(
+    harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_disk: bool
+) -> None:
+    # A broker that is killed while it trims may have removed the second of two frames, and have the first one again.
+    monkeypatch.setattr(Trimmer, "consumed", lambda *_: None)
+    await store(harness, range(2))
+    if on_disk:
+        async with read_into_store(harness, tmp_path):
+            pass
+    await store(harness, range(2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "COMPACTED_FROM_BYTES", 1)
+        await store(harness, range(4, 6))
+    await store(harness, range(6, 7))
+    await lose(harness, 4)
+    assert await remembered(harness) == {f"k{number}" for number in range(7)}
+    assert not await findings(harness, tmp_path)
+    async with read_into_store(harness, tmp_path) as state:
+        assert {key for key, *_ in state.all()} == {b"k%d" % number for number in range(7)}
+    await lose(harness, 6)
+    with pytest.raises(DamageError):
+        await remembered(harness)
 
 
 @pytest.mark.guarantee("I10")

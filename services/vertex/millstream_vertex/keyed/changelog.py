@@ -27,10 +27,11 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex.keyed.image import SLOTS, Position, WrittenSlots
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.state import KeyedState
-from millstream_vertex.keyed.steps import decode_step
+from millstream_vertex.keyed.steps import Step, decode_step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
+_PAGE_FRAMES = 4
 READS_MAX = 5
 """After so many attempts, a changelog that cannot be read is damaged, and not trimmed while it is read."""
 
@@ -240,17 +241,27 @@ async def read_frames(
     written, first = frames_of(mark).get(buffer, 0), 0
     number, sequence = (0, 0) if after is None else (after.number, after.sequence)
     last = await ledger.last_sequence(buffer) if written > number else 0
-    if last > sequence:
-        given_up, witnesses = given_up_of(mark, buffer.edge), None if after is None else [after]
-        async with ledger.read(buffer, sequence, witnesses, given_up=given_up) as stored:
-            async for frame in stored:
-                number = frame.witness.number if frame.witness is not None else 0
-                first = first or number
-                slots = _load(ledger, buffer, frame, lane, state)
-                slots_read += slots
-                yield frame, slots
-                if number >= written or frame.sequence >= last:
-                    break
+    given_up, is_whole = given_up_of(mark, buffer.edge), False
+    while last > sequence and number < written:
+        witnesses = None if after is None else [after]
+        try:
+            async with ledger.read(buffer, sequence, witnesses, given_up=given_up) as stored:
+                async for frame in stored:
+                    number = frame.witness.number if frame.witness is not None else 0
+                    first = first or number
+                    slots = _load(ledger, buffer, frame, lane, state)
+                    slots_read += slots
+                    yield frame, slots
+                    if number >= written or frame.sequence >= last:
+                        break
+            break
+        except DamageError:
+            begin = None if is_whole else await _whole_after(ledger, lane, written)
+            if begin is None:
+                raise
+            state.start_over()
+            after, sequence, number, first, slots_read, is_whole = None, begin, 0, 0, 0, True
+            given_up = [gap for gap in given_up if gap.sequence > begin]
     if number != written or (after is None and first > 1 and slots_read < SLOTS):
         raise DamageError(
             codes.STATE_UNREADABLE,
@@ -258,6 +269,30 @@ async def read_frames(
             f"{REPAIR}",
         )
     state.loaded()
+
+
+async def _whole_after(ledger: Ledger, lane: LaneId, written: int) -> int | None:
+    """A sequence after which every slot of a changelog was written anew, and no frame is missing up to number
+    `written`; None if there is none. A broker that is killed while it removes what is not needed may have removed later
+    frames of it, and have earlier ones again."""
+    buffer = changelog_buffer(lane)
+    begin = sequence = number = slots = 0
+    while number < written and (frames := await ledger.peek(buffer, sequence, _PAGE_FRAMES)):
+        for frame in frames:
+            sequence, before = frame.sequence, number
+            number = 0 if frame.witness is None else frame.witness.number
+            if number != before + 1:
+                begin, slots = sequence - 1, 0
+            try:
+                slots += sum(step.slots for step in steps_of(ledger, lane, frame))
+            except (ValueError, DamageError):
+                begin, slots = sequence, 0
+    return begin if number >= written and slots >= SLOTS else None
+
+
+def steps_of(ledger: Ledger, lane: LaneId, frame: StoredFrame) -> Sequence[Step]:
+    """The steps of a frame. Raises `ValueError` and `DamageError`."""
+    return [decode_step(value) for value in decoded(ledger.vertex, changelog_buffer(lane), frame).values()]
 
 
 def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:

@@ -18,16 +18,15 @@ from dataclasses import dataclass, field
 from millstream.clock import Clock
 from millstream.compression import Compression
 from millstream.errors import DamageError
-from millstream.ledger.frames import decoded
-from millstream.ledger.protocol import Ledger, StoredFrame, Witness
+from millstream.ledger.protocol import Ledger, Witness
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, frames_of
+from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, frames_of, steps_of
 from millstream_vertex.keyed.committing import commit_in_time, committer_to
 from millstream_vertex.keyed.image import SLOTS
 from millstream_vertex.keyed.state import KeyedState
-from millstream_vertex.keyed.steps import Step, decode_step
+from millstream_vertex.keyed.steps import Step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
@@ -97,7 +96,7 @@ async def salvage(
                 slots.lose()
             number = frame.witness.number
             try:
-                steps = _steps(ledger, lane, frame)
+                steps = steps_of(ledger, lane, frame)
                 for step in steps:
                     state.load(step)
             except (ValueError, DamageError) as error:
@@ -110,14 +109,12 @@ async def salvage(
         slots.lose()
     state.loaded()
     found.in_doubt = slots.in_doubt() if found.written else ()
-    if found.in_doubt and not found.lost:
+    if not found.in_doubt:
+        # A lane reads what follows the last of them.
+        found.lost.clear()
+    elif not found.lost:
         found.lost.append("frames before the first one, which is not the first that was written")
     return found
-
-
-def _steps(ledger: Ledger, lane: LaneId, frame: StoredFrame) -> Sequence[Step]:
-    values = decoded(ledger.vertex, changelog_buffer(lane), frame).values()
-    return [decode_step(value) for value in values]
 
 
 def _frames_text(first: int, last: int) -> str:

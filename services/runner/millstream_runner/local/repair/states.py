@@ -78,16 +78,10 @@ class StageStates:
             return Finding("state", what, affects, accept, records=0)
         if of_store:
             what += f". The store of the lane has those up to frame {of_store}"
-        what += f". In doubt {self._in_doubt(found)}"
+        what += f". In doubt are {slots_text(found.in_doubt)}"
         return Finding("state", what, self._affects(of, found), accept, self._keys(state, found))
 
-    def _in_doubt(self, found: Salvage) -> str:
-        return f"are {slots_text(found.in_doubt)}" if found.in_doubt else "is no slot"
-
     def _affects(self, of: _Lane, found: Salvage) -> str:
-        if not found.in_doubt:
-            whom = "by the lane, or by a repair"
-            return f"no key of lane {of.lane}: every slot was written anew after the lost frames, {whom}"
         return (
             f"what lane {of.lane} remembers for keys in {slots_text(found.in_doubt)} of {SLOTS:,}: entries may be "
             "older than they were, or missing, and deleted ones may be back; timers may be gone, or fire again. The "
@@ -99,8 +93,6 @@ class StageStates:
         """The keys that are in doubt, as far as they are known."""
         doubt = set(found.in_doubt)
         keys = dict.fromkeys(key for key, *_ in state.all() if crc32(key) & LAST_SLOT in doubt)
-        if not doubt:
-            return ()
         named = [
             "key " + ", ".join(part.decode(errors="backslashreplace") for part in parts_of(key))
             for key in list(keys)[:_KEYS_MAX]
@@ -150,5 +142,5 @@ class StageStates:
             return f"lane {of.lane} continues with {where}: {counted(size, 'byte')} are written anew"
         return (
             f"lane {of.lane} continues with what could be read: {counted(size, 'byte')} are written anew; in doubt "
-            f"{self._in_doubt(found)}"
+            f"are {slots_text(found.in_doubt)}"
         )
