@@ -193,6 +193,7 @@ async def test_a_missing_secret_is_told_before_anything_starts(files: PipelineFi
     assert not (tmp_path / "written").exists()
 
 
+@pytest.mark.sweep
 async def test_reduce_functions_have_theirs_inside_spark_and_beside_it(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

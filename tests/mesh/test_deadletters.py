@@ -157,6 +157,7 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
     assert "0 replayed, 3 skipped" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out
 
 
+@pytest.mark.sweep
 async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
@@ -179,13 +180,13 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nowhere"], "nowhere does not exist"),
-        (["list", "text.jsonl"], "text.jsonl:1: not JSON"),
+        pytest.param(["list", "nowhere"], "nowhere does not exist", marks=pytest.mark.sweep),
+        pytest.param(["list", "text.jsonl"], "text.jsonl:1: not JSON", marks=pytest.mark.sweep),
         (["list", "rows.jsonl"], "rows.jsonl:1: not an envelope"),
         (["list", "rows.csv"], "rows.csv:2: not an envelope: a JSON object with `eventTime`"),
-        (["list", "keys.csv"], "keys.csv:2: Expecting value"),
+        pytest.param(["list", "keys.csv"], "keys.csv:2: Expecting value", marks=pytest.mark.sweep),
         (["list", "text.parquet"], "text.parquet:0: not a Parquet file"),
-        (["list", "rows.jsonl", "--stored"], "but rows.jsonl is a file"),
+        pytest.param(["list", "rows.jsonl", "--stored"], "but rows.jsonl is a file", marks=pytest.mark.sweep),
     ],
 )
 async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:

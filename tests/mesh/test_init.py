@@ -90,6 +90,7 @@ async def test_map(tmp_path: Path) -> None:
     assert len(rows(project, "all")) == 5
 
 
+@pytest.mark.sweep
 async def test_state(tmp_path: Path) -> None:
     project = made(tmp_path, "state")
     await run(project)
@@ -126,6 +127,7 @@ async def test_its_tests_and_its_case(tmp_path: Path, template: str) -> None:
     await passed(made(tmp_path, template))
 
 
+@pytest.mark.sweep
 async def test_source(tmp_path: Path) -> None:
     project = made(tmp_path, "source")
     await run(project)

@@ -85,6 +85,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert files.numbers("out") == list(range(100))
 
 
+@pytest.mark.sweep
 async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFiles, tmp_path: Path) -> None:
     path = small(files)
     path.write_text(path.read_text().replace("{python: 'functions.py:identity'}", "{command: ['false']}"))
@@ -170,6 +171,7 @@ async def test_a_file_sink_whose_directory_was_replaced_by_an_empty_one_writes_n
     assert after == list(range(len(after)))
 
 
+@pytest.mark.sweep
 async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=10) + files.function("identity") + files.file_sink("out"), ["in -> map", "map -> out"]
@@ -187,6 +189,7 @@ async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFi
         assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
 
 
+@pytest.mark.sweep
 async def test_ports_that_are_taken_are_named_before_anything_is_started(files: PipelineFiles, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from tests.mesh.running import command, start
 from tests.support.terminal import LIMIT_S, Terminal, open_terminal
@@ -105,6 +106,7 @@ async def test_a_run_is_watched_as_json_until_it_ends(files: PipelineFiles, tmp_
     assert any(line.split()[1] == "stopped:" for line in lines)
 
 
+@pytest.mark.sweep
 async def test_a_runner_that_hangs_is_said_to_be_silent(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files)
     async with start(tmp_path, "run", "pipeline.yaml") as run:

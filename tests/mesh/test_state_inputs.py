@@ -161,6 +161,7 @@ async def processed(files: PipelineFiles, given: Rows, *, of: int) -> None:
         await drained(run)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7")
 async def test_edges_come_and_go_and_what_is_remembered_stays(files: PipelineFiles, tmp_path: Path) -> None:
     rows = numbered(range(14, 400))
@@ -191,6 +192,7 @@ async def test_edges_come_and_go_and_what_is_remembered_stays(files: PipelineFil
     await assert_folded(files, {"left": [*left, rows[300]], "right": [*right, *rows[301:320]]})
 
 
+@pytest.mark.sweep
 async def test_a_dead_letter_names_the_edge_by_which_it_came_and_goes_back_there(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

@@ -43,6 +43,9 @@ LARGE_SEEDS = sized(3, 60)
 """Of each shape whose runs are long: a few of them take a dozen seconds of a processor."""
 SHORT_SEEDS = sized(6, 60)
 """Of each shape whose runs are short, or in which what is looked for is rare."""
+LOST_SEEDS = (sized(6, 30), sized(13, 61))
+"""The first of each shape that loses its logs, and the end: with the first and the last of them, a quick run notices
+each of the planted defects."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -173,8 +176,7 @@ def test_logs_that_are_lost_are_made_anew_from_the_input(shape: str) -> None:
         world.follow(replace(world.plan, faults=tuple(sorted((*world.plan.faults, *more), key=lambda one: one.at_s))))
 
     first = sorted(SHAPES).index(shape)
-    # With the first and the last of the few seeds of a quick run, it notices each of its planted defects.
-    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(SEEDS, 2 * SEEDS + 1)]
+    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(*LOST_SEEDS)]
     assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
     assert lost > SEEDS
 
