@@ -137,7 +137,7 @@ async def test_killed_anywhere_while_its_partitions_change_a_vertex_remembers_ev
     async with open_changing(tmp_path) as changing, open_changer() as changer:
         story = Rescaling(PipelineFiles(tmp_path), changing, is_chained=is_chained)
         reached: dict[str, int] = {}
-        for version in range(sizes.sized(len(PARTITIONS) + 1, 2 * len(PARTITIONS))):
+        for version in range(sizes.sized(len(PARTITIONS) + 2, 2 * len(PARTITIONS))):
             if version:
                 changed = await changer.change(changing, story.path(version))
                 assert changed["ended"] == 0
