@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream_vertex.pacing import FIRST_SLICE_RECORDS
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 
 PAGE = (Path(__file__).parents[2] / "docs/first-mistakes.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^`(\w+)`: .*?\n```\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
@@ -79,7 +79,7 @@ async def test_what_validate_finds(mistake: str, tmp_path: Path) -> None:
         case "reduce":
             given(tmp_path, function="def price(keys, records, window):\n    return b''\n")
             arguments = ("--import",)
-    ended = await command(tmp_path, "validate", "pipeline.yaml", *arguments)
+    ended = await called(tmp_path, "validate", "pipeline.yaml", *arguments)
     assert ended.exit_code == 2
     assert_shown(mistake, ended.err)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.mesh.running import Running, command, start
+from tests.mesh.running import Running, called, command, start
 from tests.mesh.test_states import give as give_rows
 from tests.mesh.test_timers import fired, ordered, reminders, set_timers
 from tests.support.sizes import sized
@@ -91,7 +91,7 @@ async def assert_folded(files: PipelineFiles, rows: Sequence[dict[str, Any]]) ->
     for row in files.rows("out"):
         totals[row["user"]].append(row["total"])
     assert totals == {user: list(accumulate(each)) for user, each in numbers.items()}
-    ended = await command(files.directory, "state", "list", "totals", "--count", "0", "-o", "json")
+    ended = await called(files.directory, "state", "list", "totals", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     entries = [json.loads(line) for line in ended.out.splitlines()]
     assert {entry["key"][0]: entry["value"] for entry in entries} == {user: sum(each) for user, each in numbers.items()}
@@ -223,7 +223,7 @@ async def test_validate_knows_the_states_of_a_program(
 ) -> None:
     (tmp_path / "in.jsonl").touch()
     pipeline(files, in_go(program, function, state=state))
-    ended = await command(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
+    ended = await called(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
     found = json.loads(ended.out)
     assert [(one["code"], one["what"]) for one in found["problems"]] == ([says] if says else [])
     if not says:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.support.terminal import LIMIT_S, Terminal, open_terminal
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ async def test_a_runner_that_hangs_is_said_to_be_silent(files: PipelineFiles, tm
                 assert (await watching.ended()).exit_code == 0
         finally:
             run.process.send_signal(signal.SIGCONT)
-    after = await command(tmp_path, "status")
+    after = await called(tmp_path, "status")
     assert after.out.startswith("p  interrupted")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.mesh.running import Ended, Running, command, start
+from tests.mesh.running import Ended, Running, called, command, start
 from tests.support import sizes
 from tests.support.sizes import sized
 
@@ -177,7 +177,7 @@ async def refused(directory: Path, *says: str, code: str = "MS-3109") -> None:
 
 async def remembered(directory: Path, name: str = "total") -> dict[str, Any]:
     """By key, what `millstream state` shows of one state."""
-    ended = await command(directory, "state", "list", "totals", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "totals", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     entries = [json.loads(line) for line in ended.out.splitlines()]
     found = {entry["key"][0]: entry["value"] for entry in entries if entry["state"] == name}
@@ -414,7 +414,7 @@ async def test_a_record_whose_state_would_be_too_large_fails_alone(files: Pipeli
     letters = files.envelopes("dead")
     assert [json.loads(letter.value)["number"] for letter in letters] == [5000, 5000]
     assert all("state.maxBytesPerKey" in letter.reason for letter in letters)
-    ended = await command(tmp_path, "state", "list", "totals", "-o", "json")
+    ended = await called(tmp_path, "state", "list", "totals", "-o", "json")
     kept = [(entry["key"], len(entry["value"])) for entry in map(json.loads, ended.out.splitlines())]
     assert kept == [([user], number) for user in ("ada", "bob") for number in (10, 20)]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.mesh.test_states import drained, other_pid_of, pid_of
 from tests.support.sizes import sized
 
@@ -112,7 +112,7 @@ class Inputs:
 
 async def table_of(directory: Path) -> list[Mapping[str, int]]:
     """The table of each partition, as it is committed."""
-    ended = await command(directory, "state", "list", "enrich", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "enrich", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     found: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for entry in map(json.loads, ended.out.splitlines()):

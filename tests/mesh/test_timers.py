@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 from tests.mesh.test_states import drained, give, other_pid_of, pid_of, ran
 from tests.support.sizes import sized
 
@@ -101,7 +101,7 @@ def fired(files: PipelineFiles) -> Counter[tuple[str, int]]:
 
 
 async def set_timers(directory: Path) -> list[dict[str, Any]]:
-    ended = await command(directory, "state", "list", "remind", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "remind", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     return [entry for entry in map(json.loads, ended.out.splitlines()) if entry["kind"] == "timer"]
 
@@ -189,14 +189,14 @@ async def test_a_vertex_without_state_and_a_function_without_on_timer_are_refuse
 ) -> None:
     reminders(files, state="")
     give(files, ordered(1, 40))
-    ended = await command(tmp_path, "validate", "pipeline.yaml", "--import")
+    ended = await called(tmp_path, "validate", "pipeline.yaml", "--import")
     assert "MS-3109" in ended.out + ended.err
     assert "`state: {}`" in ended.out + ended.err
     reminders(files)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("remind") == 40)
         await drained(run)
-    listed = await command(tmp_path, "state", "list", "remind", "--prefix", "u1")
+    listed = await called(tmp_path, "state", "list", "remind", "--prefix", "u1")
     assert "u1  timer idle at 1970-01-02 00:16:47.000 (event time)" in listed.out
     reminders(files, function="Without")
     ended = await command(tmp_path, "run", "pipeline.yaml")
