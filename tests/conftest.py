@@ -44,13 +44,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How long an example takes says how busy the machine is. A change is judged by the same examples as the one before it;
 # `make test-all` looks for new ones.
-hypothesis.settings.register_profile("untimed", deadline=None, derandomize=not sizes.ALL)
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, derandomize=not sizes.ALL, max_examples=sizes.sized(30, 100)
+)
 hypothesis.settings.load_profile("untimed")
 # For `make check`, which looks at everything a little.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
 # Of `tools/defects.py`: that a test fails is enough, and the smallest example would take minutes.
 _SEARCH = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-hypothesis.settings.register_profile("unshrunk", hypothesis.settings.get_profile("untimed"), phases=_SEARCH)
+hypothesis.settings.register_profile(
+    "unshrunk", hypothesis.settings.get_profile("untimed"), phases=_SEARCH, max_examples=100
+)
 
 
 SLOW_STARTS = {

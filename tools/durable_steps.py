@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.style import REPOSITORY, is_generated, modules
+from tools.style import REPOSITORY, called, is_generated, modules
 
 PAGE = REPOSITORY / "docs" / "crash-points.md"
 LOOKED_AT = ("millstream", "services", "connectors")
@@ -188,7 +188,7 @@ class _Visitor(ast.NodeVisitor):
     visit_With = visit_AsyncWith = _visit_with  # as above
 
     def visit_Call(self, node: ast.Call) -> None:  # as above
-        written = ast.unparse(node.func)
+        written = called(node)
         if not self._inside and not self._exempt() and _is_primitive(written, node):
             self.faults.append(
                 f"{self.path}:{node.lineno}: {written} outside any step: put it into `with step(...)` "
@@ -213,7 +213,7 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _is_step(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == "step"
+    return isinstance(node, ast.Call) and called(node) == "step"
 
 
 def _is_primitive(written: str, call: ast.Call) -> bool:

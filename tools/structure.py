@@ -27,6 +27,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY))
 
 from millstream.spec.topology import components  # noqa: E402 (found by the path)
+from tools.style import nodes_below  # noqa: E402 (as above)
 
 _PRODUCT = ("millstream", "services", "connectors")
 _PACKAGES = (
@@ -81,7 +82,7 @@ class Structure:
         return {name: frozenset(self._imported(module)) - {name} for name, module in self.modules.items()}
 
     def _imported(self, module: Module) -> Iterator[str]:
-        for node in ast.walk(module.tree):
+        for node in nodes_below(module.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in self.modules)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:

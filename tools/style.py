@@ -209,28 +209,55 @@ def faults_of_module(path: PurePosixPath, source: str) -> list[str]:
         faults.append(f"{path}: {lines} lines, {FILE_LINES_MAX} are the most; split it by what it is about")
     if VAGUE_NAMES & {*path.parts[:-1], path.stem}:
         faults.append(f"{path}: the name says nothing; name it for what it holds")
-    faults += (f"{path}:{line}: {fault}" for line, fault in sorted(_faults_of_nodes(path, tree)))
+    faults += (f"{path}:{line}: {fault}" for line, fault in sorted(_faults_of_nodes(path, tree, source)))
     return faults
 
 
-def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def nodes_below(tree: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, in another order and half the time."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending += (item for item in value if isinstance(item, ast.AST))
+
+
+def called(call: ast.Call) -> str:
+    """What is called, as it is written: `ast.unparse` of a name takes ten times as long."""
+    names: list[str] = []
+    node = call.func
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(names))) if isinstance(node, ast.Name) else ast.unparse(call.func)
+
+
+def _faults_of_nodes(path: PurePosixPath, tree: ast.Module, source: str) -> Iterator[tuple[int, str]]:
+    # To look at each function once more takes longer than all the rest: only where there may be something.
+    may_sleep, may_fill = "asyncio.sleep" in source, source.count(".replace(") > 1
+    for node in nodes_below(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > FUNCTION_LINES_MAX:
                     yield node.lineno, f"{node.name} has {length} lines, {FUNCTION_LINES_MAX} are the most"
-                if path.parts[0] == "tests" and node.name.startswith("test_"):
+                if may_sleep and path.parts[0] == "tests" and node.name.startswith("test_"):
                     yield from _sleeps_of_test(node)
-                yield from _filled_in_turn(node)
+                if may_fill:
+                    yield from _filled_in_turn(node)
                 if isinstance(node, ast.AsyncFunctionDef) and path.parts[0] in PRODUCT:
                     yield from _imports_of_coroutine(node)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method))) if method == "ensure_future":
                 yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
             case ast.Call():
-                yield from _faults_of_call(path, node)
+                name = called(node)
+                yield from _faults_of_call(path, node, name)
                 if _must_limit(path):
-                    yield from _unlimited_answers(node)
+                    yield from _unlimited_answers(node, name)
             case ast.ImportFrom(module=str(name)) if name in _CLIENTS and _must_limit(path):
                 yield node.lineno, f"imports {name}, whose answers have no limit; see millstream/wire/bodies.py"
             case ast.Import(names=names) if any(one.name in _CLIENTS for one in names) and _must_limit(path):
@@ -244,8 +271,7 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 yield node.lineno, "starts tasks without an owner; open a TaskGroup"
 
 
-def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, str]]:
-    name = ast.unparse(call.func)
+def _faults_of_call(path: PurePosixPath, call: ast.Call, name: str) -> Iterator[tuple[int, str]]:
     owner, _, method = name.rpartition(".")
     starts_unowned_task = method in STARTS_UNOWNED_TASKS and (owner == "asyncio" or "loop" in owner)
     in_test = path.parts[0] == "tests"
@@ -257,7 +283,7 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
         yield call.lineno, f"a test that fails leaves this process behind; use `started` of {STARTS_CHILDREN}"
     if in_test and name == "asyncio.gather" and not any(word.arg == "return_exceptions" for word in call.keywords):
         yield call.lineno, f"a test that fails leaves the other calls behind; use `together` of {STARTS_CHILDREN}"
-    if path.parts[0] in PRODUCT and _creates_files(call) and not _may_create_files(path):
+    if path.parts[0] in PRODUCT and _creates_files(call, name) and not _may_create_files(path):
         yield (
             call.lineno,
             f"{name} creates or empties a file with the umask's rights; see millstream.files",
@@ -276,9 +302,8 @@ def _must_limit(path: PurePosixPath) -> bool:
     return path.parts[0] in PRODUCT and not str(path).startswith(tuple(MAY_ASK))
 
 
-def _unlimited_answers(call: ast.Call) -> Iterator[tuple[int, str]]:
+def _unlimited_answers(call: ast.Call, name: str) -> Iterator[tuple[int, str]]:
     """Sessions of aiohttp whose answers have any size, and reads of a whole body."""
-    name = ast.unparse(call.func)
     limited = any(
         word.arg == "response_class" and "BoundedResponse" in ast.unparse(word.value) for word in call.keywords
     )
@@ -288,8 +313,7 @@ def _unlimited_answers(call: ast.Call) -> Iterator[tuple[int, str]]:
         yield call.lineno, "reads a body of any size; see millstream/wire/bodies.py"
 
 
-def _creates_files(call: ast.Call) -> bool:
-    name = ast.unparse(call.func)
+def _creates_files(call: ast.Call, name: str) -> bool:
     method = name.rpartition(".")[2]
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     if name == "os.open":
@@ -322,7 +346,7 @@ def _imports_of_coroutine(coroutine: ast.AsyncFunctionDef) -> Iterator[tuple[int
 def _filled_in_turn(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
     """Placeholders are names in capitals, which a value that was put in before may hold, too."""
     names: dict[str, int] = {}
-    for node in ast.walk(function):
+    for node in nodes_below(function):
         match node:
             case ast.Call(func=ast.Attribute(attr="replace"), args=[ast.Constant(value=str(name)), _]):
                 if name.isupper() and name.replace("_", "").isalpha():

@@ -88,6 +88,7 @@ async def test_each_record_counts_once_though_a_worker_and_then_the_whole_run_is
     assert repaired.exit_code == 0, repaired.err
 
 
+@pytest.mark.sweep
 async def test_the_connector_is_listed_and_in_the_schema_and_checked_as_any_other(spools: Path) -> None:
     listed = await command(spools, "connectors", "spool", "-o", "json")
     found = json.loads(listed.out)["connectors"]

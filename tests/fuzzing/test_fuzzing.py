@@ -13,8 +13,9 @@ import pytest
 
 from tests.fuzzing.mutation import corpus, inputs
 from tests.fuzzing.targets import TARGETS
+from tests.support.sizes import sized
 
-INPUTS = 1500
+INPUTS = sized(600, 1500)
 """A target; the whole takes half a minute on a quiet machine."""
 INPUT_S_MAX = 10.0
 """Processor time of one input. A hang is a finding too."""

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
+from millstream_runner.cli.main import main
 from millstream_runner.local.run import SAME_DECISION_S
 from tests.support.children import started
 
@@ -176,6 +178,14 @@ async def command(directory: Path, *arguments: str) -> Ended:
     """Run `millstream` with these arguments to its end."""
     async with start(directory, *arguments) as running:
         return await running.ended()
+
+
+async def called(directory: Path, *arguments: str) -> Ended:
+    """A command that starts no pipeline, to its end, in this process: most of the time of one is for its imports."""
+    out, err = StringIO(), StringIO()
+    with chdir(directory), redirect_stdout(out), redirect_stderr(err):
+        code = await asyncio.to_thread(main, [*arguments])
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 async def until_gone(pids: list[int]) -> None:

@@ -26,6 +26,7 @@ async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sweep
 async def test_what_remembering_costs_is_measured(tmp_path: Path) -> None:
     options = ("--records", "1000000", "--state", "-o", "json")
     ended = await command(tmp_path, "bench", "map", *options)
@@ -38,6 +39,7 @@ async def test_what_remembering_costs_is_measured(tmp_path: Path) -> None:
     assert result["records_per_s"] > 0
 
 
+@pytest.mark.sweep
 async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Path) -> None:
     ended = await command(tmp_path, "bench", "map", "--records", "1")
     assert ended.exit_code == 2

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream.ports import free_ports
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -117,16 +117,16 @@ async def test_every_kind_of_function_has_its_config_and_secrets_which_are_nowhe
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
     every_kind(files)
-    validated = await command(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
+    validated = await called(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
     assert validated.exit_code == 0, validated.err + validated.out
-    compiled = await command(tmp_path, "compile", "pipeline.yaml")
+    compiled = await called(tmp_path, "compile", "pipeline.yaml")
     ran = await command(tmp_path, "run", "pipeline.yaml", "--report", "report.html")
     assert ran.exit_code == 0, ran.err
     written = [json.loads(line) for line in (tmp_path / "written").read_text().splitlines()]
     n = len(SECRET)
     row = [[[["one", n, "source"], ["two", n, "transformer"]], ["three", n, "map"]], ["four", n, "sink"]]
     assert written == [row] * 5
-    logs = await command(tmp_path, "logs", "pipeline.yaml", "-o", "json")
+    logs = await called(tmp_path, "logs", "pipeline.yaml", "-o", "json")
     assert_nowhere(tmp_path, *(one.out + one.err for one in (validated, compiled, ran, logs)))
 
 
@@ -172,7 +172,7 @@ async def test_a_config_that_does_not_fit_is_told_with_its_line_and_refused_at_t
     monkeypatch.setenv("MY_KEY", SECRET)
     every_kind(files, ", recrods: 7")
     line = line_of(tmp_path / "pipeline.yaml", "recrods")
-    validated = await command(tmp_path, "validate", "pipeline.yaml", "--import")
+    validated = await called(tmp_path, "validate", "pipeline.yaml", "--import")
     assert validated.exit_code == 2
     assert re.search(
         rf"pipeline\.yaml:{line}:\d+: .*\.config\.recrods: `config` does not fit Settings: field `recrods` is not a "
@@ -193,6 +193,7 @@ async def test_a_missing_secret_is_told_before_anything_starts(files: PipelineFi
     assert not (tmp_path / "written").exists()
 
 
+@pytest.mark.sweep
 async def test_reduce_functions_have_theirs_inside_spark_and_beside_it(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

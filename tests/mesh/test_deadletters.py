@@ -10,7 +10,7 @@ import pytest
 
 from millstream.durable import CRASH_AT
 from tests.mesh.conftest import PipelineFiles
-from tests.mesh.running import Ended, command, start
+from tests.mesh.running import Ended, called, command, start
 from tests.mesh.test_init import rows
 from tests.support.sizes import sized
 
@@ -28,7 +28,7 @@ def picky(value: bytes) -> bytes:
 
 
 async def done(directory: Path, *arguments: str) -> Ended:
-    ended = await command(directory, *arguments)
+    ended = await called(directory, *arguments)
     assert ended.exit_code == 0, ended.err
     return ended
 
@@ -48,7 +48,7 @@ async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_pat
 
     function = directory / "functions.py"
     function.write_text(function.read_text().replace('order["pieces"] < 1', 'order["pieces"] < 0'))
-    replayed = await command(directory, "deadletters", "replay")
+    replayed = await called(directory, "deadletters", "replay")
     assert replayed.exit_code == 2, "the line that is no order cannot go back"
     assert "1 replayed, 0 skipped" in replayed.out
     assert "1 not replayed: read is a source and reads no buffer" in replayed.out
@@ -157,6 +157,7 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
     assert "0 replayed, 3 skipped" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out
 
 
+@pytest.mark.sweep
 async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
@@ -166,7 +167,7 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
         await run.until(lambda: len(files.rows("dead")) > 0)
         listed = await done(tmp_path, "deadletters", "list")
         assert "ValueError: number 1 is bad" in listed.out
-        refused = await command(tmp_path, "deadletters", "replay")
+        refused = await called(tmp_path, "deadletters", "replay")
         assert refused.exit_code == 2
         assert f"is running (process {run.process.pid})" in refused.err
         run.interrupt()
@@ -179,13 +180,13 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nowhere"], "nowhere does not exist"),
-        (["list", "text.jsonl"], "text.jsonl:1: not JSON"),
+        pytest.param(["list", "nowhere"], "nowhere does not exist", marks=pytest.mark.sweep),
+        pytest.param(["list", "text.jsonl"], "text.jsonl:1: not JSON", marks=pytest.mark.sweep),
         (["list", "rows.jsonl"], "rows.jsonl:1: not an envelope"),
         (["list", "rows.csv"], "rows.csv:2: not an envelope: a JSON object with `eventTime`"),
-        (["list", "keys.csv"], "keys.csv:2: Expecting value"),
+        pytest.param(["list", "keys.csv"], "keys.csv:2: Expecting value", marks=pytest.mark.sweep),
         (["list", "text.parquet"], "text.parquet:0: not a Parquet file"),
-        (["list", "rows.jsonl", "--stored"], "but rows.jsonl is a file"),
+        pytest.param(["list", "rows.jsonl", "--stored"], "but rows.jsonl is a file", marks=pytest.mark.sweep),
     ],
 )
 async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -194,6 +195,6 @@ async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[s
     (tmp_path / "rows.csv").write_text("n,value\n1,a\n")
     (tmp_path / "keys.csv").write_text("eventTime,value,keys\n5,a,b\n")
     (tmp_path / "text.parquet").write_text("not json\n")
-    ended = await command(tmp_path, "deadletters", *arguments)
+    ended = await called(tmp_path, "deadletters", *arguments)
     assert ended.exit_code == 2
     assert said in ended.err

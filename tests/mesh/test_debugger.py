@@ -126,6 +126,7 @@ async def test_a_breakpoint_is_hit_and_the_pipeline_goes_on(files: PipelineFiles
     assert "not answer" not in ended.err
 
 
+@pytest.mark.sweep
 async def test_ctrl_c_ends_a_run_that_waits_for_a_debugger(files: PipelineFiles) -> None:
     port = free_ports()
     async with debugged(pipeline(files), port) as run:
@@ -166,6 +167,7 @@ async def nobody_listens(port: int) -> None:
     await until_gone(adapters)
 
 
+@pytest.mark.sweep
 async def test_breakpoints_without_a_debugger(files: PipelineFiles) -> None:
     text = FUNCTION.replace("    double =", "    breakpoint()\n    double =")
     path = pipeline(files)

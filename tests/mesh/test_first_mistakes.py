@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream_vertex.pacing import FIRST_SLICE_RECORDS
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 
 PAGE = (Path(__file__).parents[2] / "docs/first-mistakes.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^`(\w+)`: .*?\n```\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
@@ -59,7 +59,10 @@ def assert_shown(mistake: str, printed: str) -> None:
     assert "millstream_runner" not in printed
 
 
-@pytest.mark.parametrize("mistake", ["typo", "path", "window", "package", "reduce"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["typo", "package", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("path", "window", "reduce"))],
+)
 async def test_what_validate_finds(mistake: str, tmp_path: Path) -> None:
     path = given(tmp_path)
     arguments: tuple[str, ...] = ()
@@ -76,12 +79,15 @@ async def test_what_validate_finds(mistake: str, tmp_path: Path) -> None:
         case "reduce":
             given(tmp_path, function="def price(keys, records, window):\n    return b''\n")
             arguments = ("--import",)
-    ended = await command(tmp_path, "validate", "pipeline.yaml", *arguments)
+    ended = await called(tmp_path, "validate", "pipeline.yaml", *arguments)
     assert ended.exit_code == 2
     assert_shown(mistake, ended.err)
 
 
-@pytest.mark.parametrize(("mistake", "exit_code"), [("number", 3), ("json", 2), ("time", 2)])
+@pytest.mark.parametrize(
+    ("mistake", "exit_code"),
+    [("json", 2), *(pytest.param(*one, marks=pytest.mark.sweep) for one in (("number", 3), ("time", 2)))],
+)
 async def test_what_a_run_stops_over(mistake: str, exit_code: int, tmp_path: Path) -> None:
     given(tmp_path)
     match mistake:
@@ -107,6 +113,7 @@ async def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert_shown("port", ended.err)
 
 
+@pytest.mark.sweep
 async def test_a_run_that_is_killed_and_one_whose_file_is_changed(tmp_path: Path) -> None:
     # All but the first orders wait for a file: what is changed while it runs is changed while it runs. A function
     # is given these first, and they are committed.

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.mesh.running import Running, command, start
+from tests.mesh.running import Running, called, command, start
 from tests.mesh.test_states import give as give_rows
 from tests.mesh.test_timers import fired, ordered, reminders, set_timers
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -90,7 +91,7 @@ async def assert_folded(files: PipelineFiles, rows: Sequence[dict[str, Any]]) ->
     for row in files.rows("out"):
         totals[row["user"]].append(row["total"])
     assert totals == {user: list(accumulate(each)) for user, each in numbers.items()}
-    ended = await command(files.directory, "state", "list", "totals", "--count", "0", "-o", "json")
+    ended = await called(files.directory, "state", "list", "totals", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     entries = [json.loads(line) for line in ended.out.splitlines()]
     assert {entry["key"][0]: entry["value"] for entry in entries} == {user: sum(each) for user, each in numbers.items()}
@@ -127,7 +128,7 @@ async def test_totals_in_go_are_exact_whatever_is_killed(files: PipelineFiles, p
     rows: list[dict[str, Any]] = []
     give(files, rows, PART)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
-        for victim in ("function", "totals-0", "function"):
+        for victim in ("function", "totals-0", "function")[: sized(2, 3)]:
             seen = run.records("out")
             give(files, rows, PART)
             await run.until_more("out", than=seen)
@@ -143,7 +144,9 @@ async def test_totals_in_go_are_exact_whatever_is_killed(files: PipelineFiles, p
 @pytest.mark.guarantee("I7")
 async def test_a_state_belongs_to_no_language(files: PipelineFiles, program: Path, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
-    for udf in (in_go(program), "python: 'states.py:Totals', state: {}", in_go(program)):
+    for udf in ("python: 'states.py:Totals', state: {}", in_go(program), "python: 'states.py:Totals', state: {}")[
+        : sized(2, 3)
+    ]:
         pipeline(files, udf)
         give(files, rows, 100)
         async with start(tmp_path, "run", "pipeline.yaml") as run:
@@ -157,6 +160,7 @@ def has_reminded(run: Running, files: PipelineFiles, records: int) -> bool:
     return run.records("remind") == records and len(fired(files)) >= records - 100
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7")
 async def test_timers_belong_to_no_language(files: PipelineFiles, program: Path, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
@@ -180,7 +184,7 @@ async def test_timers_belong_to_no_language(files: PipelineFiles, program: Path,
 
 
 @pytest.mark.guarantee("I7", "I12")
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.sweep), 8])
 async def test_a_record_that_fails_in_go_leaves_no_change(
     files: PipelineFiles, program: Path, tmp_path: Path, concurrency: int
 ) -> None:
@@ -200,8 +204,18 @@ async def test_a_record_that_fails_in_go_leaves_no_change(
     [
         ("totals", ", state: {}", None),
         ("totals", "", ("MS-3109", "`conformance` remembers `total`, and its vertex has no state")),
-        ("named", ", state: {}", ("MS-3109", "the vertex has `state`, and `conformance` declares none")),
-        ("write", "", ("MS-2608", "`conformance` is a sink, and the vertex needs a map")),
+        pytest.param(
+            "named",
+            ", state: {}",
+            ("MS-3109", "the vertex has `state`, and `conformance` declares none"),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            "write",
+            "",
+            ("MS-2608", "`conformance` is a sink, and the vertex needs a map"),
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 async def test_validate_knows_the_states_of_a_program(
@@ -209,7 +223,7 @@ async def test_validate_knows_the_states_of_a_program(
 ) -> None:
     (tmp_path / "in.jsonl").touch()
     pipeline(files, in_go(program, function, state=state))
-    ended = await command(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
+    ended = await called(tmp_path, "validate", "pipeline.yaml", "--import", "-o", "json")
     found = json.loads(ended.out)
     assert [(one["code"], one["what"]) for one in found["problems"]] == ([says] if says else [])
     if not says:

@@ -20,7 +20,7 @@ from millstream.ports import free_ports
 from millstream_runner.cli.arguments import TEMPLATES
 from millstream_runner.cli.init import name_of
 from millstream_runner.cli.main import main
-from tests.mesh.running import Ended, command, start
+from tests.mesh.running import Ended, called, command, start
 
 
 def made(directory: Path, template: str) -> Path:
@@ -90,6 +90,7 @@ async def test_map(tmp_path: Path) -> None:
     assert len(rows(project, "all")) == 5
 
 
+@pytest.mark.sweep
 async def test_state(tmp_path: Path) -> None:
     project = made(tmp_path, "state")
     await run(project)
@@ -99,7 +100,7 @@ async def test_state(tmp_path: Path) -> None:
         ("grace", 2): 459.5
     }  # fmt: skip
     assert sorted(str(row["item"]) for row in rows(project, "first")) == ["chair", "desk", "lamp"]
-    shown = await command(project, "state", "get", "account", "--key", "ada")
+    shown = await called(project, "state", "get", "account", "--key", "ada")
     assert shown.out.splitlines()[:2] == ["ada  total = 163.6", "ada  orders = 3"]
 
 
@@ -126,6 +127,7 @@ async def test_its_tests_and_its_case(tmp_path: Path, template: str) -> None:
     await passed(made(tmp_path, template))
 
 
+@pytest.mark.sweep
 async def test_source(tmp_path: Path) -> None:
     project = made(tmp_path, "source")
     await run(project)
@@ -194,7 +196,7 @@ async def test_go(tmp_path: Path) -> None:
 @pytest.mark.sweep
 async def test_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = made(tmp_path, "connector")
-    unknown = await command(project, "validate", "pipeline.yaml")
+    unknown = await called(project, "validate", "pipeline.yaml")
     assert unknown.exit_code == 2
     assert "myConnector" in unknown.err
     # As `pip install -e .` has it, but in a place of the test's own.

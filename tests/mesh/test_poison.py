@@ -168,6 +168,7 @@ async def test_a_sink(directory: PipelineFiles, name: str, chain: str) -> None:
         assert sorted({*written}) == OTHERS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "chain"),
     [

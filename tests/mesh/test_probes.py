@@ -15,7 +15,7 @@ import pytest
 from millstream.clock import SystemClock
 from millstream.ports import free_ports
 from millstream_worker.worker import open_worker
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ async def test_a_run_listens_where_it_is_told_and_the_status_says_which_port_is_
     async with start(tmp_path, "run", "pipeline.yaml", *options) as run:
         await run.until(lambda: run.records("out") > 0)
         assert await probe(port, host="127.0.0.3") == (200, "ok\n")
-        status = (await command(tmp_path, "status")).out
+        status = (await called(tmp_path, "status")).out
         assert f"port {port}" in next(line for line in status.splitlines() if line.startswith("in-0 "))
         assert f"port {port + 1}" in next(line for line in status.splitlines() if line.startswith("out-0 "))
         run.kill()

@@ -150,6 +150,7 @@ async def test_a_reduce_that_has_ended_ends_with_more_partitions_too(
             assert contents_of(files.rows("out")) == fixed_contents(events, LENGTH_S)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_other_windows_take_another_name_and_each_record_is_in_one_of_both(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver

@@ -59,6 +59,7 @@ async def test_a_map_behind_an_address_survives_the_death_of_its_function(files:
     assert files.numbers("out") == list(range(running.records("in")))
 
 
+@pytest.mark.sweep
 async def test_an_address_where_nothing_answers_is_named(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(1) + "- name: map\n  udf: {address: 'host'}\n" + files.file_sink("out"),

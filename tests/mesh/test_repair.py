@@ -30,6 +30,7 @@ async def gone_on_without(directory: Path) -> Ended:
     return again
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10", "I15")
 async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     files: PipelineFiles, tmp_path: Path

@@ -77,6 +77,7 @@ async def test_the_report_of_a_run_that_is_stopped_or_fails(files: PipelineFiles
     assert "number 1 is bad" in text or "hopeless" in text
 
 
+@pytest.mark.sweep
 async def test_where_no_report_can_be_is_said_before_anything_runs(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(files.generator(10) + files.file_sink("out"), ["in -> out"])
     for place in ("no/such/directory/report.html", "."):

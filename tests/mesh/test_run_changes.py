@@ -97,6 +97,7 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(
     assert any("a vertex called other was removed earlier" in what for what in refused)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.parametrize(
     ("into", "ledger"),

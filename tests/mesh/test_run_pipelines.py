@@ -162,6 +162,7 @@ async def test_a_vertex_that_somebody_else_stops_is_started_again(files: Pipelin
     assert "worker.1 (map-0, out-0): ended before its lanes had" in ended.err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "moment", ["all is processed", pytest.param("all processes have ended", marks=pytest.mark.sweep)]
 )

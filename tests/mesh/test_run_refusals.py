@@ -18,7 +18,7 @@ import pytest
 from millstream import codes
 from millstream.limits import MIB
 from millstream.ports import free_ports, is_free
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 from tests.small_disk import open_small_disk
 from tests.support.children import started
 
@@ -72,7 +72,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert "in-0 ended with exit code 3" not in failed.err
     assert "error[MS-3001]: in-0: p/map/in-map.0: " in failed.err, "it was shown when it happened"
     assert failed.err.endswith("`millstream explain MS-3001` says what that means for the data, and what to do\n")
-    shown = json.loads((await command(tmp_path, "status", "-o", "json")).out)["failure"]
+    shown = json.loads((await called(tmp_path, "status", "-o", "json")).out)["failure"]
     assert (shown["process"], shown["code"], shown["exit_code"]) == ("in-0", "MS-3001", 3)
     (audit,) = tmp_path.glob(".millstream/*/audit.jsonl")
     end = [entry for entry in map(json.loads, audit.read_text().splitlines()) if entry["action"] == "end"]
@@ -85,6 +85,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert files.numbers("out") == list(range(100))
 
 
+@pytest.mark.sweep
 async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFiles, tmp_path: Path) -> None:
     path = small(files)
     path.write_text(path.read_text().replace("{python: 'functions.py:identity'}", "{command: ['false']}"))
@@ -170,6 +171,7 @@ async def test_a_file_sink_whose_directory_was_replaced_by_an_empty_one_writes_n
     assert after == list(range(len(after)))
 
 
+@pytest.mark.sweep
 async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=10) + files.function("identity") + files.file_sink("out"), ["in -> map", "map -> out"]
@@ -187,6 +189,7 @@ async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFi
         assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
 
 
+@pytest.mark.sweep
 async def test_ports_that_are_taken_are_named_before_anything_is_started(files: PipelineFiles, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -322,5 +325,5 @@ async def test_a_disk_that_cannot_hold_the_buffers_is_refused_before_anything_ru
 
 async def test_a_broken_option_and_a_defect_have_their_codes(tmp_path: Path) -> None:
     assert (await command(tmp_path, "run")).exit_code == 2
-    assert (await command(tmp_path, "status")).exit_code == 2
-    assert (await command(tmp_path, "peek", "in-map")).exit_code == 2
+    assert (await called(tmp_path, "status")).exit_code == 2
+    assert (await called(tmp_path, "peek", "in-map")).exit_code == 2

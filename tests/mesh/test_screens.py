@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.support.terminal import LIMIT_S, Terminal, open_terminal
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ async def test_a_run_is_watched_as_json_until_it_ends(files: PipelineFiles, tmp_
     assert any(line.split()[1] == "stopped:" for line in lines)
 
 
+@pytest.mark.sweep
 async def test_a_runner_that_hangs_is_said_to_be_silent(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
@@ -117,7 +119,7 @@ async def test_a_runner_that_hangs_is_said_to_be_silent(files: PipelineFiles, tm
                 assert (await watching.ended()).exit_code == 0
         finally:
             run.process.send_signal(signal.SIGCONT)
-    after = await command(tmp_path, "status")
+    after = await called(tmp_path, "status")
     assert after.out.startswith("p  interrupted")
 
 

@@ -65,6 +65,7 @@ async def test_vertices_that_leave_their_chain_one_by_one_between_kills_go_on_wh
     assert inputs["parity"] == counts["parity"][0] + 2 * len([n for n in range(RECORDS, RECORDS + 10) if is_good(n)])
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 async def test_a_dead_letter_edge_that_is_added_gives_the_vertex_a_buffer_to_which_its_records_return(
     files: PipelineFiles, tmp_path: Path

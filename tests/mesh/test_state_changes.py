@@ -166,6 +166,7 @@ async def test_one_key_has_all_records(files: PipelineFiles, tmp_path: Path) -> 
     await assert_folded(files, rows)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7", "I12")
 async def test_a_function_that_leaves_its_chain_goes_on_with_what_it_remembers(
     files: PipelineFiles, tmp_path: Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.mesh.test_states import drained, other_pid_of, pid_of, refused
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def numbered(numbers: range) -> list[dict[str, Any]]:
 
 async def remembered(directory: Path) -> dict[tuple[str, str], int]:
     """The sums, by user and edge, as `millstream state` shows them."""
-    ended = await command(directory, "state", "list", "sums", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "sums", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     entries = [json.loads(line) for line in ended.out.splitlines()]
     return {(entry["key"][0], entry["item"]): entry["value"] for entry in entries}
@@ -161,6 +161,7 @@ async def processed(files: PipelineFiles, given: Rows, *, of: int) -> None:
         await drained(run)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7")
 async def test_edges_come_and_go_and_what_is_remembered_stays(files: PipelineFiles, tmp_path: Path) -> None:
     rows = numbered(range(14, 400))
@@ -191,6 +192,7 @@ async def test_edges_come_and_go_and_what_is_remembered_stays(files: PipelineFil
     await assert_folded(files, {"left": [*left, rows[300]], "right": [*right, *rows[301:320]]})
 
 
+@pytest.mark.sweep
 async def test_a_dead_letter_names_the_edge_by_which_it_came_and_goes_back_there(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
@@ -203,7 +205,7 @@ async def test_a_dead_letter_names_the_edge_by_which_it_came_and_goes_back_there
     (letter,) = files.envelopes("dead")
     assert letter.position.startswith("sums/right-sums/0/")
     (tmp_path / "inputs.py").write_text(FUNCTIONS.replace("== 13", "== 14"), encoding="utf-8")
-    ended = await command(tmp_path, "deadletters", "replay", "pipeline.yaml")
+    ended = await called(tmp_path, "deadletters", "replay", "pipeline.yaml")
     assert ended.exit_code == 0, ended.out + ended.err
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") == 2)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.mesh.running import Ended, Running, command, start
+from tests.mesh.running import Ended, Running, called, command, start
+from tests.support import sizes
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -175,7 +177,7 @@ async def refused(directory: Path, *says: str, code: str = "MS-3109") -> None:
 
 async def remembered(directory: Path, name: str = "total") -> dict[str, Any]:
     """By key, what `millstream state` shows of one state."""
-    ended = await command(directory, "state", "list", "totals", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "totals", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     entries = [json.loads(line) for line in ended.out.splitlines()]
     found = {entry["key"][0]: entry["value"] for entry in entries if entry["state"] == name}
@@ -231,9 +233,12 @@ def other_pid_of(run: Running, name: str, before: int) -> int | None:
     return found if found != before else None
 
 
-async def survives(files: PipelineFiles, directory: Path) -> None:
-    """Whatever of a run is killed, its outputs and its state are those of its inputs."""
-    part, rows = 1500, list[Row]()
+VICTIMS = ("totals-0", "function", "broker")
+
+
+async def survives(files: PipelineFiles, directory: Path, *victims: str, part: int = sized(500, 1500)) -> None:
+    """Whatever of a run is killed, its outputs and its state are those of its inputs. `victims`: where not each is."""
+    rows = list[Row]()
 
     def give_more() -> None:
         rows.extend(numbered(range(len(rows), len(rows) + part)))
@@ -241,7 +246,7 @@ async def survives(files: PipelineFiles, directory: Path) -> None:
 
     give_more()
     async with start(directory, "run", "pipeline.yaml", "--workers", "2") as run:
-        for victim in ("totals-0", "function", "broker"):
+        for victim in VICTIMS if sizes.ALL else victims or VICTIMS:
             seen = run.records("out")
             give_more()
             await run.until_more("out", than=seen)
@@ -264,7 +269,7 @@ def frames_read(directory: Path) -> list[tuple[int, int]]:
 @pytest.mark.guarantee("I1", "I7", "I12")
 async def test_totals_are_exact_whatever_is_killed(files: PipelineFiles, tmp_path: Path) -> None:
     totals(files, partitions=4, follow=True)
-    await survives(files, tmp_path)
+    await survives(files, tmp_path, "function", "broker")
 
 
 @pytest.mark.guarantee("I1", "I7", "I12")
@@ -272,7 +277,7 @@ async def test_totals_on_disk_are_exact_whatever_is_killed_and_little_is_read_ag
     files: PipelineFiles, tmp_path: Path
 ) -> None:
     totals(files, "Bulky", partitions=2, follow=True, state="{store: disk}")
-    await survives(files, tmp_path)
+    await survives(files, tmp_path, "totals-0", part=1500)
     resumed = frames_read(tmp_path)
     assert len(resumed) == 2, "both lanes were killed"
     assert all(read < written for read, written in resumed)
@@ -393,6 +398,7 @@ async def test_a_vertex_and_its_function_agree_on_whether_there_is_a_state(
     await refused(tmp_path, says)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7")
 async def test_a_record_whose_state_would_be_too_large_fails_alone(files: PipelineFiles, tmp_path: Path) -> None:
     totals(
@@ -408,7 +414,7 @@ async def test_a_record_whose_state_would_be_too_large_fails_alone(files: Pipeli
     letters = files.envelopes("dead")
     assert [json.loads(letter.value)["number"] for letter in letters] == [5000, 5000]
     assert all("state.maxBytesPerKey" in letter.reason for letter in letters)
-    ended = await command(tmp_path, "state", "list", "totals", "-o", "json")
+    ended = await called(tmp_path, "state", "list", "totals", "-o", "json")
     kept = [(entry["key"], len(entry["value"])) for entry in map(json.loads, ended.out.splitlines())]
     assert kept == [([user], number) for user in ("ada", "bob") for number in (10, 20)]
 

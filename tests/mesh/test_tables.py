@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import called, start
 from tests.mesh.test_states import drained, other_pid_of, pid_of
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -111,7 +112,7 @@ class Inputs:
 
 async def table_of(directory: Path) -> list[Mapping[str, int]]:
     """The table of each partition, as it is committed."""
-    ended = await command(directory, "state", "list", "enrich", "--count", "0", "-o", "json")
+    ended = await called(directory, "state", "list", "enrich", "--count", "0", "-o", "json")
     assert ended.exit_code == 0, ended.err
     found: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for entry in map(json.loads, ended.out.splitlines()):
@@ -128,7 +129,7 @@ async def test_records_see_the_committed_version_whatever_is_killed(files: Pipel
     inputs.change(20)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until_more("out", than=0)
-        for victim in ("enrich-0", "function", "broker"):
+        for victim in ("enrich-0", "broker", "function")[: sized(2, 3)]:
             seen = run.records("out")
             inputs.change(30)
             inputs.give(300)

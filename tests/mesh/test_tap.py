@@ -95,6 +95,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     assert len(left) <= 1
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 async def test_a_tap_ends_by_itself_and_says_what_it_cannot_show(
     files: PipelineFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -91,6 +91,7 @@ async def test_a_case_that_fails_shows_the_difference(project: Path) -> None:
     assert lines[-1] == "1 of 1 failed"
 
 
+@pytest.mark.sweep
 async def test_a_function_that_fails_is_shown_by_its_case(project: Path) -> None:
     (project / "functions.py").write_text(FUNCTIONS.replace('order["pieces"] < 1', "undefined"))
     without = [line for line in PIPELINE.splitlines() if "bad" not in line]
@@ -153,6 +154,7 @@ async def test_a_case_that_is_wrong(project: Path, change: tuple[str, str], line
     assert "MS-2131" in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_place_without_tests(project: Path) -> None:
     (project / "tests" / "orders.case.yaml").unlink()
     ended = await command(project, "test")

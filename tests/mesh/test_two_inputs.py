@@ -19,6 +19,7 @@ async def test_every_sink_holds_the_records_of_all_its_inputs(tmp_path: Path) ->
     assert await experiment.run(None) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_windows_and_late_records_hold_the_records_of_all_inputs(tmp_path: Path, spark: SparkDriver) -> None:
     experiment = Experiment(102, tmp_path, windows=True)

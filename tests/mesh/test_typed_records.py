@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from millstream import codes
 from tests.mesh.running import command
 
@@ -55,6 +57,7 @@ async def test_a_record_that_does_not_fit_is_a_dead_letter_at_once(files: Pipeli
     assert letters[b"junk"].reason == "the value does not fit Order: it is not JSON: Expecting value at byte 0: 'junk'"
 
 
+@pytest.mark.sweep
 async def test_a_sink_that_stops_over_it_names_record_and_field_and_no_value(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

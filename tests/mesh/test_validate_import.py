@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream import codes
-from tests.mesh.running import command
+from tests.mesh.running import called
 
 HEAD = "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n  vertices:\n"
 SOURCE = "    - name: in\n      source: {generator: {records: 1}}\n"
@@ -81,7 +81,7 @@ def pipeline(directory: Path, functions: dict[str, str], *, more: str = "") -> P
 
 
 async def checked(directory: Path) -> tuple[int, dict[str, Any]]:
-    ended = await command(directory, "validate", "pipeline.yaml", "--import", "-o", "json")
+    ended = await called(directory, "validate", "pipeline.yaml", "--import", "-o", "json")
     assert "Traceback" not in ended.err
     return ended.exit_code, json.loads(ended.out)
 
@@ -178,7 +178,7 @@ async def test_a_function_in_a_sandbox_is_imported_in_it(tmp_path: Path) -> None
     (tmp_path / "secret").write_text("s")
     (code / "f.py").write_text(f"open({str(tmp_path / 'secret')!r})\n\ndef f(value): ...\n")
     pipeline(tmp_path, {"held": "python: 'f.py:f', workingDir: code, sandbox: strict"})
-    ended = await command(tmp_path, "validate", "pipeline.yaml", "--import")
+    ended = await called(tmp_path, "validate", "pipeline.yaml", "--import")
     assert ended.exit_code == 2
     lines = ended.err.splitlines()
     assert "pipeline.yaml:9:7: spec.vertices[1].udf: " in lines[0]

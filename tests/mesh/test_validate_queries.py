@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream_reduce.spark import aot
-from tests.mesh.running import command
+from tests.mesh.running import called
 
 HEAD = """\
 apiVersion: millstream.io/v1alpha1
@@ -42,7 +42,7 @@ def write(directory: Path, queries: dict[str, tuple[str, str]]) -> None:
 
 
 async def validated(directory: Path, exit_code: int) -> dict[str, Any]:
-    ended = await command(directory, "validate", "-o", "json", "pipeline.yaml")
+    ended = await called(directory, "validate", "-o", "json", "pipeline.yaml")
     assert ended.exit_code == exit_code, ended.err
     first, *more = ended.err.splitlines()
     assert first == f"asking Spark about {ended.err.split()[3]} queries; this takes some seconds"
@@ -106,7 +106,7 @@ async def test_a_spark_that_does_not_start_is_a_problem(tmp_path: Path, monkeypa
 
 async def test_the_file_alone_is_only_doubted(tmp_path: Path) -> None:
     write(tmp_path, {"unfinished": ("SELECT count(* FROM window", FIELDS)})
-    ended = await command(tmp_path, "validate", "--file-only", "pipeline.yaml")
+    ended = await called(tmp_path, "validate", "--file-only", "pipeline.yaml")
     assert ended.exit_code == 0
     assert ended.err == ""
     assert (

@@ -117,6 +117,7 @@ async def test_an_exception_is_waited_for_as_well(files: PipelineFiles) -> None:
     assert sorted(numbers) == list(range(len(numbers)))
 
 
+@pytest.mark.sweep
 async def test_a_function_that_was_never_right_is_waited_for_and_ctrl_c_ends_it(files: PipelineFiles) -> None:
     path = pipeline(files)
     (files.directory / "versions.py").write_text("versioned = undefined\n")

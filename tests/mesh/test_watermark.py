@@ -30,7 +30,7 @@ from tests.mesh.reducing import (
     until,
     write_events,
 )
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 from tests.support.pipelines import PipelineRun, open_pipeline
 from tests.support.sizes import sized
 
@@ -159,24 +159,24 @@ async def test_the_command_says_what_it_costs_and_may_be_killed(
         run.interrupt()
         assert (await run.ended()).exit_code == 0
     asked = ("watermark", "pipeline.yaml")
-    told = await command(tmp_path, *asked)
+    told = await called(tmp_path, *asked)
     assert (told.exit_code, told.out.count("watermark 9000-01-01T")) == (0, 3), told.out + told.err
-    costs = await command(tmp_path, *asked, "--set-back", "now")
+    costs = await called(tmp_path, *asked, "--set-back", "now")
     assert costs.exit_code == 0
     assert "3 lanes would be set back" in costs.out
     assert "nothing was changed" in costs.out
-    assert (await command(tmp_path, *asked)).out == told.out
+    assert (await called(tmp_path, *asked)).out == told.out
     doing = (*asked, "--set-back", "2024-01-31T08:00:00Z", "--accept-loss")
     points = ("ledger.commit:before@map", "watermark.forget:before@out")
     for point in points[-sized(1, len(points)) :]:
         with monkeypatch.context() as patched:
             patched.setenv(CRASH_AT, point)
             assert (await command(tmp_path, *doing)).exit_code < 0, f"{point} was not reached"
-    done = await command(tmp_path, *doing)
+    done = await called(tmp_path, *doing)
     assert "set back; the next run continues from there" in done.out, done.out + done.err
     assert "set-back" in (await command(tmp_path, "audit", "--data-dir", ".millstream/p")).out
-    told = await command(tmp_path, *asked)
+    told = await called(tmp_path, *asked)
     assert told.out.count("watermark 2024-01-31T08:00:00.000000Z") == 3
-    assert "nothing was changed" in (await command(tmp_path, *doing)).out
+    assert "nothing was changed" in (await called(tmp_path, *doing)).out
     for wrong in (("--accept-loss",), ("--set-back", "soon")):
         assert (await command(tmp_path, *asked, *wrong)).exit_code == 2

@@ -339,6 +339,7 @@ async def test_a_run_has_as_many_workers_as_there_are_processors(files: Pipeline
     assert [replica for replica in replicas if pids[replica] == pids["in-0"]] == ["in-0"]
 
 
+@pytest.mark.sweep
 async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: PipelineFiles, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def process(value):\n    raise ValueError('no good')\n")
     files.write(

@@ -89,7 +89,7 @@ def assert_queried(told: dict[str, Any]) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I4", "I7", "I9", "I12")
 def test_what_is_remembered_is_the_fold_of_the_records(tmp_path: Path) -> None:
-    told = chaos("state", sized(4, 23), sized(3_000, 20_000), tmp_path / "one", "--keys", "300")
+    told = chaos("state", sized(2, 23), sized(1_500, 20_000), tmp_path / "one", "--keys", "300")
     assert_queried(told)
 
     # The oracle would have seen it: two outputs of a key in another order, or one that is not there.

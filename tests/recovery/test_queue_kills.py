@@ -14,11 +14,12 @@ import pytest
 from millstream_reduce.log.inspection import inspect_log
 from tests.recovery.queue_lane import FRAME_RECORDS, frame, result_path
 from tests.support.children import started
+from tests.support.sizes import sized
 from tests.unit.reduce.queued import EDGE
 
 REPOSITORY = Path(__file__).parents[2]
 FRAMES = 400
-KILLS = 6
+KILLS = sized(3, 6)
 WAIT_S = 300
 
 

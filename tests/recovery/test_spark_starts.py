@@ -91,6 +91,7 @@ async def test_spark_starts_while_the_broker_is_not_there_yet(tmp_path: Path) ->
         broker.resume()
 
 
+@pytest.mark.sweep
 async def test_a_pipeline_of_queries_has_results_without_pandas(tmp_path: Path) -> None:
     """Each process would need half a second for it, while a caller waits for the first result."""
     (tmp_path / "p.yaml").write_text(REDUCE.replace("length: 1h", "length: 1s").replace("rpu: 1", "rpu: 20"))

@@ -21,7 +21,7 @@ from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.mariadb_server import MariaServer
 
 COMMITS = {"commitEvery": "1h", "maxRecords": 20}
-SOME = ("take_over:after#1", "commit:before#2", "commit:after#1")
+SOME = ("delta_sink.take_over:after#1", "commit:after#1")
 """Where a table is in between; a kill at any other step is tried by `make test-all`."""
 
 

@@ -181,6 +181,7 @@ async def test_a_change_of_the_pipeline_is_written_down_with_both_specs(tmp_path
     assert change["spec"] != first["spec"]
 
 
+@pytest.mark.sweep
 async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from millstream_runner.local.stored import open_stored_buffer
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.mesh.conftest import PipelineFiles
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 from tests.support.ledgers import LaneOwner
 
 MORE = 6000
@@ -77,12 +77,12 @@ async def test_a_frame_of_somebody_with_rights_is_damage_that_is_named_and_stepp
     assert "defect" not in stopped.err
     before = set(files.numbers("out"))
 
-    looked = await command(tmp_path, "repair", "pipeline.yaml", "-o", "json")
+    looked = await called(tmp_path, "repair", "pipeline.yaml", "-o", "json")
     assert looked.exit_code == 5, looked.out + looked.err
     (damage,) = json.loads(looked.out)["damages"]
     assert damage["records_lost"] == 2
     assert "lane in/source.0" in json.dumps(damage)
-    accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
+    accepted = await called(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
     assert accepted.exit_code == 0, accepted.out + accepted.err
     again = await command(tmp_path, "run", "pipeline.yaml")
     assert again.exit_code == 0, again.out + again.err

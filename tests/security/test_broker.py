@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.mesh.running import Running, command, start
+from tests.mesh.running import Running, called, start
 from tests.security.conftest import Stranger
 
 PIPELINE = """\
@@ -138,7 +138,7 @@ async def test_a_stranger_is_refused(run: Run, stranger: Stranger) -> None:
     assert run.key not in seen.stdout
     # Whose pipeline it is looks into it as before, and it has not noticed anything.
     place = ("--data-dir", str(run.folder / "data"))
-    peeked = await command(run.folder, "peek", "in-map", "--from", "1", "--count", "1", *place)
+    peeked = await called(run.folder, "peek", "in-map", "--from", "1", "--count", "1", *place)
     assert peeked.exit_code == 0, peeked.err
     run.running.interrupt()
     ended = await run.running.ended()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millstream.printable import in_line, printable
 from millstream_runner.cli.main import main
 from millstream_runner.local.logfiles import format_entry, short_entry
-from tests.mesh.running import Ended, command
+from tests.mesh.running import Ended, called, command
 
 TITLE = "\x1b]0;OWNED\x07"
 COLOUR = "\x9b31m"
@@ -107,7 +107,7 @@ async def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path) -> None:
     ):
         # What the user types may have several lines, but no zero byte.
         typed = [argument.replace("\0", "").replace("\n", "") for argument in arguments]
-        done = await command(tmp_path, *typed)
+        done = await called(tmp_path, *typed)
         assert "OWNED" in done.out + done.err or arguments == ("status",), arguments
         assert_tame(done)
 

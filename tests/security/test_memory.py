@@ -68,7 +68,7 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 16 * MIB
     found = json.loads(done.stdout)
     said = {name: text for name, (_, text) in found.items()}
-    assert said.pop("parquet") == "1000 rows"
+    assert said.pop("parquet") == "400 rows"
     assert said.pop("large cell") == "1 rows"
     for name in ("struct", "name", "prefixes"):
         assert said.pop(name) == "100 rows"

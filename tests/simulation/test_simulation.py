@@ -35,12 +35,16 @@ from tests.simulation.set_back import with_set_backs
 from tests.simulation.shapes import CHAINED, COPIED, KEPT, PACKED, SHAPES, SILENT, Shape
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
-from tests.support.sizes import sized
+from tests.support.sizes import ALL, sized
 
-SEEDS = sized(6, 30)
+SEEDS = sized(3, 30)
 """Of each shape."""
-LARGE_SEEDS = sized(6, 60)
+LARGE_SEEDS = sized(3, 60)
 """Of each shape whose runs are long: a few of them take a dozen seconds of a processor."""
+SHORT_SEEDS = sized(6, 60)
+"""Of each shape whose runs are short, or in which what is looked for is rare."""
+LOST_SEEDS = range(61) if ALL else (0, 1, 3, 8)
+"""Of each shape that loses its logs: with these, a quick run notices each of the planted defects."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -91,42 +95,45 @@ def test_a_copy_that_is_trimmed_behind_the_fastest_of_its_readers_is_found(monke
 @pytest.mark.parametrize("shape", sorted(KEPT))
 def test_chains_to_a_target_and_targets_that_keep_positions_hold_every_invariant(shape: str) -> None:
     worlds: list[World] = []
-    outcomes = [simulate(seed, shape=KEPT[shape], adjust=worlds.append) for seed in range(LARGE_SEEDS)]
+    outcomes = [simulate(seed, shape=KEPT[shape], adjust=worlds.append) for seed in range(SHORT_SEEDS)]
     assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
-    assert sum(outcome.faults for outcome in outcomes) > LARGE_SEEDS
+    assert sum(outcome.faults for outcome in outcomes) > SHORT_SEEDS
     fenced = sum(table.fenced for world in worlds for table in world.outside.tables.values())
     assert fenced > 0 or not KEPT[shape].keeps, "no older owner wrote to a target"
 
 
 @pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
-@pytest.mark.parametrize("shape", sorted(PACKED))
+@pytest.mark.parametrize(
+    "shape", [pytest.param(one, marks=pytest.mark.sweep if one == "narrow-packs" else ()) for one in sorted(PACKED)]
+)
 def test_packs_hold_every_invariant(shape: str) -> None:
     worlds: list[World] = []
-    outcomes = [simulate(seed, shape=PACKED[shape], adjust=worlds.append) for seed in range(LARGE_SEEDS)]
+    outcomes = [simulate(seed, shape=PACKED[shape], adjust=worlds.append) for seed in range(SHORT_SEEDS)]
     assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
-    assert sum(outcome.faults for outcome in outcomes) > LARGE_SEEDS
+    assert sum(outcome.faults for outcome in outcomes) > SHORT_SEEDS
     stored = [written.data for world in worlds for buffer in world.history.buffers.values() for written in buffer]
-    assert sum(is_pack(decompressed(data)) for data in stored) > LARGE_SEEDS
-    assert sum(is_compressed(data) for data in stored) > LARGE_SEEDS // 8
+    assert sum(is_pack(decompressed(data)) for data in stored) > SHORT_SEEDS
+    assert sum(is_compressed(data) for data in stored) > SHORT_SEEDS // 8
     # Owners were replaced in the middle of a pack.
     lanes = [lane for world in worlds for lane in world.history.lanes.values()]
     replaced = [
         any(after.epoch > before.epoch and after.record_index for before, after in pairwise(lane.marks.values()))
         for lane in lanes
     ]
-    assert sum(replaced) > LARGE_SEEDS // 8
+    assert sum(replaced) > SHORT_SEEDS // 8
 
 
 @pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
 @pytest.mark.parametrize("shape", sorted(SILENT))
 def test_sources_that_fall_silent_hold_every_invariant(shape: str) -> None:
     worlds: list[World] = []
-    outcomes = [simulate(seed, shape=SILENT[shape], adjust=worlds.append) for seed in range(2 * SEEDS)]
+    seeds = (4 if shape.endswith("end") else 2) * SEEDS
+    outcomes = [simulate(seed, shape=SILENT[shape], adjust=worlds.append) for seed in range(seeds)]
     assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
     judges = [judge for world in worlds for judge in world.history.sources.values()]
     # Watermarks moved without records, and records came that were older than that.
-    assert sum(judge.steps for judge in judges) > 2 * SEEDS
-    assert sum(judge.passed for judge in judges) > SEEDS
+    assert sum(judge.steps for judge in judges) > seeds
+    assert sum(judge.passed for judge in judges) > seeds // 2
 
 
 @pytest.mark.guarantee("I1", "I15")
@@ -168,10 +175,9 @@ def test_logs_that_are_lost_are_made_anew_from_the_input(shape: str) -> None:
         world.follow(replace(world.plan, faults=tuple(sorted((*world.plan.faults, *more), key=lambda one: one.at_s))))
 
     first = sorted(SHAPES).index(shape)
-    # With the first and the last of the few seeds of a quick run, it notices each of its planted defects.
-    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(SEEDS, 2 * SEEDS + 1)]
+    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in LOST_SEEDS]
     assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
-    assert lost > SEEDS
+    assert lost >= len(LOST_SEEDS)
 
 
 @pytest.mark.guarantee("I1", "I15")
@@ -179,12 +185,13 @@ def test_a_ledger_that_is_set_back_and_refilled_is_noticed_before_a_record_is_us
     outcomes: list[Outcome] = []
     lost: list[Outcome] = []
     # Whether a set-back removes anything is chance: further seeds are drawn until enough have.
-    while len(outcomes) < 2 * len(SHAPES) or (len(lost) <= len(SHAPES) and len(outcomes) < 4 * len(SHAPES)):
+    enough = sized(len(SHAPES) // 2, len(SHAPES))
+    while len(outcomes) < 2 * enough or (len(lost) <= enough and len(outcomes) < 4 * enough):
         outcomes.append(simulate(len(outcomes), adjust=with_set_backs))
         lost = [outcome for outcome in outcomes if outcome.removed]
     assert not [found_in(outcome, "--set-back") for outcome in outcomes if outcome.violation]
     # Some were noticed, and in some nothing that was lost had been read.
-    assert len(lost) > len(SHAPES)
+    assert len(lost) > enough
     assert sum(bool(outcome.noticed) for outcome in lost) > 0
 
 
@@ -263,7 +270,7 @@ def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) 
     # moment; where shapes or draws have changed, a later seed.
     monkeypatch.setattr(ReadCheck, "next", lambda *_: None)
     monkeypatch.setattr(ReadCheck, "stored", lambda *_: None)
-    violations = (simulate(seed, adjust=with_set_backs).violation for seed in range(85, 385))
+    violations = (simulate(seed, adjust=with_set_backs).violation for seed in range(sized(150, 85), 385))
     assert any(violations)
 
 
@@ -277,7 +284,7 @@ def test_a_seed_is_repeated_exactly(seed: int) -> None:
 def test_a_seed_is_the_same_in_another_process() -> None:
     here = "\n".join(simulate(7, tracing=True).trace)
     command = [sys.executable, "benchmarks/simulation.py", "--seed", "7", "--trace"]
-    for hash_seed in ("1", "2"):
+    for hash_seed in ("1", "2")[: sized(1, 2)]:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         there = subprocess.run(
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True, timeout=60
@@ -312,7 +319,7 @@ def test_a_reduce_that_died_before_it_told_how_far_it_had_read_tells_it_when_it_
         faults = (Fault(away_s, "away", 0.0, 1.0), Fault(away_s + 0.9, "crash", 0.45, 0.0))
         world.follow(replace(world.plan, weather=Weather(), temper=Temper(), faults=faults))
 
-    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(16)]
+    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(0, 16, sized(3, 1))]
     assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
 
 
@@ -334,7 +341,7 @@ def test_nothing_is_promised_on_the_strength_of_records_that_are_not_durable() -
         faults = (Fault(crash_s, "crash", 0.34, 0.0),)
         world.follow(replace(world.plan, weather=Weather(slow=0.0), temper=Temper(), thread_s=0.2, faults=faults))
 
-    for step in range(60):
+    for step in range(0, 60, sized(3, 1)):
         crash_s = 5.03 + 0.01 * step
         outcome = simulate(seed + len(SHAPES) * step, adjust=adjust)
         assert not outcome.violation, f"crash at {crash_s:.2f} s: {outcome.violation}"

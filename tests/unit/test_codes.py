@@ -40,7 +40,7 @@ def nodes() -> tuple[tuple[Path, ast.ClassDef | ast.Call | ast.Attribute], ...]:
     return tuple(
         (path.relative_to(style.REPOSITORY), node)
         for path in modules
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in style.nodes_below(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef | ast.Call | ast.Attribute)
     )
 

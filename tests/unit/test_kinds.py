@@ -13,6 +13,7 @@ from millstream.spec.connectors import SourceKind
 from millstream.spec.kinds import KINDS, VertexKind
 from millstream.spec.values import SpecModel
 from millstream_worker.kind import RunnableKind
+from tools.style import nodes_below
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = {"source", "map", "reduce", "sink"}
@@ -28,7 +29,7 @@ ALLOWED = {
 
 def comparisons(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and text of each comparison with the name of a kind, and of each question whether a vertex is of one."""
-    for node in ast.walk(tree):
+    for node in nodes_below(tree):
         if isinstance(node, ast.Compare):
             parts = [part for side in (node.left, *node.comparators) for part in (side, *getattr(side, "elts", ()))]
             named = any(isinstance(part, ast.Constant) and part.value in NAMES for part in parts)

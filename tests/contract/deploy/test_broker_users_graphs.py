@@ -109,6 +109,7 @@ async def test_a_vertex_reads_and_trims_what_it_remembers_with_its_own_user(file
     assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 async def test_windows_and_their_late_records_come_with_a_user_for_each_vertex(
     files: PipelineFiles, spark: SparkDriver

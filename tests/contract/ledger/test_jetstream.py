@@ -415,7 +415,7 @@ async def test_a_reader_whose_consumer_is_gone_makes_itself_another(harness: Jet
 
 
 @pytest.mark.guarantee("I8")
-@pytest.mark.parametrize("small", [0, 40])
+@pytest.mark.parametrize("small", [pytest.param(0, marks=pytest.mark.sweep), 40])
 async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetStreamHarness, small: int) -> None:
     """`small`: frames in front of large ones, by whose size it asks for the first of these."""
     owner = LaneOwner(

@@ -86,7 +86,7 @@ async def test_a_buffer_with_too_many_bytes_is_not_counted(
         assert await view.waiting() == {}
 
 
-@pytest.mark.parametrize("count", [1, 7, 2 * PACKS, 100])
+@pytest.mark.parametrize("count", [1, 100, *(pytest.param(count, marks=pytest.mark.sweep) for count in (7, 2 * PACKS))])
 async def test_peek_reads_no_more_than_it_needs(
     harness: JetStreamHarness, tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int
 ) -> None:

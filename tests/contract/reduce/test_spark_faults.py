@@ -159,7 +159,11 @@ async def test_what_the_user_says_of_crashes_is_no_crash(client: SparkClient, tm
             marks=pytest.mark.sweep,
         ),
         ("SELECT /*+ BROADCAST(b) */ a.key FROM w a JOIN (SELECT 1 DIV (n - 13) AS n FROM w) b USING (n)", "Division"),
-        ("SELECT key FROM w WHERE n IN (SELECT n FROM w WHERE raise_error('no') IS NULL)", "no"),
+        pytest.param(
+            "SELECT key FROM w WHERE n IN (SELECT n FROM w WHERE raise_error('no') IS NULL)",
+            "no",
+            marks=pytest.mark.sweep,
+        ),
         pytest.param(
             "SELECT key, (SELECT n FROM w) AS n FROM w",
             "More than one row returned by a subquery",
@@ -185,6 +189,7 @@ async def test_an_exception_of_any_class_is_told_in_its_own_words(client: SparkC
     assert "at org.apache" not in failure.detail
 
 
+@pytest.mark.sweep
 async def test_a_job_that_fails_without_a_known_reason_is_not_repeated_without_end(
     client: SparkClient, tmp_path: Path
 ) -> None:
@@ -203,13 +208,18 @@ async def test_a_job_that_fails_without_a_known_reason_is_not_repeated_without_e
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("SELECT key, 1 / (value.n - 13) AS n FROM window", "line 1, column 13: Division by zero."),
+        pytest.param(
+            "SELECT key, 1 / (value.n - 13) AS n FROM window",
+            "line 1, column 13: Division by zero.",
+            marks=pytest.mark.sweep,
+        ),
         ("SELECT\n  key,\n  1 / (value.n - 13) AS n\nFROM window", "line 3, column 3: Division by zero."),
         # Aggregates are written again, so what failed is not in the user's text.
         ("SELECT 1 / (sum(value.n) - 13) AS n FROM window", "Division by zero."),
-        (
+        pytest.param(
             "SELECT 1/(value.n-13) AS n FROM window WHERE 1/(value.n-13) < 100",
             "in `1/(value.n-13)`: Division by zero.",
+            marks=pytest.mark.sweep,
         ),
     ],
 )

@@ -17,6 +17,7 @@ from millstream_connectors.opening_sinks import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import sqlite_rows
 from tests.support import mariadb_server, postgres_server
+from tests.support.sizes import sized
 from tests.unit.writer.sink_frames import sink_frame
 
 Rows = Sequence[tuple[Any, ...]]
@@ -106,7 +107,7 @@ async def test_rows_keep_what_records_do_not_have(target: Target) -> None:
     rng = random.Random(36)
     table: dict[int, dict[str, Any]] = {}
     async with open_sink(target.spec(), sink_owner(1)) as lane:
-        for sequence in range(1, 13):
+        for sequence in range(1, sized(7, 13)):
             records = [a_record(rng, "u" if target.flat else "uuuuud") for _ in range(rng.choice((1, 3, 12)))]
             # The pieces of a delivery may have different forms.
             half = len(records) // 2

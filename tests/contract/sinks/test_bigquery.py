@@ -40,6 +40,7 @@ from tests.contract.sinks.validating import validate_sink
 from tests.support.bigquery_server import BigQueryServer, open_bigquery, schema_of
 from tests.support.errors import raises
 from tests.support.generated_rows import DOUBLE, INSTANT, LONG, TEXT, as_json
+from tests.support.sizes import sized
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -225,7 +226,7 @@ def meant(name: str, value: Any) -> Any:
     return None if value is None else MEANING.get(name, lambda same: same)(value)
 
 
-@examples(max_examples=4, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@examples(max_examples=sized(1, 4), derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(ROW, min_size=2, max_size=4))
 def test_rows_mean_what_the_records_say(rows: list[dict[str, Any]]) -> None:
     schema = schema_of_all()
@@ -346,7 +347,7 @@ async def test_a_write_of_many_requests_is_there_once_wherever_an_answer_is_lost
     server: BigQueryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "ROW_BYTES_MAX", 60)
-    for lost in range(1, 12):
+    for lost in range(1, 12, sized(4, 1)):
         table = server.create(NUMBERS)
         seen = iter(range(1, 10_000))
         server.cut_after = lambda method, request, lost=lost, seen=seen: method == "AppendRows" and next(seen) == lost  # type: ignore[misc]

@@ -386,7 +386,7 @@ POLICIES = (OnFailure.DROP, OnFailure.FALLBACK)
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.parametrize("killed", [False, True], ids=["its function", "anything"])
 async def test_whatever_dies_each_record_is_in_the_target_once(*, killed: bool) -> None:
-    for seed in range(sized(20, 400)):
+    for seed in range(sized(8, 400)):
         rng = random.Random(f"{seed}/{killed}")
         kinds = rng.choices(["ok", "write", "flush", "refused", "fickle"], [20, 1, 1, 1, 1], k=rng.randrange(1, 60))
         chance = Chance(rng, killed=rng.choice([0.003, 0.01]) if killed else 0.0, function_killed=rng.choice([0, 0.02]))

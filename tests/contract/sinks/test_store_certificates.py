@@ -40,7 +40,9 @@ def write(kind: str, url: str, directory: Path, store: dict[str, str]) -> None:
     asyncio.run(_write(kind, url, directory, store))
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("delta", marks=pytest.mark.sweep), "iceberg"])
+@pytest.mark.parametrize(
+    "kind", ["file", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("delta", "iceberg"))]
+)
 async def test_a_certificate_is_accepted_if_its_authority_is_named(
     kind: str, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ async def read_all(lane: SourceLane, count: int, *, commit: bool = True) -> list
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("fifo", [False, pytest.param(True, marks=pytest.mark.sweep)])
 async def test_messages_are_deleted_when_they_are_committed(sqs: SqsServer, fifo: bool) -> None:
     queue = sqs.queue(fifo=fifo)
     sqs.send(queue, numbers(0, 60), "g" if fifo else "")

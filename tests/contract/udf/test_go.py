@@ -20,7 +20,9 @@ PAGE = (ROOT / "docs/udf-go.md").read_text()
 BLOCKS = re.findall(r"^`(examples/udf-go/\S+)`\n\n```go\n(.*?)```", PAGE, re.M | re.S)
 
 
-@pytest.mark.parametrize("module", [SDK, GO_EXAMPLE], ids=["sdk", "examples"])
+@pytest.mark.parametrize(
+    "module", [pytest.param(SDK, id="sdk"), pytest.param(GO_EXAMPLE, id="examples", marks=pytest.mark.sweep)]
+)
 def test_go_tests_vet_and_format(go: str, module: Path) -> None:
     # `go test` runs a part of `go vet` only.
     for arguments in (["vet", "./..."], ["test", "./..."]):

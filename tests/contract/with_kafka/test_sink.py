@@ -42,13 +42,14 @@ from tests.contract.sources.lanes import read_to_end
 from tests.contract.with_kafka.sink_process import FRAME_RECORDS
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
+from tests.support.sizes import sized
 from tests.support.token_endpoint import CLIENT, SECRET, TokenEndpoint, open_token_endpoint
 from tests.unit.writer.sink_frames import sink_frame
 
 REPOSITORY = Path(__file__).parents[3]
 FRAMES = 30
 PROCESS_TIMEOUT_S = 180
-KILLS = 3
+KILLS = sized(1, 3)
 LANE = LaneId("in", SOURCE_INPUT, 0)
 
 

@@ -291,6 +291,7 @@ def connected_since(server: PulsarServer, topic: str) -> set[str]:
     return {f"{one['consumerName']} {one['connectedSince']}" for one in consumers}
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(WAIT_S + 60)
 async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)

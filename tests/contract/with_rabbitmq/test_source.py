@@ -30,6 +30,7 @@ from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.rabbit_server import PASSWORD, USER, VIRTUAL_HOST, RabbitServer
+from tests.support.sizes import sized
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "rabbitmq.md"
 KINDS = ["classic", "quorum"]
@@ -69,17 +70,18 @@ def queue(rabbit: RabbitServer, request: pytest.FixtureRequest) -> str:
 async def test_messages_come_in_order_and_leave_the_queue_when_they_are_committed(
     rabbit: RabbitServer, queue: str
 ) -> None:
-    rabbit.send(queue, numbers(0, 2000), ids="m")
+    sent = sized(600, 2000)
+    rabbit.send(queue, numbers(0, sent), ids="m")
     async with open_lane(spec(rabbit, queue)) as lane:
-        batches = await read_all(lane, 1000)
+        batches = await read_all(lane, sent // 2)
     done = len(records_of(batches))
     assert values(records_of(batches)) == numbers(0, done)
     assert [record.id for record in records_of(batches)] == [f"m{n}" for n in range(done)]
-    rabbit.until_left(queue, 2000 - done)
+    rabbit.until_left(queue, sent - done)
     async with open_lane(spec(rabbit, queue), batches[-1].position) as lane:
-        rest = await read_all(lane, 2000 - done, commit=False)
-        assert sorted(values(records_of(rest))) == sorted(numbers(done, 2000 - done))
-    rabbit.until_left(queue, 2000 - done)
+        rest = await read_all(lane, sent - done, commit=False)
+        assert sorted(values(records_of(rest))) == sorted(numbers(done, sent - done))
+    rabbit.until_left(queue, sent - done)
 
 
 @pytest.mark.guarantee("I1")

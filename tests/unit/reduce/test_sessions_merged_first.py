@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sizes import sized
 from tests.unit.reduce.merged_first import Tally, live
 
-SEEDS = range(12)
+SEEDS = range(sized(5, 12))
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ async def test_a_batch_function_that_fails_on_one_record_does_not_take_its_neigh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_failure", [OnFailure.STOP, OnFailure.RETRY])
+@pytest.mark.parametrize("on_failure", [OnFailure.STOP, pytest.param(OnFailure.RETRY, marks=pytest.mark.sweep)])
 async def test_an_answer_that_is_too_large_for_a_message_is_asked_for_in_parts(on_failure: OnFailure) -> None:
     def function(value: bytes) -> bytes:
         return value * (3 * limits.MIB)

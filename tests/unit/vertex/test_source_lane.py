@@ -451,7 +451,9 @@ async def run_to_the_end(rig: Rig, source: GivenSource, seen: SeenIds | None = N
 
 @pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
-@pytest.mark.parametrize("sizes", [(16,), (3, 5, 8), (4, 12), (1,) * 16])
+@pytest.mark.parametrize(
+    "sizes", [(3, 5, 8), *(pytest.param(sizes, marks=pytest.mark.sweep) for sizes in ((16,), (4, 12), (1,) * 16))]
+)
 async def test_a_read_that_became_more_than_a_commit_is_committed_in_parts_and_goes_on_within(
     rig: Rig, sizes: Sequence[int]
 ) -> None:

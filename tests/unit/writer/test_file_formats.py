@@ -23,6 +23,7 @@ from millstream_connectors.file.sink.formats import NOT_A_LINE, WRONG_TYPE, Csv,
 from millstream_connectors.file.sink.parquet import Parquet
 from millstream_connectors.shared.columns import Column
 from millstream_connectors.shared.json_rows import NOT_AN_OBJECT, NOT_JSON
+from tests.support.sizes import sized
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
@@ -218,7 +219,7 @@ def objects(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=sized(100, 300))
 @given(st.lists(objects(), min_size=1, max_size=5))
 def test_parsing_all_at_once_gives_what_parsing_one_by_one_gives(values: list[bytes]) -> None:
     """The fast way may refuse a frame, and then the slow one decides; it may never give something else."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream_reduce.windows import WindowConfig
+from tests.support.sizes import sized
 from tests.unit.reduce.windows.lane import Lane
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def live(config: WindowConfig, story: list[tuple[object, ...]]) -> Lane:
     return lane
 
 
-quickly = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quickly = settings(max_examples=sized(30, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.guarantee("I3", "I5")

@@ -30,6 +30,7 @@ from millstream_vertex.keyed.image import Versioned
 from millstream_vertex.keyed.room import wait_for_room
 from millstream_vertex.keyed.steps import decode_step
 from tests.support.children import started
+from tests.support.sizes import sized
 from tests.unit.vertex.keyed.image_process import model_of
 from tests.unit.vertex.keyed.images import Changes, Lane, Result, changed, lmdb_of, store_of
 
@@ -67,7 +68,15 @@ def some_changes(rng: random.Random, keys: int) -> Changes:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
-@pytest.mark.parametrize(("seed", "latest_max"), [(0, 0), (1, 0), (2, 800), (3, 200)])
+@pytest.mark.parametrize(
+    ("seed", "latest_max"),
+    [
+        (0, 0),
+        pytest.param(1, 0, marks=pytest.mark.sweep),
+        (2, 800),
+        pytest.param(3, 200, marks=pytest.mark.sweep),
+    ],
+)
 async def test_an_image_is_the_fold_of_what_was_committed(
     directory: Path | None, tmp_path: Path, seed: int, latest_max: int
 ) -> None:
@@ -256,7 +265,7 @@ async def test_of_a_state_that_is_read_by_item_only_changes_are_in_memory(tmp_pa
 @pytest.mark.guarantee("I7", "I12")
 async def test_a_store_whose_process_is_killed_is_that_of_a_commit(tmp_path: Path) -> None:
     rng, kept = random.Random(4), 0
-    for _ in range(12):
+    for _ in range(sized(5, 12)):
         async with started(
             sys.executable, "-m", "tests.unit.vertex.keyed.image_process", str(tmp_path), stdout=asyncio.subprocess.PIPE
         ) as process:
@@ -404,7 +413,7 @@ async def test_a_store_grows_beyond_what_it_was_given(tmp_path: Path, monkeypatc
     expires_us=st.integers(-(2**63), 2**63 - 1),
     version=st.integers(1, 2**32 - 1),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sized(100, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_are_what_was_stored(
     key: bytes, item: bytes, state: int, value: bytes, expires_us: int, version: int
 ) -> None:

@@ -201,7 +201,14 @@ def by_key(rows: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
-@pytest.mark.parametrize(("seed", "is_on_disk"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("seed", "is_on_disk"),
+    [
+        (0, False),
+        (3, True),
+        *(pytest.param(*one, marks=pytest.mark.sweep) for one in ((1, False), (2, False), (4, True))),
+    ],
+)
 async def test_outputs_and_state_are_those_of_the_records_whoever_owns_the_lane(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, is_on_disk: bool
 ) -> None:
