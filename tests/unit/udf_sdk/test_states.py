@@ -376,7 +376,9 @@ class Stale:
 
 
 def test_a_state_belongs_to_its_record() -> None:
-    with pytest.raises(udf.StateError, match="state total can only be used while a record is processed: not in setup"):
+    with pytest.raises(
+        udf.StateError, match="state total can only be used while a record is processed: not in __init__, setup"
+    ):
         Stale().process(b"")
     run(Stale, [b""])
     with pytest.raises(RuntimeError, match="state seen can only be used"):
