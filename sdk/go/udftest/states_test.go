@@ -322,6 +322,8 @@ func TestEntriesExpire(t *testing.T) {
 	// Writing an entry keeps it for longer, also with the same value.
 	states.Map(at(120, "a"))
 	expect(t, states.All()[0].Expires, time.Unix(130, 0).UTC())
+	states.Map(at(-100, "c"))
+	expect(t, states.All()[2].Expires, time.Unix(-90, 0).UTC())
 	states.Now = time.Now().Add(2 * time.Minute)
 	_, stored, err := token.Lookup(states.Key("k"))
 	expect(t, []any{stored, err}, []any{false, nil})
