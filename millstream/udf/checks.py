@@ -125,11 +125,14 @@ def _check_numbers(changes: StateChanges, number: int, state: DeclaredState) -> 
 
 def _check_timers(changes: StateChanges, number: int) -> None:
     """Checks the changes of timers, which are state `number`."""
-    deleted = changes.deleted or bytes(len(changes.keys))
-    items = changes.items or [b""] * len(changes.keys)
-    for state, name, value, gone in zip(changes.states, items, changes.values, deleted, strict=True):
+    count = len(changes.keys)
+    deleted, expires_us = changes.deleted or bytes(count), changes.expires_us or [0] * count
+    rows = zip(changes.states, changes.items or [b""] * count, changes.values, deleted, expires_us, strict=True)
+    for state, name, value, gone, expiry_us in rows:
         if state != number:
             continue
+        if expiry_us:
+            raise ValueError("a timer does not expire, and a change of one says when")
         if not 0 < len(name) <= TIMER_NAME_BYTES_MAX:
             raise ValueError(f"the name of a timer has {len(name)} bytes; 1 to {TIMER_NAME_BYTES_MAX} are allowed")
         # A `UnicodeDecodeError` is a `ValueError`.

@@ -234,13 +234,13 @@ class CallStates:
     ) -> None:
         """`data`: encoded `StateEntries`. `now_us`: the present time, for what expires by it. `ask`: for lazy states,
         how to read for this call."""
-        entries = unpack_entries(data, inputs.count, len(specs))
+        self.has_timers = specs[-1].kind == TIMER
+        """Whether there are timers: they are the last one of the states, and do not come with calls."""
+        kept = specs[:-1] if self.has_timers else specs
+        entries = unpack_entries(data, inputs.count, len(kept))
         self.record_keys = entries.record_keys
         self.held: set[int] = set()
         """Keys of which a record has failed or is to be retried: later records of it are not processed."""
-        self.has_timers = specs[-1].kind == TIMER
-        """Whether there are timers: they are the last one of the states."""
-        kept = specs[:-1] if self.has_timers else specs
         self._ordered = [Column(index, spec) for index, spec in enumerate(kept)]
         self._timers: dict[tuple[int, str], bytes | None] = {}
         """The timers that were set, by index of the key and name; None for one that was cancelled."""

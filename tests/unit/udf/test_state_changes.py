@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
+from millstream import codes
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.checks import check_changes
+from millstream.udf.native.messages import states_of
 from millstream.udf.states import DeclaredState, StateChanges, StateKind
+from millstream_udf.timer_entries import EVENT, TimerTime, pack_timer
+from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.support.errors import raises
 
 VALUE, MAP = DeclaredState("value", StateKind.VALUE, "json"), DeclaredState("map", StateKind.MAP, "json", "json")
 LIST, COUNTER = DeclaredState("list", StateKind.LIST, "json"), DeclaredState("counter", StateKind.COUNTER, "")
-STATES = (VALUE, MAP, LIST, COUNTER)
+STATES = (VALUE, MAP, LIST, COUNTER, DeclaredState("timers", StateKind.TIMER, ""))
 PLACE = bytes(8)
 
 
@@ -36,7 +41,7 @@ def test_changes_that_fit() -> None:
     ("changes", "says"),
     [
         (answer((2, 0, b"", b"1")), "of a key or a state that there is not"),
-        (answer((0, 4, b"", b"1")), "of a key or a state that there is not"),
+        (answer((0, 5, b"", b"1")), "of a key or a state that there is not"),
         (answer((0, 0, b"", b"1"), states=b""), "its 1 changes have 0 states"),
         (answer((0, 0, b"", b"1"), values=[]), "its 1 changes have 0 values"),
         (answer((0, 0, b"", b"1"), items=[b"", b""]), "its 1 changes have 2 items"),
@@ -48,6 +53,7 @@ def test_changes_that_fit() -> None:
         (answer((0, 0, b"", b"1"), (0, 0, b"", b"2"), items=()), "two changes are of one entry"),
         (answer((0, 3, b"", b"1")), "a value of the counter counter is not a number of 8 bytes"),
         (answer((0, 3, b"", bytes(8)), (1, 3, b"", bytes(9)), items=()), "a value of the counter counter"),
+        (answer((0, 4, b"idle", pack_timer(TimerTime(EVENT, 5))), expires_us=[7]), "a timer does not expire"),
         (answer((0, 2, b"first", b"1")), "an item of the list list is not a number of 8 bytes"),
         (answer((0, 2, b"", b"1"), items=()), "an item of the list list is not a number of 8 bytes"),
     ],
@@ -61,3 +67,12 @@ def test_a_function_without_states_changes_nothing_and_holds_nothing_up() -> Non
     for one in (answer((0, 0, b"", b"1")), MapAnswer(outcomes=[Outcome(0, Result.HELD_UP)])):
         with pytest.raises(ValueError, match="and the function has no states"):
             check_changes(one, 0, ())
+
+
+def test_timers_have_no_versions() -> None:
+    declared = udf_pb2.State(name="timers", kind=udf_pb2.State.KIND_TIMER, version=1)
+    assert states_of(udf_pb2.Welcome(states=[declared]), "p/v")[0].version == 1
+    for version, oldest in ((2, 0), (1, 3)):
+        wrong = udf_pb2.State(name="timers", kind=udf_pb2.State.KIND_TIMER, version=version, oldest_version=oldest)
+        with raises(codes.FUNCTION_PROTOCOL, "is of timers, which have no versions"):
+            states_of(udf_pb2.Welcome(states=[wrong]), "p/v")

@@ -240,7 +240,10 @@ class KeyedState:
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
         self._changes = self._latest()
         self._image.put_all(self._changes)
-        self._timers.load()
+        try:
+            self._timers.load()
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"a timer is not one: {error}") from error
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
