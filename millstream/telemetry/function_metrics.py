@@ -46,9 +46,10 @@ class FunctionInstruments:
 
     def update(self, replicas: Iterable[tuple[Mapping[str, str], Mapping[str, Sequence[FunctionSeries]]]]) -> None:
         """What the next collection reports. `replicas`: the labels of each, and its series by the role of the
-        program."""
+        program. Of several with the same labels, which a vertex has had in this process, the last one counts."""
         self._values = {}
-        for labels, functions in replicas:
+        newest = {frozenset(labels.items()): (labels, functions) for labels, functions in replicas}
+        for labels, functions in newest.values():
             for role, some in functions.items():
                 for series in some:
                     self._add(series, {**series.labels, **labels, "role": role})
@@ -88,6 +89,9 @@ class FunctionInstruments:
             observed = self._histograms[key] = _Observed(made, (0,) * len(series.counts))
         if len(observed.counts) != len(series.counts):
             return
+        if any(now < before for now, before in zip(series.counts, observed.counts, strict=True)):
+            # A new replica counts from 0.
+            observed.counts, observed.total = (0,) * len(series.counts), 0.0
         added = [now - before for now, before in zip(series.counts, observed.counts, strict=True)]
         for histogram in observed.histograms:
             histogram.add(added, series.value - observed.total)

@@ -32,6 +32,8 @@ MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.
 STATE_RESULTS = MAP_RESULTS | {Result.HELD_UP}
 SINK_RESULTS = MAP_RESULTS | {Result.FALLBACK}
 
+NUMBER_BYTES = 8
+"""Of a counter, and of an item of a list."""
 ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
 
 
@@ -100,19 +102,37 @@ def check_changes(answer: MapAnswer, keys: int, states: Sequence[DeclaredState])
                 raise ValueError(f"a change of the state {states[number].name} has an item")
         if states[number].kind is StateKind.TIMER:
             _check_timers(changes, number)
+        else:
+            _check_numbers(changes, number, states[number])
     is_one_state = not changes.items and changes.states.count(changes.states[0]) == count
     items = changes.items or [b""] * count
     if len(set(changes.keys if is_one_state else zip(changes.keys, changes.states, items, strict=True))) < count:
         raise ValueError("two changes are of one entry")
 
 
+def _check_numbers(changes: StateChanges, number: int, state: DeclaredState) -> None:
+    """Checks what is a number in the changes of state `number`: stored otherwise, no function could read it."""
+    if state.kind is StateKind.LIST:
+        items = changes.items or [b""] * len(changes.keys)
+        if any(len(item) != NUMBER_BYTES for item, one in zip(items, changes.states, strict=True) if one == number):
+            raise ValueError(f"an item of the list {state.name} is not a number of {NUMBER_BYTES} bytes")
+    elif state.kind is StateKind.COUNTER:
+        gone = changes.deleted or bytes(len(changes.keys))
+        rows = zip(changes.values, changes.states, gone, strict=True)
+        if any(len(value) != NUMBER_BYTES for value, one, is_gone in rows if one == number and not is_gone):
+            raise ValueError(f"a value of the counter {state.name} is not a number of {NUMBER_BYTES} bytes")
+
+
 def _check_timers(changes: StateChanges, number: int) -> None:
     """Checks the changes of timers, which are state `number`."""
-    deleted = changes.deleted or bytes(len(changes.keys))
-    items = changes.items or [b""] * len(changes.keys)
-    for state, name, value, gone in zip(changes.states, items, changes.values, deleted, strict=True):
+    count = len(changes.keys)
+    deleted, expires_us = changes.deleted or bytes(count), changes.expires_us or [0] * count
+    rows = zip(changes.states, changes.items or [b""] * count, changes.values, deleted, expires_us, strict=True)
+    for state, name, value, gone, expiry_us in rows:
         if state != number:
             continue
+        if expiry_us:
+            raise ValueError("a timer does not expire, and a change of one says when")
         if not 0 < len(name) <= TIMER_NAME_BYTES_MAX:
             raise ValueError(f"the name of a timer has {len(name)} bytes; 1 to {TIMER_NAME_BYTES_MAX} are allowed")
         # A `UnicodeDecodeError` is a `ValueError`.

@@ -7,6 +7,6 @@ through the mapper to the frame that would be stored.
 
 from __future__ import annotations
 
-from tests.fuzzing import answers, encoded, sent, stored
+from tests.fuzzing import answers, encoded, remembered, sent, stored
 
-TARGETS = {**stored.TARGETS, **answers.TARGETS, **sent.TARGETS, **encoded.TARGETS}
+TARGETS = {**stored.TARGETS, **answers.TARGETS, **remembered.TARGETS, **sent.TARGETS, **encoded.TARGETS}

@@ -53,6 +53,10 @@ class Source:
 @udf.map(arrow=True)
 def columns(batch):
     return batch
+
+@udf.map(batch=True)
+def batches(records):
+    return records
 """
 BROKEN = """\
 def reached():
@@ -134,12 +138,13 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
             "missing": f"command: [{sys.executable}, -m, millstream_udf, 'functions.py:god']",
             "ends": "python: 'ends.py:f'",
             "loses": "python: 'functions.py:both'",
+            "together": "python: 'functions.py:batches', streaming: true",
         },
     )
     exit_code, told = await checked(tmp_path)
     assert exit_code == 2
     found = {problem["path"].partition("]")[0].partition("[")[2]: problem for problem in told["problems"]}
-    assert len(found) == len(told["problems"]) == 10, told["problems"]
+    assert len(found) == len(told["problems"]) == 11, told["problems"]
     says = {number: (problem["code"], problem["what"]) for number, problem in found.items()}
     imports, unusable = codes.FUNCTION_IMPORT_RAISES.id, codes.FUNCTION_UNUSABLE.id
     assert says["1"] == (
@@ -160,6 +165,7 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
     assert found["10"]["detail"] == "bye"
     assert says["11"][0] == unusable
     assert "both yields outputs and also returns a value, which would be lost" in says["11"][1]
+    assert says["12"] == (unusable, "`batches` cannot send outputs while it makes them")
     # The user's own frames, and none of ours or of the import system.
     assert [line.strip() for line in found["1"]["detail"].splitlines()] == [
         "Traceback (most recent call last):",

@@ -419,8 +419,8 @@ def _welcome(data: bytes, *, of: _Response, where: str, stated: _Stated, streami
     if stated.states not in (None, states):
         raise UdfError(
             codes.STATE_MISFIT,
-            f"{where}: the function in place of the former one has other states. Start the pipeline again, which "
-            "compares them with what is stored",
+            f"{where}: the function in place of the former one has other states, which are compared with what is "
+            "stored when its vertex starts: start the pipeline again or, with --watch, save the function once more",
         )
     stated.states = states
     stated.takes_tables, stated.tables = message.welcome.takes_tables, tables_of(message.welcome, where)

@@ -214,6 +214,11 @@ def states_of(welcome: udf_pb2.Welcome, where: str) -> tuple[DeclaredState, ...]
                 f"{where}: the function breaks its protocol: state {state.name!r} is lazy, and not a map",
             )
         version = state.version or 1
+        if state.kind == udf_pb2.State.KIND_TIMER and (version, state.oldest_version or 1) != (1, 1):
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL,
+                f"{where}: the function breaks its protocol: state {state.name!r} is of timers, which have no versions",
+            )
         declared.append(
             DeclaredState(
                 state.name,

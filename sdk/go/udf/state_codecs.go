@@ -58,11 +58,12 @@ func codecOf[T any](options *stateOptions) codec[T] {
 	return codec[T]{
 		jsonName,
 		func(value T) ([]byte, error) {
-			if text, isText := any(value).(string); isText && !utf8.ValidString(text) {
-				// encoding/json would store another text.
-				return nil, errors.New("it is not UTF-8")
+			data, err := writeJSON(value)
+			// Of what is not UTF-8, encoding/json makes this, which is the text of a value only if that is JSON itself.
+			if bytes.Contains(data, []byte(`\ufffd`)) && hasInvalidText(reflect.ValueOf(value)) {
+				return nil, errors.New("a text in it is not UTF-8")
 			}
-			return writeJSON(value)
+			return data, err
 		},
 		func(data []byte) (value T, err error) { err = json.Unmarshal(data, &value); return value, err },
 	}
@@ -88,6 +89,35 @@ func writeJSON(value any) ([]byte, error) {
 		return nil, err
 	}
 	return withSeparators(bytes.TrimSuffix(text.Bytes(), []byte("\n"))), nil
+}
+
+// hasInvalidText: whether a text in a value, of what encoding/json writes of it, is not UTF-8.
+func hasInvalidText(value reflect.Value) bool {
+	switch value.Kind() {
+	case reflect.String:
+		return !utf8.ValidString(value.String())
+	case reflect.Pointer, reflect.Interface:
+		return !value.IsNil() && hasInvalidText(value.Elem())
+	case reflect.Slice, reflect.Array:
+		for i := range value.Len() {
+			if hasInvalidText(value.Index(i)) {
+				return true
+			}
+		}
+	case reflect.Map:
+		for entries := value.MapRange(); entries.Next(); {
+			if hasInvalidText(entries.Key()) || hasInvalidText(entries.Value()) {
+				return true
+			}
+		}
+	case reflect.Struct:
+		for i := range value.NumField() {
+			if field := value.Type().Field(i); (field.IsExported() || field.Anonymous) && hasInvalidText(value.Field(i)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // withSeparators writes U+2028 and U+2029 as they are, which encoding/json always escapes.

@@ -132,7 +132,7 @@ func (f *Function) declare(state *declared) {
 	}
 }
 
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9_]{1,63}$`)
+var nameForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
 // declare makes what all kinds of states have. codec: of its values; itemCodec: of the items of a map.
 func declare(
@@ -146,7 +146,7 @@ func declare(
 		Name: name, Kind: kind, Codec: codec, ItemCodec: itemCodec, Version: 1, Oldest: 1, Clock: chosen.clock,
 	}}
 	if !nameForm.MatchString(name) {
-		state.refuse("the name of state %s must have at most 63 letters (A to Z), digits and _", name)
+		state.refuse("the name of state %s must have at most 63 letters (A to Z), digits and _, and begin with no digit", name)
 	}
 	if chosen.ttl != nil {
 		if state.TTL = chosen.ttl.Microseconds(); state.TTL < 1 {

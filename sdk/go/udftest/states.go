@@ -240,7 +240,7 @@ func (s *States) commit(keys [][]string, changes *udfv1.StateChanges) {
 		if len(changes.GetExpiresUs()) > 0 {
 			entry.expiresUs = changes.GetExpiresUs()[i]
 		}
-		if entry.expiresUs != 0 && spec.Clock == udfv1.State_CLOCK_EVENT_TIME {
+		if entry.expiresUs != 0 && before.expiresUs != 0 && spec.Clock == udfv1.State_CLOCK_EVENT_TIME {
 			// A record of an earlier event time does not make it older.
 			entry.expiresUs = max(entry.expiresUs, before.expiresUs)
 		}

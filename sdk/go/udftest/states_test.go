@@ -263,7 +263,7 @@ func TestTheMethodsOfEachKind(t *testing.T) {
 	if err := c.seen.Set(key, "\xff", ""); err == nil || err.Error() != `state seen: the item "\xff" is not UTF-8` {
 		t.Error(err)
 	}
-	if err := c.seen.Set(key, "a", "\xff"); err == nil || err.Error() != "state seen: a string cannot be stored as json: it is not UTF-8" {
+	if err := c.seen.Set(key, "a", "\xff"); err == nil || err.Error() != "state seen: a string cannot be stored as json: a text in it is not UTF-8" {
 		t.Error(err)
 	}
 	succeeds(t, c.seen.Clear(key))
@@ -322,6 +322,8 @@ func TestEntriesExpire(t *testing.T) {
 	// Writing an entry keeps it for longer, also with the same value.
 	states.Map(at(120, "a"))
 	expect(t, states.All()[0].Expires, time.Unix(130, 0).UTC())
+	states.Map(at(-100, "c"))
+	expect(t, states.All()[2].Expires, time.Unix(-90, 0).UTC())
 	states.Now = time.Now().Add(2 * time.Minute)
 	_, stored, err := token.Lookup(states.Key("k"))
 	expect(t, []any{stored, err}, []any{false, nil})
@@ -400,6 +402,36 @@ func TestTheSameBytesOfAnotherVersionAreAChange(t *testing.T) {
 	expect(t, []any{amount, err}, []any{5, nil})
 }
 
+type named string
+
+type holder struct {
+	Name   named
+	Inside []any
+	Rest   map[string]*named `json:",omitempty"`
+	Raw    json.RawMessage   `json:",omitempty"`
+	hidden string
+}
+
+func TestTextsThatAreNotUTF8AreRefusedWhereverTheyAre(t *testing.T) {
+	bad := named("a\xff")
+	state := udf.NewValueState[holder]("v")
+	states := udftest.NewStates(t, udf.NewMap(nothing, udf.States(state)))
+	key := states.Key("a")
+	for _, value := range []holder{
+		{Name: bad}, {Inside: []any{1, map[string]any{"a": string(bad)}}}, {Rest: map[string]*named{"a": &bad}},
+		{Rest: map[string]*named{string(bad): nil}},
+	} {
+		if err := state.Set(key, value); err == nil || !strings.HasSuffix(err.Error(), "a text in it is not UTF-8") {
+			t.Error(value, err)
+		}
+	}
+	// The replacement character itself is one like any other.
+	value := holder{Name: "\ufffd", Raw: json.RawMessage(`"\ufffd"`), hidden: string(bad)}
+	succeeds(t, state.Set(key, value))
+	stored, err := state.Get(key)
+	expect(t, []any{stored.Name, string(stored.Raw), err}, []any{value.Name, string(value.Raw), nil})
+}
+
 func TestMessagePack(t *testing.T) {
 	// Any package will do that has these two functions.
 	state := udf.NewValueState[order]("v", udf.MessagePack(json.Marshal, json.Unmarshal))
@@ -413,6 +445,7 @@ func TestDeclarationsThatCannotBe(t *testing.T) {
 	step := udf.MigrateFrom(1, func(old int) (int, error) { return old, nil })
 	for expected, states := range map[string][]udf.State{
 		"the name of state to tal must have at most 63 letters": {udf.NewCounterState("to tal")},
+		"the name of state 1st must have at most 63 letters":    {udf.NewCounterState("1st")},
 		"the function has two states with the name n":           {udf.NewCounterState("n"), udf.NewValueState[int]("n")},
 		"the TTL of state n must be at least a microsecond":     {udf.NewCounterState("n", udf.TTL(1))},
 		"MaxItems of state n must be at least 1":                {udf.NewListState[int]("n", udf.MaxItems(0))},

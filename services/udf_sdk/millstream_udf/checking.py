@@ -7,11 +7,14 @@ imported.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+from collections.abc import Iterator
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from millstream_udf import settings
+from millstream_udf import metrics, settings
 from millstream_udf.definition import ATTRIBUTE, CONCURRENCY_VARIABLE, KIND_NAMES, Definition, Takes, with_concurrency
 from millstream_udf.failures import describe, summary
 from millstream_udf.function_types import UNKNOWN
@@ -43,6 +46,8 @@ def check(definition: Definition) -> NoReturn:
             "keeps_positions": definition.keeps_positions,
             "states": [spec.report() for spec in definition.states],
             "tables": list(definition.tables),
+            "streams": definition.streams,
+            "counts": _counts(definition),
             "config": [{"path": list(misfit.path), "what": settings.text_of(misfit)} for misfit in misfits],
         }
     )
@@ -72,6 +77,32 @@ def _write(contents: dict[str, Any]) -> NoReturn:
         json.dump(contents, file)
     # Threads that the module has started must not delay the end.
     os._exit(0)
+
+
+def _counts(definition: Definition) -> bool:
+    """Whether the function certainly has metrics: it has made one when it was imported, or its code names some."""
+    target = definition.target
+    members = [one for base in target.__mro__ for one in vars(base).values()] if inspect.isclass(target) else [target]
+    functions = filter(inspect.isfunction, map(inspect.unwrap, members))
+    return metrics.REGISTRY.is_used or any(map(_names_metrics, functions))
+
+
+def _names_metrics(function: Any) -> bool:
+    scope, made = function.__globals__, (metrics.counter, metrics.gauge, metrics.histogram)
+    for code in _codes(function.__code__):
+        known = [scope.get(name) for name in code.co_names]
+        ours = [one for one in known if isinstance(one, ModuleType) and one.__name__.startswith("millstream_udf")]
+        if ("metrics" in code.co_names and ours) or any(one in made for one in known if inspect.isfunction(one)):
+            return True
+    return False
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
 
 
 def _taken(definition: Definition) -> str:

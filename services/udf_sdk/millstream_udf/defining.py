@@ -43,7 +43,7 @@ from millstream_udf.definition import (
 )
 from millstream_udf.function_types import hints_of
 from millstream_udf.state_specs import TIMER, TIMERS_NAME, StateSpec
-from millstream_udf.states import Declaration, declarations_of, plain_specs
+from millstream_udf.states import Declaration, KeyStates, declarations_of, plain_specs
 from millstream_udf.tables import tables_of
 from millstream_udf.timers import NO_HANDLER, sets_timers
 from millstream_udf.typed_values import encoder
@@ -107,9 +107,10 @@ def _with_states(definition: Definition, declarations: Mapping[str, Declaration]
         )
     if declarations and ((takes_state and not definition.options.batch) or timer_takes_state):
         raise TypeError(f"{name} {what}, so it needs no parameter `state`: use self.{next(iter(declarations))}")
-    reserved = {TIMERS_NAME, *(_TIMER_METHODS if definition.options.batch else ())} if on_timer is not None else set()
-    if taken := sorted(reserved.intersection(declarations)):
-        raise TypeError(f"{name} has timers, so none of its states can be called {' or '.join(taken)}")
+    if on_timer is not None and TIMERS_NAME in declarations:
+        raise TypeError(f"{name} has timers, so none of its states can be called {TIMERS_NAME}")
+    if definition.options.batch and (taken := sorted(set(dir(KeyStates)).intersection(declarations))):
+        raise TypeError(f"{name} takes batches, so none of its states can be called {' or '.join(taken)}")
     specs: tuple[StateSpec, ...] = ()
     if declarations:
         specs = tuple(one.spec() for one in declarations.values())
@@ -118,10 +119,6 @@ def _with_states(definition: Definition, declarations: Mapping[str, Declaration]
     if on_timer is not None:
         specs += (StateSpec(TIMERS_NAME, TIMER),)
     return replace(definition, kinds=(MAP,), states=specs, declarations=declarations or None)
-
-
-_TIMER_METHODS = ("timer", "cancel_timer")
-"""What the states of a record have in a batch function beside the declared ones."""
 
 
 def _timer_function(definition: Definition) -> Definition | None:

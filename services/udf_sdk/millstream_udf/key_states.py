@@ -234,18 +234,18 @@ class CallStates:
     ) -> None:
         """`data`: encoded `StateEntries`. `now_us`: the present time, for what expires by it. `ask`: for lazy states,
         how to read for this call."""
-        entries = unpack_entries(data, inputs.count, len(specs))
+        self.has_timers = specs[-1].kind == TIMER
+        """Whether there are timers: they are the last one of the states, and do not come with calls."""
+        kept = specs[:-1] if self.has_timers else specs
+        entries = unpack_entries(data, inputs.count, len(kept))
         self.record_keys = entries.record_keys
         self.held: set[int] = set()
         """Keys of which a record has failed or is to be retried: later records of it are not processed."""
-        self.has_timers = specs[-1].kind == TIMER
-        """Whether there are timers: they are the last one of the states."""
-        kept = specs[:-1] if self.has_timers else specs
         self._ordered = [Column(index, spec) for index, spec in enumerate(kept)]
         self._timers: dict[tuple[int, str], bytes | None] = {}
         """The timers that were set, by index of the key and name; None for one that was cancelled."""
         self.columns: Mapping[str, Column] = _Columns({column.spec.name: column for column in self._ordered})
-        self._versions: dict[tuple[Column, int, bytes], int] = {}
+        self.versions: dict[tuple[Column, int, bytes], int] = {}
         """The versions of stored values that are of another one than the function's."""
         self._inputs = inputs
         self.now_us = now_us
@@ -268,7 +268,7 @@ class CallStates:
     def note_version(self, column: Column, key: int, item: bytes, version: int) -> None:
         """A value that was read is of this version."""
         if version != column.spec.version:
-            self._versions[column, key, item] = version
+            self.versions[column, key, item] = version
 
     def event_time_us(self, record: int) -> int:
         """The event time of a record of the call."""
@@ -304,7 +304,7 @@ class CallStates:
             version = 1 if entries.versions is None else entries.versions[at]
             if version != column.spec.version:
                 item = entries.items[at] if column.has_items and entries.items is not None else NO_ITEM
-                self._versions[column, key, item] = version
+                self.versions[column, key, item] = version
 
     def begin(self, record: int) -> Turn | None:
         """The states for a record; None if it is held up."""
@@ -332,7 +332,7 @@ class CallStates:
         cannot be stored."""
         turn.is_open = False
         key, assigned, columns = turn.key, turn.assigned, self.columns
-        if len(assigned) == 1 and not turn.read and turn.timers is None and not self._versions:
+        if len(assigned) == 1 and not turn.read and turn.timers is None and not self.versions:
             # As below, without what such a turn does not need.
             name, value = next(iter(assigned.items()))
             column = columns[name]
@@ -358,11 +358,11 @@ class CallStates:
                 self.compare(column, key, NO_ITEM, value, column.stored.get(key), writes)
             elif assigned[name] is GONE:
                 self.compare(column, key, NO_ITEM, value, None, writes)
-        if self._versions:
+        if self.versions:
             for column, item, _ in writes:
-                column.spec.check_version(self._versions.get((column, key, item), column.spec.version))
+                column.spec.check_version(self.versions.get((column, key, item), column.spec.version))
         for column, item, data in writes:
-            if not column.is_simple or self._versions:
+            if not column.is_simple or self.versions:
                 self._apply(turn, column, item, data)
             else:
                 column.change(key, data)
@@ -386,8 +386,8 @@ class CallStates:
     def object(self, column: Column, key: int, item: bytes, data: bytes) -> Any:
         """A stored value. Raises `StateError`."""
         version = column.spec.version
-        if self._versions:
-            version = self._versions.get((column, key, item), version)
+        if self.versions:
+            version = self.versions.get((column, key, item), version)
         if version == column.spec.version:
             if column.read is None:
                 return data
@@ -407,11 +407,11 @@ class CallStates:
             whole, place, stored = (key, item), item, column.stored.setdefault(key, {})
         before = stored.get(place, MISSING if column.spec.lazy else None)
         lives_longer = data is not None and column.spec.lifetime.ttl_us
-        if data == before and not lives_longer and (column, key, item) not in self._versions:
+        if data == before and not lives_longer and (column, key, item) not in self.versions:
             return
         if whole not in column.before:
             column.before[whole] = before
-        if self._versions and self._versions.pop((column, key, item), 0):
+        if self.versions and self.versions.pop((column, key, item), 0):
             column.renewed[whole] = 0
         if data is None:
             if column.spec.lazy:
@@ -486,9 +486,9 @@ def outside(name: str, turn: Turn) -> StateError:
     if turn is BATCH:
         return StateError(f"state {name} belongs to a key: in a batch function use states[i].{name}, for record i")
     return StateError(
-        f"state {name} can only be used while a record is processed: not in setup or close, not in a thread of your "
-        "own, not after the function has returned for its record. (In tests, millstream_udf.testing.run processes "
-        "records.)"
+        f"state {name} can only be used while a record is processed: not in __init__, setup or close, not in a thread "
+        "of your own, not after the function has returned for its record. (In tests, millstream_udf.testing.run "
+        "processes records.)"
     )
 
 

@@ -193,6 +193,11 @@ class Registry:
         self._changed: list[_Series] = []
         self._warned: set[str] = set()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any."""
+        return bool(self._names)
+
     def series(
         self, kind: type[_Made], name: str, labels: Mapping[str, object] | None, bounds: Sequence[float] | None = None
     ) -> _Made:

@@ -16,10 +16,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context as DecimalContext
 from decimal import Decimal
+from functools import partial
 from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
@@ -78,12 +81,14 @@ class Codec:
         """Raises `BadOutput` if a value could not be read again from its bytes."""
         if type(value) is self.exact or self.kind is Any:
             return
+        what = f"a {type(value).__name__} is not what the state stores ({name_of(self.kind)})"
         try:
-            self.read(data)
+            found = self.read(data)
         except FAILURES as error:
-            raise BadOutput(
-                f"a {type(value).__name__} is not what the state stores ({name_of(self.kind)}): {failure(error)}"
-            ) from None
+            raise BadOutput(f"{what}: {failure(error)}") from None
+        # Such as bytes, of which JSON makes a text, or a whole number that is too large for a float.
+        if self.kind in SCALARS and found != value:
+            raise BadOutput(f"{what}: it would be read again as {found!r:.80}")
 
 
 def codec_of(kind: Any, name: str | None = None) -> Codec:
@@ -108,7 +113,11 @@ def item_codec_of(kind: Any) -> Codec:
     # Two encodings of one item would be two items. So there is one writer for them, whatever is installed.
     if kind is str:
         return dataclasses.replace(codec, write=_write_text, fast_write=_write_text)
-    return dataclasses.replace(codec, write=_write_item, fast_write=_write_item, exact=None)
+    write: Write = _write_item
+    if kind is not int and kind is not Any:
+        # What a number as a `Decimal`, or a list as a tuple, would be written as.
+        write = partial(_write_as_read, codec.read)
+    return dataclasses.replace(codec, write=write, fast_write=write, exact=None)
 
 
 def never_changes(value: Any) -> bool:
@@ -139,8 +148,10 @@ def _json(kind: Any) -> Codec:
     decoder = json_decoder(kind)
     fast_write: Write = _write_json
     # With these, an object of another type is noticed when it is read again.
-    if kind in (str, int, bool, dict, list) or dataclasses.is_dataclass(kind) or is_msgspec(kind):
+    if kind in (str, int, bool):
         fast_write = json_writer()
+    elif kind in (dict, list) or dataclasses.is_dataclass(kind) or is_msgspec(kind):
+        fast_write = _write_finite
     return Codec("json", kind, decoder.one, _write_json, json_decoder(Any).one, decoder.fast, fast_write, exact)
 
 
@@ -203,9 +214,34 @@ def _write_bytes(value: Any) -> bytes:
 
 
 def _write_json(value: Any) -> bytes:
-    if type(value) is float and value - value != 0:
-        raise BadOutput(f"JSON has no number {value}")
-    return written(value)
+    return _checked_finite(value, written(value))
+
+
+def _write_finite(value: Any) -> bytes:
+    return _checked_finite(value, json_writer()(value))
+
+
+def _checked_finite(value: Any, data: bytes) -> bytes:
+    """The JSON of a value. Raises `BadOutput` if it has null in place of a number that is not finite."""
+    if b"null" in data and (number := _not_finite(value)) is not None:
+        raise BadOutput(f"JSON has no number {number}")
+    return data
+
+
+def _not_finite(value: Any) -> float | None:
+    """A number in an object that is not finite; None if there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inside = value
+    elif is_pydantic(type(value)):
+        inside = getattr(value, "__dict__", {}).values()
+    else:
+        names = getattr(type(value), "__struct_fields__", getattr(type(value), "__dataclass_fields__", ()))
+        inside = (getattr(value, name, None) for name in names)
+    return next((found for one in inside if (found := _not_finite(one)) is not None), None)
 
 
 _TEXTS = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True)
@@ -221,5 +257,21 @@ def _write_text(value: Any) -> bytes:
 
 def _write_item(value: Any) -> bytes:
     if is_pydantic(type(value)):
-        return written(value)
-    return _TEXTS.encode(plain(value)).encode()
+        return _write_json(value)
+    return _checked_finite(value, _TEXTS.encode(plain(_one_of_equals(value))).encode())
+
+
+def _write_as_read(read: Read, value: Any) -> bytes:
+    return _write_item(read(_write_item(value)))
+
+
+def _one_of_equals(value: Any) -> Any:
+    """The same value for all of a type that are equal, such as `Decimal("1.5")` for `Decimal("1.50")`."""
+    if isinstance(value, float):
+        # Of two zeros, the positive one.
+        return value + 0.0
+    if isinstance(value, Decimal) and value.is_finite():
+        return value.normalize(DecimalContext(prec=len(value.as_tuple().digits))) if value else Decimal(0)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    return value

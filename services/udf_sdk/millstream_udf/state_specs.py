@@ -31,7 +31,9 @@ Clock = Literal["event", "processing"]
 Migrations = Mapping[int, Callable[[Any], Any]]
 
 _CLOCKS = {"event": udf_pb2.State.CLOCK_EVENT_TIME, "processing": udf_pb2.State.CLOCK_PROCESSING_TIME}
-_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_METHODS = frozenset(("process", "setup", "close", "on_timer"))
+"""Names that have a meaning of their own in a class."""
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -198,13 +200,20 @@ def migrations_of(version: int, migrate: Migrations | None) -> Migrations:
     return steps
 
 
-def check_names(names: list[str], owner: str) -> None:
-    """Raises `TypeError` for names that a function cannot have, or too many of them."""
+def check_names(names: list[str], owner: str, what: str) -> None:
+    """Raises `TypeError` for names that the attributes of a class for `what` cannot have, or too many of them."""
     for name in names:
         if _NAME.fullmatch(name) is None:
-            raise TypeError(f"{owner}: the name of state {name} must have at most 63 letters (A to Z), digits and _")
+            raise TypeError(
+                f"{owner}: the name of {what} {name} must have at most 63 letters (A to Z), digits and _, and "
+                "begin with no digit"
+            )
+        if name in _METHODS:
+            raise TypeError(f"{owner}: no {what} can be called {name}, which is the name of a method")
     if len(names) > STATES_MAX:
-        raise TypeError(f"{owner} has {len(names)} states; {STATES_MAX} are the most: use a map state for some of them")
+        raise TypeError(
+            f"{owner} has {len(names)} {what}s; {STATES_MAX} are the most: use a map state for some of them"
+        )
 
 
 def _makes(default: Any) -> bool:

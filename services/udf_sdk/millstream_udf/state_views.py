@@ -235,12 +235,7 @@ class Counter:
 
     def add(self, n: int = 1) -> int:
         """Add `n`, which may be negative. Returns the new count. Raises `OverflowError` beyond 64 bits."""
-        if type(n) is not int:
-            raise TypeError(f"counter {self._column.spec.name} counts whole numbers, not {type(n).__name__}")
-        value = self.value + n
-        if not -_COUNTER_END <= value < _COUNTER_END:
-            raise OverflowError(f"counter {self._column.spec.name} would be {value}, which has more than 64 bits")
-        self._value = value
+        self._value = value = _counted(self._column.spec.name, self.value, n)
         self._written = True
         return value
 
@@ -268,6 +263,15 @@ class Counter:
     def _collect(self, writes: list[Write]) -> None:
         if self._written or self._cleared:
             writes.append((self._column, NO_ITEM, bytes_of(self._value) if self._written else None))
+
+
+def _counted(name: str, before: int, n: int) -> int:
+    """The new count of a counter. Raises `TypeError`, and `OverflowError` beyond 64 bits."""
+    if type(n) is not int:
+        raise TypeError(f"counter {name} counts whole numbers, not {type(n).__name__}")
+    if not -_COUNTER_END <= before + n < _COUNTER_END:
+        raise OverflowError(f"counter {name} would be {before + n}, which has more than 64 bits")
+    return before + n
 
 
 def bytes_of(number: int) -> bytes:
@@ -337,11 +341,9 @@ class State(KeyTimers, MutableMapping[str, Any]):
                 del view[name]
 
     def incr_counter(self, name: str, n: int = 1) -> int:
-        """Add `n` to the counter of this name. Returns the new count."""
-        if type(n) is not int:
-            raise TypeError(f"counter {name} counts whole numbers, not {type(n).__name__}")
+        """Add `n` to the counter of this name. Returns the new count. Raises `OverflowError` beyond 64 bits."""
         counters = self._counters()
-        counters[name] = count = counters.get(name, 0) + n
+        counters[name] = count = _counted(name, counters.get(name, 0), n)
         return count
 
     def get_counter(self, name: str) -> int:

@@ -108,8 +108,8 @@ class Value(Declaration, Generic[_T]):
         turn = CURRENT_TURN.get()
         if turn.is_open and self.name not in turn.assigned:
             # As `value` does, without the call, and without keeping what cannot be changed in place.
-            column = turn.call.columns[self.name]
-            if column.is_raw and (data := column.stored.get(turn.key)) is not None:
+            column, call = turn.call.columns[self.name], turn.call
+            if column.is_raw and not call.versions and (data := column.stored.get(turn.key)) is not None:
                 return data
         return turn.value(self.name)
 
@@ -206,10 +206,14 @@ def value(kind: Any, *, default: Any = None, **options: Unpack[StateOptions]) ->
     make = _maker(VALUE, kind, options, default=default)
     if default is not None:
         spec = make("")
+        made, codec = spec.fresh_default(), spec.codec
+        assert codec is not None, "only a counter has none"
         try:
-            spec.write(spec.fresh_default())
+            found = codec.read(codec.checked(made))
         except BadOutput as error:
             raise TypeError(f"the default {default!r} cannot be a value: {error}") from None
+        if type(found) is not type(made) and found != made:
+            raise TypeError(f"the default {default!r} is not of the type of the state: it would be read as {found!r}")
     return Value(make, has_default=default is not None)
 
 
@@ -290,7 +294,7 @@ def declarations_of(target: Any, owner: str) -> Mapping[str, Declaration]:
             found.pop(name, None)
             if isinstance(attribute, Declaration):
                 found[name] = attribute
-    check_names(list(found), owner)
+    check_names(list(found), owner, "state")
     return found
 
 

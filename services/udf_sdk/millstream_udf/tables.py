@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import Any, Generic, NoReturn, Self, TypeGuard, TypeVar, overload
 
 from google.protobuf.message import DecodeError
 
@@ -67,7 +67,7 @@ class Table(Mapping[Key, _T]):
         self._stored = stored
 
     def __getitem__(self, key: Key) -> _T:
-        """Raises `KeyError`, and `StateError` for a value that is not of the table's type."""
+        """Raises `KeyError`, `TypeError` for what is no key, `StateError` for a value that is not of its type."""
         data = self._stored.get(_parts(key))
         if data is None:
             raise KeyError(key)
@@ -77,7 +77,7 @@ class Table(Mapping[Key, _T]):
             raise StateError(f"the value of {key!r} in table {self.name} cannot be read: {failure(error)}") from error
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str | tuple) and _parts(key) in self._stored
+        return _is_key(key) and _parts(key) in self._stored
 
     def __iter__(self) -> Iterator[Key]:
         return map(_key_of, self._stored)
@@ -114,8 +114,8 @@ class TableDeclaration(Generic[_T]):
         context = CURRENT.get()
         if context is None or self.name not in context.tables:
             raise StateError(
-                f"table {self.name} can only be read while a record is processed: not in setup or close, not in a "
-                "thread of your own. (In tests, give it to millstream_udf.testing.run: tables={...}.)"
+                f"table {self.name} can only be read while a record is processed: not in __init__, setup or close, not "
+                "in a thread of your own. (In tests, give it to millstream_udf.testing.run: tables={...}.)"
             )
         return context.tables[self.name]
 
@@ -154,7 +154,7 @@ def tables_of(target: Any, owner: str) -> Mapping[str, TableSpec]:
             found.pop(name, None)
             if isinstance(attribute, TableDeclaration):
                 found[name] = attribute
-    check_names(list(found), owner)
+    check_names(list(found), owner, "table")
     return {name: declaration.spec() for name, declaration in found.items()}
 
 
@@ -227,7 +227,13 @@ class _Tables(dict[str, "Table[Any]"]):
         raise KeyError(f"the vertex has no table {name!r} in its `tables`; it has {', '.join(self) or 'none'}")
 
 
+def _is_key(key: object) -> TypeGuard[Key]:
+    return isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(part, str) for part in key))
+
+
 def _parts(key: Key) -> tuple[bytes, ...]:
+    if not _is_key(key):
+        raise TypeError(f"a key of a table is a text, or a tuple of texts, as those of records, unlike {key!r:.80}")
     parts = (key,) if isinstance(key, str) else key
     return tuple(part.encode(errors="surrogateescape") for part in parts)
 

@@ -203,9 +203,9 @@ class KeptStates(MutableMapping[Keys, "KeyOfStates"]):
             if value is None:
                 continue
             # A record of an earlier event time does not make it older.
-            stays = before is not None and expires_us and spec.lifetime.clock == "event"
-            known_us = before.expires_us if before is not None and stays else 0
-            entries[spec.name, item] = _Stored(value, spec.version, max(expires_us, known_us))
+            known_us = before.expires_us if before is not None and spec.lifetime.clock == "event" else 0
+            lives_until_us = max(expires_us, known_us) if expires_us and known_us else expires_us
+            entries[spec.name, item] = _Stored(value, spec.version, lives_until_us)
 
 
 class KeyOfStates(MutableMapping[str, Any]):

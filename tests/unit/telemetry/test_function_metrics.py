@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from opentelemetry.metrics import NoOpMeter
 
 from millstream.statistics import FunctionSeries, VertexStatistics
+from millstream.telemetry.function_metrics import FunctionInstruments
+from millstream.telemetry.histograms import Histograms
 from tests.unit.telemetry.numbers import vertex
 from tests.unit.telemetry.opening import open_telemetry
 from tests.unit.telemetry.test_metrics import scrape
@@ -58,3 +61,19 @@ async def test_a_name_with_two_meanings_is_not_exported(free_port: int, caplog: 
     assert [line for line in caplog.messages if "seen" in line] == [
         "the metric seen is a counter in one function and a gauge in another: from now on, no function exports it"
     ]
+
+
+def test_a_replica_that_was_opened_again_counts_from_0() -> None:
+    reader = Histograms()
+    instruments = FunctionInstruments(NoOpMeter("test"), [reader])
+    labels = {"vertex": "clean", "replica": "0"}
+    seen = FunctionSeries("seen", "counter", {}, 3)
+    instruments.update([(labels, {"udf": [SIZES, seen]})])
+    # The one before is still known, with its last numbers.
+    again = replace(SIZES, value=1.5, counts=(0, 1, 0)), replace(seen, value=1)
+    instruments.update([(labels, {"udf": [SIZES, seen]}), (labels, {"udf": list(again)})])
+    ((_, observed),) = instruments._histograms.items()
+    point = observed.histograms[0].point(1, begin_again=False)
+    assert point is not None
+    assert (point.bucket_counts, point.sum) == ((1, 1, 2), 7.0)
+    assert [one.value for one in instruments._values["udf_seen"]] == [1]

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 import millstream_udf as udf
-from millstream_udf import metrics
-from millstream_udf.metrics import NAMES_MAX, SERIES_MAX, Counter, Gauge, Histogram, Registry
+from millstream_udf import checking, metrics
+from millstream_udf.defining import define
+from millstream_udf.metrics import NAMES_MAX, SERIES_MAX, Counter, Gauge, Histogram, Registry, gauge
 from millstream_udf.metrics_stream import MetricsSender
 from millstream_udf.testing import Observed, given, run
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -173,3 +174,25 @@ def test_a_run_keeps_what_is_given_around_it() -> None:
     with given(config={"a": 1}, secrets={"token": "t"}):
         assert run(both, [b"x"], config={"a": 2}).values == [b"2 t"]
         assert run(both, [b"x"], secrets={"token": "u"}).values == [b"1 u"]
+
+
+def test_whether_a_function_has_metrics_is_seen_without_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "REGISTRY", metrics.Registry())
+
+    class Inside:
+        def process(self, value: bytes) -> None:
+            def later() -> None:
+                metrics.counter("bytes").add(len(value))
+
+            later()
+
+    def directly(value: bytes) -> None:
+        gauge("size").set(len(value))
+
+    def without(value: bytes) -> bytes:
+        return value.upper()
+
+    found = [checking._counts(define(one, "f")) for one in (Inside, directly, without, len)]
+    assert found == [True, True, False, False]
+    metrics.counter("made_when_it_was_imported")
+    assert checking._counts(define(without, "f"))

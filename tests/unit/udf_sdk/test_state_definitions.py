@@ -229,7 +229,7 @@ def test_every_flavour_of_a_plain_function() -> None:
         (lambda: WRONG.value(Iterator), "Iterator cannot be stored as json"),
         (lambda: WRONG.value(int, codec="bytes"), "codec='bytes' is for bytes, not int"),
         (lambda: WRONG.value(int, codec="protobuf"), "codec='protobuf' is for classes of protobuf messages, not int"),
-        (lambda: WRONG.value(int, default="a"), "the default 'a' cannot be a value: state : a str is not what"),
+        (lambda: WRONG.value(int, default="a"), "the default 'a' cannot be a value: a str is not what"),
         (lambda: WRONG.value(int, version=0), "version must be a whole number of at least 1, not 0"),
         (
             lambda: WRONG.value(int, version=2, migrate={2: id}),

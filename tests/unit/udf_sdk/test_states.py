@@ -376,7 +376,9 @@ class Stale:
 
 
 def test_a_state_belongs_to_its_record() -> None:
-    with pytest.raises(udf.StateError, match="state total can only be used while a record is processed: not in setup"):
+    with pytest.raises(
+        udf.StateError, match="state total can only be used while a record is processed: not in __init__, setup"
+    ):
         Stale().process(b"")
     run(Stale, [b""])
     with pytest.raises(RuntimeError, match="state seen can only be used"):
@@ -431,6 +433,23 @@ def test_an_object_that_was_kept_does_not_change_what_is_remembered() -> None:
             return str(self.total)
 
     assert run(Keeps, [b"", b""]).values == [b"[1]", b"[1, 1]"]
+
+
+def test_what_was_written_before_1970_expires_before_1970() -> None:
+    @udf.map
+    class Expiring:
+        seen = udf.counter(ttl=timedelta(seconds=10))
+
+        def process(self, record: udf.Record) -> str:
+            return str(self.seen.add())
+
+    second = 1_000_000
+    states = run(Expiring, [udf.Record(b"", -100 * second, keys=("k",))]).states
+    assert states is not None
+    assert states["k"].expires_us("seen") == -90 * second
+    assert run(Expiring, [udf.Record(b"", -99 * second, keys=("k",))], states=states).values == [b"2"]
+    late = run(Expiring, [udf.Record(b"", -80 * second, keys=("k",))], states=states, watermark_us=-89 * second)
+    assert late.values == [b"1"]
 
 
 def test_ttl_by_event_time_and_by_the_present() -> None:

@@ -107,7 +107,7 @@ def test_a_missing_table_is_named() -> None:
     assert "the vertex has no table 'prices' in its `tables`; it has rates" in outcome.reason
     (outcome,) = run(Typed, ["x"]).outcomes
     assert "table rates can only be read while a record is processed" in outcome.reason
-    with pytest.raises(udf.StateError, match="not in setup or close"):
+    with pytest.raises(udf.StateError, match="not in __init__, setup or close"):
         _ = Typed().rates
 
 

@@ -151,7 +151,9 @@ def _add(problems: list[Problem], found: Iterable[Problem]) -> None:
 
 def _function_line(function: Mapping[str, str]) -> str:
     gives = f", gives {function['gives']}" if function["gives"] else ""
-    return f"{function['role']} of {function['vertex']}: {function['function']} takes {function['takes']}{gives}"
+    # A program in Go does not say.
+    takes = f" takes {function['takes']}" if function["takes"] else ""
+    return f"{function['role']} of {function['vertex']}: {function['function']}{takes}{gives}"
 
 
 def _as_json(

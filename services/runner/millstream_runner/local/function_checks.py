@@ -67,6 +67,10 @@ class _Place:
     """Whether the function may remember something."""
     tables: Sequence[str] = ()
     """The tables that it may read."""
+    streams: bool = False
+    """Whether it has to send outputs while it makes them."""
+    in_spark: bool = False
+    """Whether Spark's Python workers import it."""
     demand: Path | None = None
     """Where the pipeline file has a `guarantee` that needs a function that keeps positions."""
 
@@ -119,8 +123,17 @@ def _places(resolved: ResolvedPipeline, known: Collection[str], verdict: Verdict
                 continue
             remembers = vertex.definition.has_state(vertex.settings)
             tables = tuple(vertex.definition.tables(vertex.settings))
-            demand = _demand(vertex.settings, program, path)
-            yield _Place(spec, path, program.function_kind.value, written, remembers, tables, demand)
+            yield _Place(
+                spec,
+                path,
+                program.function_kind.value,
+                written,
+                remembers,
+                tables,
+                streams=getattr(program, "streaming", False),
+                in_spark=not placed.beside,
+                demand=_demand(vertex.settings, program, path),
+            )
 
 
 def _can_report(spec: SidecarSpec) -> bool:
@@ -268,6 +281,18 @@ def _table_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Findin
             )
 
 
+def _streaming_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the function can send its outputs as the vertex wants it, and its SDK knows that."""
+    if not place.streams or report.get("streams"):
+        return
+    what = f"the SDK of `{place.written}` does not know `streaming`"
+    expected = "no `streaming`, or a generator in Python, with the newest SDK"
+    if "streams" in report:
+        what = f"`{report['function']}` cannot send outputs while it makes them"
+        expected = "a function of single records that remembers nothing, or no `streaming`"
+    yield Finding(codes.FUNCTION_UNUSABLE, (*place.path, "streaming"), what, expected)
+
+
 def _config_findings(place: _Place, report: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether the config has the types with which the function reads it."""
     for misfit in report.get("config", ()):
@@ -290,7 +315,11 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
             verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
         verdict.problems.extend(_state_findings(place, report))
         verdict.problems.extend(_table_findings(place, report))
+        verdict.problems.extend(_streaming_findings(place, report))
         verdict.problems.extend(_config_findings(place, report))
+        if place.in_spark and report.get("counts"):
+            what = f"what `{report['function']}` counts is not exported, because it runs inside Spark's Python workers"
+            verdict.notes.append((place.path, f"{what}: start it with `command` in place of `python`"))
         return
     served = " or ".join(report["kinds"])
     if report.get("language") == "go":

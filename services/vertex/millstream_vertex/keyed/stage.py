@@ -10,7 +10,9 @@ Above it: `stages`. Below it: the stage of functions, the state of the lane, and
 
 from __future__ import annotations
 
+import logging
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -42,6 +44,12 @@ CALL_STATE_BYTES_MAX = GRPC_MESSAGE_BYTES_MAX // 4
 """Bytes of what is remembered for the keys of a call with several records. It is in the message with the call, and what
 has changed of it is in the answer, both beside values of records."""
 assert CALL_STATE_BYTES_MAX >= 2 * STATE_KEY_BYTES_MAX
+
+_log = logging.getLogger(__name__)
+AGAIN_REPORTED = 1_000
+"""How often a timer fires for a time that had come when it was set, between two records, before that is reported."""
+AGAIN_KNOWN_MAX = 10_000
+"""Timers that are looked at for it."""
 
 _NO_KEYS = (
     "the record has no keys, so its partition says nothing about what is remembered for it: give records keys before "
@@ -82,11 +90,15 @@ class KeyedStage(MapStage):
         self._needs_keys = needs_keys
         self._firing: dict[bytes, Timer] = {}
         """The timers that the function has, by key."""
+        self._again: Counter[tuple[bytes, bytes]] = Counter()
+        """How often timers have fired for a time that had come when they were set, since the last record, by key and
+        name."""
         self._reads = 0
         """Reads of lazy states for the result that is being made."""
 
     async def on_frame(self, given: StageInput) -> StageResult:
         await wait_for_room(self._keyed, self._where)
+        self._again.clear()
         self._reached(given.watermark_us)
         # Also here: between two watermarks, more may expire than one sweep removes.
         self._keyed.sweep(StateClock.EVENT_TIME, self._keyed.watermark_us)
@@ -173,7 +185,22 @@ class KeyedStage(MapStage):
         )
         return DueTimers(frame, [timer.id for timer in due])
 
+    def _report_again(self, given: StageInput) -> None:
+        """Say that a timer keeps records waiting by setting itself again and again."""
+        for index, timer in enumerate(self._firing.values()):
+            if timer.number:
+                self._again[timer.key, timer.name] += 1
+                if self._again[timer.key, timer.name] == AGAIN_REPORTED:
+                    _log.warning(
+                        "%s: no record is processed, because timers fire for times that had come when they were set, "
+                        "such as %s for the %dth time: let a timer that sets itself do so for a later time",
+                        *(self._where, self._naming.of(given.frame, index, given.origin), AGAIN_REPORTED),
+                    )
+        if len(self._again) > AGAIN_KNOWN_MAX:
+            self._again.clear()
+
     async def on_timers(self, given: StageInput) -> StageResult:
+        self._report_again(given)
         await wait_for_room(self._keyed, self._where)
         try:
             result = await super().on_frame(given)

@@ -173,6 +173,8 @@ class KeyedState:
         if self._states.slots != SLOTS:
             raise self._damaged(f"its entries are in {self._states.slots} slots instead of {SLOTS}")
         for number, state in enumerate(self._states.states):
+            if state.kind not in map(int, StateKind):
+                raise self._damaged(f"its state {state.name!r} is of kind {state.kind}, which there is not")
             self._add_state(number, StateKind(state.kind))
         self.latest()
         if self._states.HasField("expired_until_us"):
@@ -246,7 +248,10 @@ class KeyedState:
         self._unwritten = max(-max(self._image.sizes), min(self._unwritten, UNWRITTEN_READ_MAX))
         self._changes = self.latest()
         self._image.put_all(self._changes)
-        self._timers.load()
+        try:
+            self._timers.load()
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"a timer is not one: {error}") from error
 
     def declare(self, declared: Sequence[DeclaredState]) -> None:
         """The states that the function declares. Raises `UdfError` if what is stored does not fit them."""
@@ -410,9 +415,10 @@ class KeyedState:
             entries.fill()
             for index, expires_us in enumerate(entries.expires_us):
                 if expires_us and self._clock_of(entries.states[index]) is StateClock.EVENT_TIME:
-                    # A late record does not make an entry older.
+                    # A late record does not make an entry older. (0 is no time, and later than one before 1970.)
                     name = entries.states[index], entries.keys[index], entries.items[index]
-                    entries.expires_us[index] = max(expires_us, expires_us_of(self._image.get(*name)))
+                    if before_us := expires_us_of(self._image.get(*name)):
+                        entries.expires_us[index] = max(expires_us, before_us)
         if any(entries.deleted):
             entries.fill()
             for index, gone in enumerate(entries.deleted):

@@ -13,6 +13,7 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, UdfError
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind
+from millstream.wire.state.v1 import state_pb2
 from millstream_udf.columns import pack_lists
 from millstream_vertex.keyed import state as state_module
 from millstream_vertex.keyed import steps as steps_module
@@ -21,6 +22,7 @@ from millstream_vertex.keyed.keys import distinct_keys, key_of, parts_of
 from millstream_vertex.keyed.state import KeyedState
 from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
 from tests.support.columns import IMPLEMENTATIONS, implemented_in
+from tests.support.errors import raises
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "json")
 SEEN = DeclaredState("seen", StateKind.MAP, "json", "json")
@@ -279,6 +281,27 @@ def test_a_late_record_does_not_make_an_entry_older() -> None:
     put(state, b"a", b"2", expires_us=150)
     assert not state.sweep(StateClock.EVENT_TIME, 199)
     assert state.sweep(StateClock.EVENT_TIME, 200)
+
+
+def test_what_expires_before_1970_does() -> None:
+    state = opened()
+    state.watermark_us = -1000
+    put(state, b"a", b"1", expires_us=-200)
+    put(state, b"a", b"2", expires_us=-300)
+    assert not state.sweep(StateClock.EVENT_TIME, -201)
+    assert state.sweep(StateClock.EVENT_TIME, -200)
+    # An entry that never expired before does so from the record on that writes it.
+    put(state, b"b", b"1")
+    put(state, b"b", b"2", expires_us=-100)
+    assert state.sweep(StateClock.EVENT_TIME, -100)
+    assert state.size == 0
+
+
+@pytest.mark.parametrize("kind", [0, 99])
+def test_a_state_of_an_unknown_kind_is_damage(kind: int) -> None:
+    stored = state_pb2.KeyedState(slots=SLOTS, states=[state_pb2.StoredState(name="total", kind=kind)])
+    with raises(codes.STATE_UNREADABLE, f"its state 'total' is of kind {kind}"):
+        opened(states=stored.SerializeToString())
 
 
 def test_nothing_expires_at_the_end_of_the_input() -> None:

@@ -25,6 +25,7 @@ from millstream.watermark.store import follow
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex import lane as lane_module
 from millstream_vertex.input import LaneInput
+from millstream_vertex.keyed import stage as stage_module
 from millstream_vertex.keyed.changelog import Changelog, read_changelog
 from millstream_vertex.keyed.inbox import Inbox
 from millstream_vertex.keyed.stage import KeyedStage
@@ -522,3 +523,28 @@ async def test_timers_come_before_the_records_that_follow_their_watermark(rig: R
             await rig.feed(frame_of([("a", 50, "two,y 55")]), ended=True)
             held.may_go_on.set()
     assert await put_out(rig) == [("a", "x one", 40), ("a", "y onetwo", 55)]
+
+
+@udf.map
+class Repeating:
+    def process(self, record: udf.Record[bytes]) -> None:
+        udf.timer("same" if record.value == b"same" else "later", at=record.event_time)
+
+    def on_timer(self, timer: udf.Timer) -> bytes:
+        udf.timer(timer.name, at=timer.at_us + SECOND * (timer.name == "later"))
+        return timer.name.encode()
+
+
+@pytest.mark.parametrize("name", ["same", "later"])
+async def test_a_timer_that_sets_itself_for_the_same_time_again_and_again_is_reported_once(
+    rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stage_module, "AGAIN_REPORTED", 5)
+    async with open_keyed_stream(Repeating) as stream:
+        await rig.feed(frame_of([("a", 1, name)]), watermark_us=0)
+        async with owned(rig, stream) as lane, running(lane):
+            await rig.tell(100 * SECOND)
+            await until_put_out(rig, 20)
+    said = [record.message for record in caplog.records if "no record is processed" in record.message]
+    assert len(said) == (name == "same")
+    assert all("keys ['a']" in one and '"timer":"same"' in one and "for the 5th time" in one for one in said)

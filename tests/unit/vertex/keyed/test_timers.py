@@ -18,9 +18,12 @@ from millstream.udf.states import DeclaredState, StateChanges, StateClock, State
 from millstream_udf.columns import pack_offsets, pack_times
 from millstream_udf.timer_entries import TimerTime, pack_timer
 from millstream_vertex.keyed import timers as timers_module
+from millstream_vertex.keyed.image import Stored, Versioned
+from millstream_vertex.keyed.image import parts_of as image_parts
 from millstream_vertex.keyed.state import KeyedState
-from millstream_vertex.keyed.steps import decode_step
+from millstream_vertex.keyed.steps import Entries, decode_step, encode_steps
 from millstream_vertex.keyed.timers import Timer
+from tests.support.errors import raises
 
 TOTAL = DeclaredState("total", StateKind.VALUE, "json")
 TIMERS = DeclaredState("timers", StateKind.TIMER, "")
@@ -322,3 +325,13 @@ def test_an_output_before_its_timer_breaks_the_protocol() -> None:
         check_times(answer, [20, 30])
     with pytest.raises(ValueError, match="only a source transform can"):
         check_times(answer, None)
+
+
+@pytest.mark.parametrize("value", [b"short", Versioned(pack_timer(TimerTime(EVENT, 5)), 7, 1)])
+def test_a_stored_timer_that_is_none_is_damage(value: Stored) -> None:
+    entries = Entries()
+    entries.add(b"a", 1, b"x", *image_parts(value))
+    (step,) = encode_steps(entries)
+    before = opened()
+    with raises(codes.STATE_UNREADABLE, "a timer is not one"):
+        opened([step], before.encoded_states)

@@ -762,7 +762,7 @@ func (x *Welcome) GetStreaming() bool {
 // One of the tables that a function reads: values by the keys of records, the same for all records of a call.
 type Table struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Letters, digits and `_`; at most 63.
+	// Letters, digits and `_`, the first not a digit; at most 63.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// How its values are encoded, for messages: "json", "bytes", "msgpack", "protobuf".
 	Codec         string `protobuf:"bytes,2,opt,name=codec,proto3" json:"codec,omitempty"`
@@ -902,7 +902,7 @@ func (x *TableUpdate) GetValues() *framev1.BytesColumn {
 // One of the states of a function: what it remembers under a name, for each key of its records.
 type State struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Letters, digits and `_`; at most 63.
+	// Letters, digits and `_`, the first not a digit; at most 63.
 	Name string     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Kind State_Kind `protobuf:"varint,2,opt,name=kind,proto3,enum=millstream.udf.v1.State_Kind" json:"kind,omitempty"`
 	// How values are encoded, for messages and queries: "json", "bytes", "msgpack", "protobuf".

@@ -285,7 +285,7 @@ class Table(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Letters, digits and `_`; at most 63."""
+    """Letters, digits and `_`, the first not a digit; at most 63."""
     codec: _builtins.str
     """How its values are encoded, for messages: "json", "bytes", "msgpack", "protobuf"."""
     def __init__(
@@ -428,7 +428,7 @@ class State(_message.Message):
     OLDEST_VERSION_FIELD_NUMBER: _builtins.int
     LAZY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Letters, digits and `_`; at most 63."""
+    """Letters, digits and `_`, the first not a digit; at most 63."""
     kind: Global___State.Kind.ValueType
     codec: _builtins.str
     """How values are encoded, for messages and queries: "json", "bytes", "msgpack", "protobuf"."""
