@@ -16,7 +16,7 @@ from millstream.udf.native.metrics_stream import series_of
 from millstream.udf.native.state_reads import read_of
 from millstream.udf.states import DeclaredState, StateChanges, StateClock, StateKind, TableUpdate
 from millstream.wire.state.v1 import state_pb2
-from millstream_udf import state_reads
+from millstream_udf import state_found, state_reads
 from millstream_udf.inputs import FrameInputs
 from millstream_udf.key_states import CallStates
 from millstream_udf.state_codecs import codec_of, item_codec_of
@@ -113,7 +113,7 @@ def read(data: bytes) -> None:
     reader = state.reader(_KEYS, 0)
     assert reader is not None
     reply = found.reply(reader)
-    assert state_reads.is_found(reply)
+    assert state_found.is_found(reply)
     state_reads.unpack_found(reply)
 
 
@@ -134,8 +134,8 @@ def found(data: bytes) -> None:
 
 def _found_seeds() -> Sequence[bytes]:
     return (
-        state_reads.pack_found(3, state_reads.Found([b"a", b"b"], [b"1", b"2"], [1, 2], 2, has_more=True)),
-        state_reads.pack_refusal(4, "there is none"),
+        state_found.pack_found(3, state_found.Found([b"a", b"b"], [b"1", b"2"], [1, 2], 2, has_more=True)),
+        state_found.pack_refusal(4, "there is none"),
     )
 
 
