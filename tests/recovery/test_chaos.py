@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.small_disk import open_small_disk
+from tests.support.sizes import sized
 
+KILLS = str(sized(6, 9))
 OWN = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -42,10 +44,10 @@ def chaos(directory: Path, *arguments: str, cwd: Path | None = None) -> dict[str
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I9")
 def test_what_was_acknowledged_arrives_once_whatever_sleeps_dies_or_is_cut_off(tmp_path: Path) -> None:
-    arguments = ["push", "--kills", "9", "--rate", "300", "--seed", "4", "--faults", "kill,pause,network"]
+    arguments = ["push", "--kills", KILLS, "--rate", "300", "--seed", "4", "--faults", "kill,pause,network"]
     told = chaos(tmp_path / "one", *arguments)
     assert told["counts"] == {"lost": 0, "repeated": 0, "disagreeing": 0}
-    assert sum(told["faults"].values()) == 9
+    assert sum(told["faults"].values()) == int(KILLS)
     assert {what.split()[0] for what in told["faults"]} == {"kill", "pause", "network"}
     inputs = (tmp_path / "one/inputs.jsonl").read_text().splitlines()
     assert {json.loads(line)["state"] for line in inputs} == {"attempted", "acknowledged"}
