@@ -116,6 +116,7 @@ async def test_a_case_without_what_comes_out_by_surprise(project: Path) -> None:
     assert (await command(project, "test")).exit_code == 0
 
 
+@pytest.mark.sweep
 async def test_functions_that_fail_their_tests(project: Path) -> None:
     (project / "test_functions.py").write_text(
         "import functions\n\ndef test_it():\n    assert functions.price is None\n"

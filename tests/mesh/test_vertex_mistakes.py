@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from millstream.buffers.jetstream.server import open_nats_server
 from millstream.plan import resolved
 from millstream.spec.loading import load
@@ -64,6 +66,7 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
         assert said in message
 
 
+@pytest.mark.sweep
 async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, files.function("identity"))
     async with open_nats_server(tmp_path / "broker") as server:

@@ -124,6 +124,7 @@ def test_nothing_is_done_without_being_told_how_much_or_on_a_large_disk(tmp_path
         assert not (tmp_path / "one/state").exists()
 
 
+@pytest.mark.sweep
 def test_a_pipeline_that_cannot_run_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text("def process(value):\n    raise ValueError('no good')\n")
     function = "{name: map, udf: {python: functions.py:process, retryStrategy: {backoff: {steps: 1}, onFailure: stop}}}"

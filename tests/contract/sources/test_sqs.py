@@ -71,6 +71,7 @@ async def test_messages_are_deleted_when_they_are_committed(sqs: SqsServer, fifo
     assert sqs.left(queue) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_what_was_committed_and_not_deleted_is_known_by_its_id(sqs: SqsServer) -> None:
     queue = sqs.queue()
