@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+from tests.support import go_programs as go_programs_module
 from tests.support import sizes
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ SLOW_STARTS = {
 """Fixtures of what takes seconds of a processor to start, and their types."""
 START_S = 400
 """On a busy machine, such a start may take longer than a test of another kind may."""
+OF_GO = frozenset({"go", "go_programs"})
+"""Fixtures, and values of parameters, of tests that may have to wait until programs in Go are built."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -99,8 +102,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item, is_sweep in marked if not is_sweep]
     for item in items:
         fixtures: list[str] = getattr(item, "fixturenames", [])
-        if not SLOW_STARTS.keys().isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
+        timeout = item.get_closest_marker("timeout")
+        limit_s = float(config.getini("timeout")) if timeout is None else float(timeout.args[0])
+        if not SLOW_STARTS.keys().isdisjoint(fixtures) and timeout is None:
+            item.add_marker(pytest.mark.timeout(limit_s + START_S))
+        parameters = getattr(item, "callspec", None)
+        if not OF_GO.isdisjoint(fixtures) or (parameters is not None and "go" in parameters.id.split("-")):
+            # Of several, the first one counts.
+            item.add_marker(pytest.mark.timeout(limit_s + go_programs_module.BUILD_S), append=False)
 
 
 class _ByServer(LoadFileScheduling):  # type: ignore[misc]  # it has no types
@@ -166,6 +175,16 @@ def spark() -> Iterator[SparkDriver]:
     with open_spark_driver() as driver:
         asyncio.run(driver.ready())
         yield driver
+
+
+@pytest.fixture(scope="session")
+def go_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the programs of `examples/udf-go`."""
+    if go_programs_module.toolchain() is None:
+        pytest.skip("no Go toolchain on the PATH: functions, sources and sinks in Go are not tested here")
+    own = tmp_path_factory.getbasetemp()
+    # With xdist, the directory above is that of all processes.
+    return go_programs_module.built_in(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture(scope="session")

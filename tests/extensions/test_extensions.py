@@ -127,6 +127,7 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
     assert textwrap.indent(ends[1], "  ") in Template(PIPELINE).substitute(numbers=NUMBERS)
 
 
+@pytest.mark.sweep
 async def test_validate_knows_the_connectors_of_an_installed_package(pipeline: Path) -> None:
     ended = await command(pipeline, "validate", "pipeline.yaml")
     assert ended.exit_code == 0, ended.err
@@ -148,6 +149,7 @@ async def test_their_settings_and_what_they_miss_are_checked_as_any_other(pipeli
     assert "`perSecond`" in ended.out
 
 
+@pytest.mark.sweep
 async def test_without_the_package_its_names_are_unknown(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
     ended = await command(pipeline, "validate", "-o", "json", "pipeline.yaml")

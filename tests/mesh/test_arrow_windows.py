@@ -174,6 +174,7 @@ async def test_a_ledger_of_an_earlier_version_holds_values(
         assert set(columns_in(tmp_path)) == {False}
 
 
+@pytest.mark.sweep
 async def test_texts_where_numbers_are_declared_are_null_as_in_json(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver
 ) -> None:

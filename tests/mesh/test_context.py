@@ -130,6 +130,7 @@ async def test_every_kind_of_function_has_its_config_and_secrets_which_are_nowhe
     assert_nowhere(tmp_path, *(one.out + one.err for one in (validated, compiled, ran, logs)))
 
 
+@pytest.mark.sweep
 async def test_a_metric_of_a_function_is_at_the_endpoint_of_its_worker(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ async def told_at(port: int) -> dict[str, dict[str, str]]:
     return found
 
 
+@pytest.mark.sweep
 async def test_a_config_that_does_not_fit_is_told_with_its_line_and_refused_at_the_start(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

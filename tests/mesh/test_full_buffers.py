@@ -59,6 +59,7 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
     assert not marks["in"].ended
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: PipelineFiles, tmp_path: Path) -> None:
     path = files.write(

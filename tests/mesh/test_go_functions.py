@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 from millstream.sandbox import refusal
 from tests.small_disk import give_up
@@ -23,28 +20,15 @@ NUMBERS = 1000
 WORDS = ["ONE", "TWO", "THREE"]
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with the programs, built."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go toolchain on the PATH: sources and sinks in Go are not run in a pipeline here")
-    directory = tmp_path_factory.mktemp("programs")
-    command = [go, "build", "-o", f"{directory}/", "./counter", "./identity", "./lines", "./conformance"]
-    built = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=100, check=False)
-    assert built.returncode == 0, built.stderr
-    return directory
-
-
 async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
-    files: PipelineFiles, programs: Path, tmp_path: Path
+    files: PipelineFiles, go_programs: Path, tmp_path: Path
 ) -> None:
     """Beside them, a map in Go whose process ends on two of its records: these are dead letters."""
     written = tmp_path / "written"
     (tmp_path / "texts").write_text("one\nend:now\ntwo\nfatal:now\nthree\n")
 
     def command(name: str) -> str:
-        return f"command: [{json.dumps(str(programs / name))}]"
+        return f"command: [{json.dumps(str(go_programs / name))}]"
 
     path = files.write(
         f"- name: in\n  partitions: 2\n  source: {{udsource: {{{command('counter')}}}}}\n"
@@ -73,12 +57,12 @@ async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
     }
 
 
-async def test_a_map_in_go_works_in_the_strict_sandbox(files: PipelineFiles, programs: Path, tmp_path: Path) -> None:
+async def test_a_map_in_go_works_in_the_strict_sandbox(files: PipelineFiles, go_programs: Path, tmp_path: Path) -> None:
     refused = refusal(strict=True, network=False, limits=frozenset())
     if refused is not None:
         give_up(f"there is no sandbox here: {refused}")
     # A sandbox shows the directory of the pipeline, and none that lies elsewhere.
-    shutil.copy(programs / "identity", tmp_path / "identity")
+    shutil.copy(go_programs / "identity", tmp_path / "identity")
     path = files.write(
         files.generator(NUMBERS)
         + "- name: map\n  udf: {command: [./identity], sandbox: strict, limits: {files: 64}}\n"

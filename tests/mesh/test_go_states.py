@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,17 +42,10 @@ class Totals:
 """
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def program(go_programs: Path) -> Path:
     """The program whose function `totals` adds up the numbers of a user."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go toolchain on the PATH: states of functions in Go are not tested in a pipeline here")
-    program = tmp_path_factory.mktemp("program") / "conformance"
-    build = [go, "build", "-o", str(program), "./conformance"]
-    built = subprocess.run(build, cwd=EXAMPLES, capture_output=True, text=True, timeout=100, check=False)
-    assert built.returncode == 0, built.stderr
-    return program
+    return go_programs / "conformance"
 
 
 def pipeline(

@@ -66,6 +66,7 @@ async def test_a_whole_pipeline_is_tested(tmp_path: Path) -> None:
     assert [line for line in came if "late.case.yaml" in line], "\n".join(came)
 
 
+@pytest.mark.sweep
 async def test_a_function_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
     """The environment is made without the network: it has the packages of this one."""
     folder = tmp_path / "folder"

@@ -67,6 +67,7 @@ async def test_a_record_sent_again_counts_once_also_after_a_restart(
     assert (account.outputs, account.repeated_ids) == (3, 2)
 
 
+@pytest.mark.sweep
 async def test_many_senders_are_all_answered(files: PipelineFiles, tmp_path: Path) -> None:
     port = free_ports()
     path = files.write(

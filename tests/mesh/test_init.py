@@ -116,13 +116,8 @@ async def test_reduce(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "async",
-        *(pytest.param(one, marks=pytest.mark.sweep) for one in ("state", "reduce", "source", "sink", "http", "batch")),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("template", ["async", "state", "reduce", "source", "sink", "http", "batch"])
 async def test_its_tests_and_its_case(tmp_path: Path, template: str) -> None:
     await passed(made(tmp_path, template))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import started
+from tests.support.sizes import first
 
 LIMIT_S = 180.0
 WITHOUT = """\
@@ -31,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    "command", ["spark check", "spark prepare", "bench reduce", "chaos windows --kills 1 --dir chaos"]
+    "command", first(1, ["spark check", "spark prepare", "bench reduce", "chaos windows --kills 1 --dir chaos"])
 )
 async def test_what_is_missing_is_named_with_its_remedy(tmp_path: Path, command: str) -> None:
     async with started(

@@ -114,6 +114,7 @@ async def test_probes_and_metrics_listen_where_they_are_told(files: PipelineFile
             assert await working == 0
 
 
+@pytest.mark.sweep
 async def test_a_run_listens_where_it_is_told_and_the_status_says_which_port_is_whose(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ async def test_ctrl_c_drains_and_the_next_run_goes_on(files: PipelineFiles, tmp_
     await assert_goes_on(files)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I8", "I9")
 async def test_a_killed_runner_takes_all_with_it_and_the_next_run_goes_on(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files)

@@ -94,6 +94,7 @@ async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFi
     assert "in-0 ended with exit code 3" not in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: PipelineFiles, tmp_path: Path) -> None:
     path = small(files)
     assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0

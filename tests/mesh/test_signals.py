@@ -11,9 +11,10 @@ import pytest
 from millstream.buffers.jetstream.server import PROGRAM_VARIABLE
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
+from tests.support.sizes import first
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 async def test_a_run_that_is_starting_stops_without_an_error(
     number: signal.Signals, files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ async def test_a_new_version_reads_what_the_old_one_wrote_and_there_is_no_way_ba
     assert {user for user, profile in profiles.items() if profile.get("migrated")} == later
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I7")
 async def test_a_key_with_ten_mebibytes_is_refused_and_others_go_on(files: PipelineFiles, tmp_path: Path) -> None:
     totals(

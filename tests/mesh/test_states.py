@@ -20,7 +20,7 @@ import pytest
 
 from tests.mesh.running import Ended, Running, called, command, start
 from tests.support import sizes
-from tests.support.sizes import sized
+from tests.support.sizes import first, sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -385,10 +385,13 @@ async def test_a_function_that_does_not_fit_is_refused_and_nothing_is_lost(
 
 @pytest.mark.parametrize(
     ("function", "state", "says"),
-    [
-        ("without", "{}", "its function declares no state"),
-        ("totals", None, "its vertex has no state. Write `state: {}`"),
-    ],
+    first(
+        1,
+        [
+            ("without", "{}", "its function declares no state"),
+            ("totals", None, "its vertex has no state. Write `state: {}`"),
+        ],
+    ),
 )
 async def test_a_vertex_and_its_function_agree_on_whether_there_is_a_state(
     files: PipelineFiles, tmp_path: Path, function: str, state: str | None, says: str

@@ -184,6 +184,7 @@ async def test_a_timer_that_is_given_up_is_a_dead_letter(files: PipelineFiles, t
     ]
 
 
+@pytest.mark.sweep
 async def test_a_vertex_without_state_and_a_function_without_on_timer_are_refused(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

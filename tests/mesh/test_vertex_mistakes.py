@@ -7,11 +7,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from millstream.buffers.jetstream.server import open_nats_server
 from millstream.plan import resolved
 from millstream.spec.loading import load
 from tests.mesh.conftest import PipelineFiles
 from tests.support.children import started
+from tests.support.sizes import sized
 
 LIMIT_S = 180
 NOWHERE = "nats://127.0.0.1:1"
@@ -48,7 +51,7 @@ async def vertex(*options: str, before: str = "") -> tuple[int | None, str]:
 async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, files.function("identity"))
     (tmp_path / "broken.json").write_bytes(b"\xff")
-    for options, said in (
+    wrong = (
         (("--vertex", "nope"), "--vertex: pipeline p has no vertex nope; it has in, map, out"),
         (("--vertex", "in", "--replica", "3"), "--replica: vertex in of pipeline p has 1 replica, numbered from 0"),
         (("--vertex", "in", "--replica", "-1"), "there is no replica -1"),
@@ -56,12 +59,14 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
         (("--vertex", "in", "--pipeline", str(tmp_path / "none.json")), "No such file or directory"),
         (("--vertex", "in", "--pipeline", str(tmp_path / "broken.json")), "cannot be read"),
         (("--vertex", "in", "--log-level", "loud"), "--log-level: invalid choice: 'LOUD'"),
-    ):
+    )
+    for options, said in wrong[:: sized(3, 1)]:
         code, message = await vertex("--pipeline", str(file), "--broker", NOWHERE, *options)
         assert code == 2, (options, message)
         assert said in message
 
 
+@pytest.mark.sweep
 async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, files.function("identity"))
     async with open_nats_server(tmp_path / "broker") as server:

@@ -147,6 +147,7 @@ class Evolution(Story):
         return "chained" in edges[f"first{number}-second{number}"]
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_killed_anywhere_while_a_chain_is_separated_or_a_vertex_in_the_middle_is_removed(tmp_path: Path) -> None:

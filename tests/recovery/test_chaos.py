@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.small_disk import open_small_disk
+from tests.support.sizes import sized
 
+KILLS = str(sized(6, 9))
 OWN = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -42,10 +44,10 @@ def chaos(directory: Path, *arguments: str, cwd: Path | None = None) -> dict[str
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I9")
 def test_what_was_acknowledged_arrives_once_whatever_sleeps_dies_or_is_cut_off(tmp_path: Path) -> None:
-    arguments = ["push", "--kills", "9", "--rate", "300", "--seed", "4", "--faults", "kill,pause,network"]
+    arguments = ["push", "--kills", KILLS, "--rate", "300", "--seed", "4", "--faults", "kill,pause,network"]
     told = chaos(tmp_path / "one", *arguments)
     assert told["counts"] == {"lost": 0, "repeated": 0, "disagreeing": 0}
-    assert sum(told["faults"].values()) == 9
+    assert sum(told["faults"].values()) == int(KILLS)
     assert {what.split()[0] for what in told["faults"]} == {"kill", "pause", "network"}
     inputs = (tmp_path / "one/inputs.jsonl").read_text().splitlines()
     assert {json.loads(line)["state"] for line in inputs} == {"attempted", "acknowledged"}
@@ -122,6 +124,7 @@ def test_nothing_is_done_without_being_told_how_much_or_on_a_large_disk(tmp_path
         assert not (tmp_path / "one/state").exists()
 
 
+@pytest.mark.sweep
 def test_a_pipeline_that_cannot_run_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text("def process(value):\n    raise ValueError('no good')\n")
     function = "{name: map, udf: {python: functions.py:process, retryStrategy: {backoff: {steps: 1}, onFailure: stop}}}"

@@ -48,7 +48,7 @@ def judged(directory: Path, expect: str) -> tuple[int, list[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
 def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
-    told = chaos("mesh", sized(8, 23), sized(12_000, 20_000), tmp_path / "one")
+    told = chaos("mesh", sized(6, 23), sized(8_000, 20_000), tmp_path / "one")
     assert set(told["faults"]) == {"kill runner", "kill broker", "kill worker", "kill sidecar"}
     assert told["resume_s"]["without_spark"]["measured"]
 

@@ -118,6 +118,7 @@ async def test_only_the_records_that_are_answered_badly_are_given_up(files: Pipe
     assert 0 < peak_bytes < MEMORY_BYTES_MAX
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_source_and_a_sink_that_answer_badly(files: PipelineFiles, tmp_path: Path) -> None:
     retry = "retryStrategy: {backoff: {interval: 1ms, steps: 1}, onFailure: drop}"

@@ -21,7 +21,7 @@ from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from tests.mesh.conftest import PipelineFiles
-from tests.mesh.running import command, start
+from tests.mesh.running import called, command, start
 from tests.security.conftest import Stranger
 from tests.small_disk import open_small_disk
 from tests.support.children import started, together
@@ -57,7 +57,7 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
         ("repair", "pipeline.yaml"),
         ("repair", "pipeline.yaml", "--accept-loss"),
     ):
-        await command(open_folder, *arguments)
+        await called(open_folder, *arguments)
     await drained("--fresh", "--move-outputs", "--quiet")
 
     found = noted(data)
@@ -76,10 +76,10 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
     assert (first["fresh"], found[-3]["fresh"]) == (False, True)
     assert stat.S_IMODE((data / "audit.jsonl").stat().st_mode) == 0o600
     assert stranger.reads(data / "audit.jsonl") is None
-    shown = await command(open_folder, "audit")
+    shown = await called(open_folder, "audit")
     assert shown.exit_code == 0, shown.err
     assert [line.split()[1] for line in shown.out.splitlines()] == actions
-    as_json = await command(open_folder, "audit", "-o", "json")
+    as_json = await called(open_folder, "audit", "-o", "json")
     assert [json.loads(line) for line in as_json.out.splitlines()] == found
 
 

@@ -10,7 +10,7 @@ import pytest
 from millstream.spec.sql import UNSAFE_FUNCTIONS, unsafe_part
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.wire import open_spark_client
-from tests.spark_driver import open_spark_driver
+from tests.spark_driver import SparkDriver
 from tests.support.sizes import sized
 
 LIMIT_S = 500.0
@@ -84,22 +84,23 @@ def program(query: str, *, unsafe: bool = False) -> engine_pb2.Program:
 
 
 @pytest.mark.timeout(900)
-async def test_spark_refuses_each_trick_where_it_stands_and_no_harmless_query(tmp_path: Path) -> None:
+async def test_spark_refuses_each_trick_where_it_stands_and_no_harmless_query(
+    tmp_path: Path, spark: SparkDriver
+) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET)
     wrong = []
-    with open_spark_driver() as driver:
-        async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client:
-            for trick, said in list(TRICKS.items())[:: sized(3, 1)]:
-                answer = await client.check(program(trick.replace("FILE", str(file))))
-                if not any(said.replace("FILE", str(file)) in fault for fault in answer.faults):
-                    wrong.append((trick, list(answer.faults)))
-            for query in HARMLESS[:: sized(3, 1)]:
-                answer = await client.check(program(query))
-                if answer.faults:
-                    wrong.append((query, list(answer.faults)))
-            refused = await client.check(program(f"SELECT {CALL} AS x FROM window"))
-            allowed = await client.check(program(f"SELECT {CALL} AS x FROM window", unsafe=True))
+    async with asyncio.timeout(LIMIT_S), open_spark_client(spark.address) as client:
+        for trick, said in list(TRICKS.items())[:: sized(3, 1)]:
+            answer = await client.check(program(trick.replace("FILE", str(file))))
+            if not any(said.replace("FILE", str(file)) in fault for fault in answer.faults):
+                wrong.append((trick, list(answer.faults)))
+        for query in HARMLESS[:: sized(3, 1)]:
+            answer = await client.check(program(query))
+            if answer.faults:
+                wrong.append((query, list(answer.faults)))
+        refused = await client.check(program(f"SELECT {CALL} AS x FROM window"))
+        allowed = await client.check(program(f"SELECT {CALL} AS x FROM window", unsafe=True))
     assert not wrong
     assert "set `unsafe: true` next to it" in refused.faults[0]
     assert not allowed.faults

@@ -76,6 +76,7 @@ async def test_what_waits_is_counted_a_few_frames_at_a_time(harness: JetStreamHa
             assert await view.waiting() == {BUFFER: 2 * PACKS}
 
 
+@pytest.mark.sweep
 async def test_a_buffer_with_too_many_bytes_is_not_counted(
     harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

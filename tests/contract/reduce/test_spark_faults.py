@@ -101,6 +101,7 @@ async def worker_that_has_begun(directory: Path, but: set[int]) -> int:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I3", "I9")
 async def test_a_window_whose_workers_are_killed_again_and_again_is_computed_and_has_not_failed(
     client: SparkClient, tmp_path: Path

@@ -334,6 +334,7 @@ def bucket_numbers(bucket: Bucket) -> list[int]:
     return delta_numbers(bucket.url("table"), options_of(bucket.url("table"), store, Path(), "test"))
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket) -> None:
     spec = bucket_spec(bucket)
@@ -436,6 +437,7 @@ def test_a_variable_that_the_client_would_mix_with_given_credentials_is_refused(
     assert KEY not in str(refused.value)
 
 
+@pytest.mark.sweep
 async def test_nothing_else_stands_still_while_a_store_is_silent(bucket: Bucket, objects: ObjectServer) -> None:
     """Also not when a target is ahead, and the history is read for what it holds."""
     spec = bucket_spec(bucket)

@@ -167,6 +167,7 @@ async def test_a_stream_of_nats_that_is_full(tmp_path: Path, kept: bool) -> None
         assert [json.loads(value)["n"] for value in await nats.values("orders", "orders.new")] == ALL
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_bucket_whose_servers_disk_is_full(disk: Disk) -> None:
     if why := object_server.why_missing():

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,25 +22,15 @@ from tests.support.errors import raises
 from tests.support.sizes import sized
 from tests.unit.vertex.lane_rig import open_rig
 from tests.unit.writer.sink_frames import sink_frame
-from tools.style import REPOSITORY
 
 FRAMES = sized(60, 200)
 EVERY = 15
 """Frames between two kills."""
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The program, built."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go toolchain on the PATH: a sink in Go that keeps positions is not run here")
-    program = tmp_path_factory.mktemp("book") / "book"
-    build = [go, "build", "-o", str(program), "./book"]
-    examples = REPOSITORY / "examples/udf-go"
-    built = subprocess.run(build, cwd=examples, capture_output=True, text=True, timeout=300, check=False)
-    assert built.returncode == 0, built.stderr
-    return [str(program)]
+@pytest.fixture
+def command(go_programs: Path) -> list[str]:
+    return [str(go_programs / "book")]
 
 
 def numbers_in(book: Path) -> list[int]:

@@ -561,6 +561,7 @@ async def test_rows_go_out_over_an_encrypted_connection(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
 async def test_a_role_may_show_a_certificate(tmp_path: Path) -> None:
     with open_postgres() as server:

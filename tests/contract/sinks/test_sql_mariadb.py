@@ -355,6 +355,7 @@ def near(row: dict[str, Any]) -> float | None:
     return float(row["near"]) if row["near"] is not None else None
 
 
+@pytest.mark.sweep
 @examples(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(st.fixed_dictionaries({name: st.none() | of for name, (_, of) in TYPES.items()}), min_size=9, max_size=20)

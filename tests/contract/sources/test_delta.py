@@ -249,6 +249,7 @@ async def test_a_place_without_a_table_is_said(path: str) -> None:
             pass
 
 
+@pytest.mark.sweep
 async def test_a_bucket_that_is_away_is_waited_for(objects: ObjectServer) -> None:
     bucket = objects.bucket()
     url = bucket.url("table")

@@ -195,8 +195,9 @@ async def test_a_database_that_is_locked_is_waited_for(file: Path, monkeypatch: 
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr("millstream_connectors.sql.client.SQL_LOCK_TIMEOUT_S", 0)
+        # The lock is not waited for, so what is said is said of the lock, however slow the machine is.
         with raises(codes.TARGET_AWAY, "database is locked"):
-            async with open_lane(spec(file, timeout="100ms")):
+            async with open_lane(spec(file)):
                 pass
     async with open_lane(spec(file)) as lane:
         assert len((await read_to_end(lane))[0]) == 100

@@ -71,6 +71,7 @@ async def test_messages_are_deleted_when_they_are_committed(sqs: SqsServer, fifo
     assert sqs.left(queue) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_what_was_committed_and_not_deleted_is_known_by_its_id(sqs: SqsServer) -> None:
     queue = sqs.queue()
@@ -205,7 +206,8 @@ def online(path: Path, source: dict[str, Any], sink: dict[str, Any]) -> int:
 async def test_validate_online_says_what_is_wrong(
     sqs: SqsServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there, absent = sqs.settings(sqs.queue()), sqs.settings(f"{sqs.url}/123456789012/no")
+    queues = (sqs.queue(), f"{sqs.url}/123456789012/no")
+    there, absent = ({**sqs.settings(queue), "timeout": "120s"} for queue in queues)
     # The command has a loop of its own.
     assert await asyncio.to_thread(online, tmp_path, absent, absent) == 2
     problems = json.loads(capsys.readouterr().out)["problems"]

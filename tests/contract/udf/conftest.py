@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,6 +18,7 @@ from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream.udf.streams import MapStream
 from millstream_udf import columns
+from tests.support.go_programs import toolchain
 
 HERE = Path(__file__).parent
 GO_EXAMPLE = HERE.parents[2] / "examples" / "udf-go"
@@ -32,26 +31,16 @@ Open = Callable[[Sequence[str]], AbstractAsyncContextManager[LocalFunction]]
 @pytest.fixture(scope="session")
 def go() -> str:
     """The Go toolchain."""
-    found = shutil.which("go")
+    found = toolchain()
     if found is None:
         pytest.skip("no Go toolchain on the PATH: that the protocol works without Python is not tested here")
     return found
 
 
 @pytest.fixture(scope="session")
-def go_command(go: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The Go functions, built."""
-    binary = tmp_path_factory.mktemp("udf-go") / "conformance"
-    built = subprocess.run(
-        [go, "build", "-o", str(binary), "./conformance"],
-        cwd=GO_EXAMPLE,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert built.returncode == 0, f"the Go function does not build:\n{built.stderr}"
-    return [str(binary)]
+def go_command(go_programs: Path) -> list[str]:
+    """The Go functions."""
+    return [str(go_programs / "conformance")]
 
 
 @pytest.fixture(params=["python", "go"])

@@ -13,6 +13,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import open_local_function
 from millstream.udf.sidecar import SidecarSpec
 from tests.contract.udf.conftest import GO_EXAMPLE, NAME, frame_of, values_of
+from tests.support.go_programs import run_go
 
 ROOT = Path(__file__).parents[3]
 SDK = ROOT / "sdk" / "go"
@@ -26,7 +27,7 @@ BLOCKS = re.findall(r"^`(examples/udf-go/\S+)`\n\n```go\n(.*?)```", PAGE, re.M |
 def test_go_tests_vet_and_format(go: str, module: Path) -> None:
     # `go test` runs a part of `go vet` only.
     for arguments in (["vet", "./..."], ["test", "./..."]):
-        ran = subprocess.run([go, *arguments], cwd=module, capture_output=True, text=True, timeout=300, check=False)
+        ran = run_go(arguments, module)
         assert ran.returncode == 0, f"go {' '.join(arguments)}:\n{ran.stdout}{ran.stderr}"
     gofmt = str(Path(go).resolve().parent / "gofmt")
     unformatted = subprocess.run([gofmt, "-l", "."], cwd=module, capture_output=True, text=True, timeout=60, check=True)

@@ -37,6 +37,7 @@ from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.protobuf_schemas import ORDERS, ORDERS_SOURCE, serialized
 from tests.support.registry_server import PASSWORD, USER, RegistryServer, encryption, open_registry_server
+from tests.support.sizes import first
 from tests.unit.writer.sink_frames import sink_frame
 
 pytestmark = pytest.mark.asyncio
@@ -145,7 +146,7 @@ KEYS: dict[str, tuple[Any, str, list[bytes], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("transactions", [True, False])
+@pytest.mark.parametrize("transactions", first(1, [True, False]))
 @pytest.mark.parametrize("kind", KEYS)
 async def test_confluents_deserializers_read_the_keys_that_a_kafka_sink_has_written(
     kafka: KafkaServer, registry: RegistryServer, kind: str, transactions: bool

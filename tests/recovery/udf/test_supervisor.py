@@ -278,6 +278,7 @@ def process(value):
 """
 
 
+@pytest.mark.sweep
 async def test_one_whose_interpreter_is_held_is_reported_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

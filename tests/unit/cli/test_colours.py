@@ -15,6 +15,7 @@ import pytest
 
 from millstream.printable import PrintableStream
 from millstream_runner.colours import Heading, Style, is_coloured, show, show_lines, show_message
+from tests.support.sizes import first
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -80,7 +81,7 @@ def test_headings_stand_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("words", [["run", "--help"], ["rn"], ["explain", "nothing-like-it"]])
+@pytest.mark.parametrize("words", first(1, [["run", "--help"], ["rn"], ["explain", "nothing-like-it"]]))
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_at_a_real_terminal(words: list[str], variables: dict[str, str], tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}

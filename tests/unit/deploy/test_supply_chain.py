@@ -92,6 +92,7 @@ def test_the_bill_of_materials_lists_each_once_and_is_the_same_each_time() -> No
                 assert {one["value"] for one in properties if "sha256" in one["name"]} == set(entry.sha256)
 
 
+@pytest.mark.sweep
 @pytest.mark.process
 def test_a_release_is_two_distributions_a_bill_and_checksums(tmp_path: Path) -> None:
     made = {path.name: path for path in dist.build(tmp_path / "dist")}

@@ -178,7 +178,7 @@ def views(spark_session: SparkSession, windows: JobWindows) -> Iterator[list[str
 
 
 @pytest.mark.parametrize(
-    "query", [pytest.param(query, marks=pytest.mark.sweep if index % 3 else ()) for index, query in enumerate(TOGETHER)]
+    "query", [pytest.param(query, marks=pytest.mark.sweep if index % 5 else ()) for index, query in enumerate(TOGETHER)]
 )
 def test_together_as_alone(spark_session: SparkSession, views: list[str], query: str) -> None:
     plan = plan_sql(spark_session, program(query))
