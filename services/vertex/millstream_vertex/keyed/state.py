@@ -110,8 +110,6 @@ class KeyedState:
         self._image: Image = StateImage() if image is None else image
         self._states = state_pb2.KeyedState(slots=SLOTS)
         self._numbers = StateNumbers()
-        self._left_out: set[int] = set()
-        """The numbers of stored states that do not come with calls."""
         self._latest_max = LATEST_BYTES_MAX if latest_max is None else latest_max
         self._changes = Entries()
         """What is changed and not in the changelog: what the mark has, and what follows it."""
@@ -198,7 +196,6 @@ class KeyedState:
     def _add_state(self, number: int, kind: StateKind) -> None:
         if kind is StateKind.TIMER:
             self._timer_state = number
-            self._left_out.add(number)
         self._image.add_state(has_items=kind.has_items)
 
     @property
@@ -285,7 +282,6 @@ class KeyedState:
             self._states.states[number].clock = state.clock
             numbers.append(number)
         self._numbers.declare(declared, numbers)
-        self._left_out.update(self._numbers.lazy.values())
         self._image.read_by_item(self._numbers.lazy.values())
 
     def _check_fits(self, state: DeclaredState, stored: state_pb2.StoredState) -> None:
@@ -327,6 +323,12 @@ class KeyedState:
         number = len(self._states.states) - 1
         self._add_state(number, StateKind(state.kind))
         return number
+
+    @property
+    def _left_out(self) -> Collection[int]:
+        """The numbers of the stored states that do not come with calls."""
+        lazy = self._numbers.lazy.values()
+        return {*lazy} if self._timer_state is None else {*lazy, self._timer_state}
 
     @property
     def encoded_states(self) -> bytes:
