@@ -109,6 +109,8 @@ class _Loaded:
     steps: list[Step] = field(default_factory=list)
     size: int = 0
     """Their bytes."""
+    is_whole: bool = False
+    """Whether they, with what the store had before, are everything up to a position."""
 
 
 @dataclass(slots=True)
@@ -145,9 +147,7 @@ class DiskImage(Image):
         self._changed_items: list[dict[bytes, _ChangedItems]] = [{} for _ in range(SLOTS)]
         """Their entries, by key, that the store does not have as they are."""
         self._agendas: list[_DiskAgenda] = []
-        self._loaded = _Loaded()
-        self._is_whole = store.kept is not None
-        """Whether what was loaded, with what the store had before, is everything up to a position."""
+        self._loaded = _Loaded(is_whole=store.kept is not None)
         self._is_read = False
         """Whether nothing more will be loaded."""
         self._is_loaded = False
@@ -309,7 +309,6 @@ class DiskImage(Image):
 
     def start_over(self) -> None:
         self._store.start_over()
-        self._is_whole = False
         self._loaded, self._position = _Loaded(), None
         self.sizes, self.size = self._store.sizes.copy(), 0
 
@@ -323,7 +322,7 @@ class DiskImage(Image):
             self._attempt()
 
     def loaded(self) -> None:
-        self._is_whole = self._is_read = True
+        self._loaded.is_whole = self._is_read = True
         if self._position is None:
             # There was nothing to load.
             self._is_loaded = True
@@ -370,8 +369,8 @@ class DiskImage(Image):
         if self._position is not None:
             kept = self._position(), self._cycle
             if not self._is_loaded:
-                self._store.write_steps(self._loaded.steps, kept if self._is_whole else None)
-                self._loaded, self._is_loaded = _Loaded(), self._is_read
+                self._store.write_steps(self._loaded.steps, kept if self._loaded.is_whole else None)
+                self._loaded, self._is_loaded = _Loaded(is_whole=self._loaded.is_whole), self._is_read
                 self.sizes = self._store.sizes.copy()
                 self.size = sum(self.sizes)
             if self._committed.changes:
