@@ -39,6 +39,12 @@ def test_each_fits_the_code_and_names_a_test(defect: defects.Defect) -> None:
     assert f"{path}::{name.partition('[')[0]}" in _tests_of(path)
 
 
+@pytest.mark.slow
+def test_each_change_runs_the_tests_that_notice_them() -> None:
+    swept = guarantees.swept()
+    assert not [defect.name for defect in DEFECTS if defect.test.partition("[")[0] in swept]
+
+
 @lru_cache
 def _tests_of(path: str) -> frozenset[str]:
     return frozenset(name for name, _ in guarantees.marks_of(path, (defects.REPOSITORY / path).read_text()))
