@@ -349,7 +349,10 @@ class CallStream(Generic[_Answer]):
         """Put the calls without an answer into the outbox, except for those that the last process had when it ended by
         its own doing."""
         for call in list(self._waiting.values()):
-            lost = LostCall(call.life, call.alone and self._lives.is_cause_alone(call.life), self._broke)
+            # A stream also breaks if something is sent to a process that was asked to end and has just done so. A call
+            # that ends its process does it again.
+            broke = self._broke and call.sends > 1
+            lost = LostCall(call.life, call.alone and self._lives.is_cause_alone(call.life), broke)
             ending = self._lives.cause(lost)
             if ending is not None and not call.answered.done():
                 call.answered.set_exception(ProcessEndedError(ending, alone=lost.alone))

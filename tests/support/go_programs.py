@@ -10,7 +10,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +27,13 @@ def toolchain() -> str | None:
 @contextmanager
 def compiling() -> Iterator[None]:
     """Nobody else compiles meanwhile."""
-    with (Path(tempfile.gettempdir()) / f"millstream-tests-go-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # The folder itself, so that no file is left.
+    folder = os.open(EXAMPLES, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def run_go(arguments: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:

@@ -98,6 +98,8 @@ class BufferReader:
         self._skip = start.record_index
         self._frames: deque[ReadFrame] = deque()
         """Their watermarks are set when they are handed out."""
+        self._records = self._size = 0
+        """How many records and bytes they have."""
         self._wake = wake or asyncio.Event()
         watermark.bind(self._wake)
         self._room = asyncio.Event()
@@ -127,6 +129,8 @@ class BufferReader:
         """The next frame, which is `ready`."""
         self._room.set()
         read = self._frames.popleft()
+        self._records -= read.frame.records
+        self._size -= read.frame.size
         watermark_us = self._watermark.watermark_at(self.sequence)
         if read.last:
             self.sequence = read.sequence
@@ -168,11 +172,11 @@ class BufferReader:
                 yield ReadFrame(stored.sequence, left, first + done, size, 0, stored.witness, last)
             first += frame.records
 
+    @property
     def _is_full(self) -> bool:
-        if len(self._frames) < AHEAD_FRAMES or not self._joins:
-            return len(self._frames) >= AHEAD_FRAMES
-        records, size = sum(one.frame.records for one in self._frames), sum(one.frame.size for one in self._frames)
-        return len(self._frames) >= AHEAD_SMALL_FRAMES or records >= FRAME_RECORDS_MAX or size >= FRAME_BYTES_MAX
+        """Whether enough frames are there."""
+        are_small = self._joins and self._records < FRAME_RECORDS_MAX and self._size < FRAME_BYTES_MAX
+        return len(self._frames) >= (AHEAD_SMALL_FRAMES if are_small else AHEAD_FRAMES)
 
     async def pump(self, ledger: Ledger) -> None:
         """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
@@ -181,10 +185,13 @@ class BufferReader:
         """
         async with ledger.read(self.buffer, self.sequence, self._witnesses, self._given_up) as frames:
             async for stored in frames:
-                while self._is_full():
+                while self._is_full:
                     self._room.clear()
                     await self._room.wait()
-                self._frames.extend(self._parts(ledger.vertex, stored))
+                for read in self._parts(ledger.vertex, stored):
+                    self._frames.append(read)
+                    self._records += read.frame.records
+                    self._size += read.frame.size
                 self._wake.set()
 
 

@@ -31,7 +31,7 @@ class Slice:
 
     reads: Sequence[ReadFrame]
     start: int
-    """Index in the first of these frames. All others but the last are whole."""
+    """Index in the first of these frames. Several are read to their ends."""
     frame: Frame
     lineage: Lineage
 

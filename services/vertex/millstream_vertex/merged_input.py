@@ -117,28 +117,21 @@ class MergedInput:
         if stop < records:
             self._start = stop
         else:
-            self._read, self._start = None, 0
+            self._read = None
             frame = self._joined(buffer, reads, frame, FRAME_RECORDS_MAX if wanted is None else wanted)
         return Slice(reads, start, frame, self._lineage(buffer, reads, start))
 
     def _joined(self, buffer: MergedBuffer, reads: list[ReadFrame], frame: Frame, records_max: int) -> Frame:
-        """The frame with those that are there and follow it, up to so many records; they are added to `reads`. The next
-        call of a function with states has to wait for this one, so without it, calls would stay as small as the frames
-        that are stored while a lane falls behind."""
+        """The frame with those that are there and follow it, up to so many records; they are added to `reads`. A
+        function with states gets one call at a time: if each had one stored frame, and these are small, a lane that has
+        fallen behind would stay behind."""
         frames, records, size = [frame], frame.records, frame.size
-        while (following := self._take()) is not None:
-            other, read = following
-            records, size = records + read.frame.records, size + read.frame.size
-            if (
-                other is not buffer
-                or records > records_max
-                or size > FRAME_BYTES_MAX
-                or not _may_join(frame, read.frame)
-            ):
-                self._read = following
+        while (following := buffer.reader.ready) is not None and self._chosen() is buffer:
+            records, size = records + following.records, size + following.size
+            if records > records_max or size > FRAME_BYTES_MAX or not _may_join(frame, following):
                 break
-            frames.append(read.frame)
-            reads.append(read)
+            frames.append(following)
+            reads.append(self._take(buffer))
         return join_frames(frames)
 
     def _lineage(self, buffer: MergedBuffer, reads: Sequence[ReadFrame], start: int) -> Lineage:
@@ -154,24 +147,14 @@ class MergedInput:
             start = 0
         return Lineage(names=names, run=buffer.run, edge=buffer.edge)
 
-    def _take(self) -> tuple[MergedBuffer, ReadFrame] | None:
-        """The next frame of any buffer, if there is one for now."""
-        is_waiting = any(one.is_awaited for one in self._buffers.values())
-        if self._stopped or (chosen := self._chosen(is_waiting=is_waiting)) is None:
-            return None
-        watermark_us = START_OF_TIME_US
-        if chosen.table is None:
-            watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
-        read = chosen.reader.take()
-        if chosen.table is not None:
-            chosen.table_records += read.frame.records
-        return chosen, replace(read, watermark_us=watermark_us)
-
     async def _next_frame(self) -> tuple[MergedBuffer, ReadFrame] | None:
         """The next frame of any buffer; None when all have ended, or after `stop`."""
         while not self._stopped:
-            if (taken := self._take()) is not None:
-                return taken
+            watermark_us = self._watermark({edge: one.reader.sequence for edge, one in self._buffers.items()})
+            if (chosen := self._chosen()) is not None:
+                if chosen.table is not None:
+                    watermark_us = START_OF_TIME_US
+                return chosen, replace(self._take(chosen), watermark_us=watermark_us)
             awaited = [one for one in self._buffers.values() if one.is_awaited]
             # Each is asked, because it notes that it has ended.
             ended = [one.reader.has_ended() for one in self._buffers.values()]
@@ -204,25 +187,36 @@ class MergedInput:
                     wait,
                 )
 
-    def _chosen(self, *, is_waiting: bool) -> MergedBuffer | None:
-        """The buffer whose next frame is read next; None if there is no frame for now. `is_waiting`: only one with a
-        table may be read."""
-        ready = [
+    def _ready(self) -> list[tuple[MergedBuffer, Frame]]:
+        """The buffers of which a frame may be read now, each with it: while records wait for a table, only those with a
+        table."""
+        is_waiting = any(one.is_awaited for one in self._buffers.values())
+        return [
             (one, frame)
             for one in self._buffers.values()
             if (frame := one.reader.ready) is not None and (one.table is not None or not is_waiting)
         ]
+
+    def _chosen(self) -> MergedBuffer | None:
+        """The buffer whose next frame is read next; None if there is no frame for now."""
+        ready = self._ready()
         if not ready:
             return None
         waited, _ = max(ready, key=lambda pair: pair[0].passed_over)
         earliest, _ = min(ready, key=lambda pair: (pair[0].table is None, pair[1].event_time_min_us))
         # An edge that always has earlier records, such as old ones that are read for the first time, does not keep the
         # others waiting for ever; and neither does a table that always changes.
-        chosen = waited if waited.passed_over >= PASSED_OVER_MAX else earliest
-        for one, _ in ready:
+        return waited if waited.passed_over >= PASSED_OVER_MAX else earliest
+
+    def _take(self, chosen: MergedBuffer) -> ReadFrame:
+        """The next frame of a buffer, for which the others were passed over."""
+        for one, _ in self._ready():
             one.passed_over += 1
         chosen.passed_over = 0
-        return chosen
+        read = chosen.reader.take()
+        if chosen.table is not None:
+            chosen.table_records += read.frame.records
+        return read
 
     def stop(self) -> None:
         self._stopped = True
@@ -231,7 +225,7 @@ class MergedInput:
 
     @property
     def has_read_all(self) -> bool:
-        return self._read is None and all(one.reader.ended for one in self._buffers.values())
+        return all(one.reader.ended for one in self._buffers.values())
 
     @property
     def ended(self) -> bool:
@@ -292,5 +286,5 @@ class MergedInput:
 
 def _may_join(first: Frame, following: Frame) -> bool:
     """Whether nothing of these frames is lost if they are one."""
-    # Some have ids, or the ids of others say less; and a frame has one trace.
+    # Joined, they have ids only if all of them do, and one trace.
     return bool(first.ids_column) is bool(following.ids_column) and not following.traceparent

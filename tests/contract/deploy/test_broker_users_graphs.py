@@ -57,8 +57,8 @@ async def run_replica(path: Path, place: BrokerPlace, vertex: str, replica: int,
 
 
 CYCLES: Sequence[Sequence[str]] = (
-    ("in -> map", "{from: map, to: map, conditions: {tags: {values: [again]}}}"),
-    ("in -> turn", "turn -> map", "{from: map, to: turn, conditions: {tags: {values: [again]}}}"),
+    ["in -> map", "{from: map, to: map, conditions: {tags: {values: [again]}}}"],
+    ["in -> turn", "turn -> map", "{from: map, to: turn, conditions: {tags: {values: [again]}}}"],
 )
 
 

@@ -124,7 +124,7 @@ async def stored_states(view: PipelineView, plan: Plan, vertex: str) -> AsyncIte
 async def state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
     """The state of a lane; None if it has committed none. Raises `DamageError`, and `RetryLaterError` while its
     changelog changes too fast to be read."""
-    for attempt in range(READS_MAX):
+    for _ in range(READS_MAX):
         stored = await ledger.mark(lane)
         if stored is None or lane.vertex not in stored.mark.states:
             return None
@@ -133,9 +133,9 @@ async def state_of(ledger: Ledger, lane: LaneId) -> LaneState | None:
         try:
             await read_changelog(ledger, lane, stored.mark, keyed)
         except DamageError:
-            # Usually it was trimmed while it was read, because the lane went on, or soon after its last commit.
+            # Usually the lane went on, and what its former mark needs was trimmed.
             again = await ledger.mark(lane)
-            if attempt + 1 == READS_MAX and (again is None or again.sequence == stored.sequence):
+            if again is None or again.sequence == stored.sequence:
                 raise
             continue
         return LaneState(lane, stored.mark, stored.sequence, keyed)

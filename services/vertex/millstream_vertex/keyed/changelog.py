@@ -32,6 +32,7 @@ from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
 _PAGE_FRAMES = 4
+"""Frames that are asked for at once, where they are not read as a stream."""
 READS_MAX = 5
 """After so many attempts, a changelog that cannot be read is damaged, and not trimmed while it is read."""
 
@@ -146,24 +147,6 @@ class Changelog:
     async def load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         """Read it into `state`, which knows the states of the mark: all of it, or what its image does not have. For the
         owner of the lane, after its takeover. Raises `DamageError`."""
-        for _ in range(READS_MAX - 1):
-            first = await self._first_sequence(ledger)
-            try:
-                return await self._load(ledger, lane, mark, state)
-            except DamageError:
-                # An earlier owner that is still there may have trimmed it meanwhile. Nothing guards a trim, because
-                # what it removes is needed by nobody, except a reader that is in the midst of it.
-                if await self._first_sequence(ledger) == first:
-                    # A store that fits stays: it may be all that is left.
-                    raise
-                state.start_over()
-        return await self._load(ledger, lane, mark, state)
-
-    async def _first_sequence(self, ledger: Ledger) -> int:
-        frames = await ledger.peek(self.buffer, 0, 1)
-        return frames[0].sequence if frames else 0
-
-    async def _load(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState) -> None:
         self._written.clear()
         self._covered = self._last = 0
         self._frame = None
@@ -236,57 +219,79 @@ async def read_frames(
     ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState, *, after: Witness | None = None
 ) -> AsyncGenerator[tuple[StoredFrame, int]]:
     """Each frame of the changelog once it is in `state`, and how many slots begin in it. `after`: a frame that is in
-    the state, with all before it. Otherwise as `read_changelog`."""
-    buffer, slots_read = changelog_buffer(lane), 0
-    written, first = frames_of(mark).get(buffer, 0), 0
-    number, sequence = (0, 0) if after is None else (after.number, after.sequence)
-    last = await ledger.last_sequence(buffer) if written > number else 0
-    given_up, is_whole = given_up_of(mark, buffer.edge), False
-    while last > sequence and number < written:
-        witnesses = None if after is None else [after]
+    the state, with all before it. Otherwise as `read_changelog`. If a frame cannot be read and everything is in those
+    that follow it, the state forgets the others, and these are next."""
+    begin, written = 0, frames_of(mark).get(changelog_buffer(lane), 0)
+    for left in reversed(range(READS_MAX)):
         try:
-            async with ledger.read(buffer, sequence, witnesses, given_up=given_up) as stored:
-                async for frame in stored:
-                    number = frame.witness.number if frame.witness is not None else 0
-                    first = first or number
-                    slots = _load(ledger, buffer, frame, lane, state)
-                    slots_read += slots
-                    yield frame, slots
-                    if number >= written or frame.sequence >= last:
-                        break
+            async with aclosing(_frames(ledger, lane, mark, state, after, begin)) as frames:
+                async for one in frames:
+                    yield one
             break
         except DamageError:
-            begin = None if is_whole else await _whole_after(ledger, lane, written)
-            if begin is None:
+            # Nothing guards a trim, because what it removes is needed by nobody, except a reader that is in the midst
+            # of it: an earlier owner may still be there. And a broker that is killed while it removes frames may have
+            # removed later ones, and have earlier ones again.
+            found = await _whole_after(ledger, lane, written) if left else None
+            if found is None:
+                # A store that fits stays: it may be all that is left.
                 raise
             state.start_over()
-            after, sequence, number, first, slots_read, is_whole = None, begin, 0, 0, 0, True
-            given_up = [gap for gap in given_up if gap.sequence > begin]
+            after, begin = None, found
+    state.loaded()
+
+
+async def _frames(
+    ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, state: KeyedState, after: Witness | None, begin: int
+) -> AsyncGenerator[tuple[StoredFrame, int]]:
+    """As `read_frames`, without another attempt. `begin`: a sequence up to which nothing is needed."""
+    buffer, slots_read = changelog_buffer(lane), 0
+    written, first = frames_of(mark).get(buffer, 0), 0
+    number, sequence = (0, begin) if after is None else (after.number, after.sequence)
+    last = await ledger.last_sequence(buffer) if written > number else 0
+    if last > sequence:
+        given_up = [gap for gap in given_up_of(mark, buffer.edge) if gap.sequence > begin]
+        async with ledger.read(buffer, sequence, None if after is None else [after], given_up=given_up) as stored:
+            async for frame in stored:
+                number = frame.witness.number if frame.witness is not None else 0
+                first = first or number
+                slots = _load(ledger, frame, lane, state)
+                slots_read += slots
+                yield frame, slots
+                if number >= written or frame.sequence >= last:
+                    break
     if number != written or (after is None and first > 1 and slots_read < SLOTS):
         raise DamageError(
             codes.STATE_UNREADABLE,
             f"the state of lane {lane} is not complete: its changelog has frames {first} to {number} of {written}. "
             f"{REPAIR}",
         )
-    state.loaded()
+
+
+async def every_frame(ledger: Ledger, lane: LaneId, after: int = 0) -> AsyncGenerator[StoredFrame]:
+    """The frames of the changelog of a lane that are there, from a sequence on, whether they follow each other or
+    not."""
+    while frames := await ledger.peek(changelog_buffer(lane), after, _PAGE_FRAMES):
+        for frame in frames:
+            after = frame.sequence
+            yield frame
 
 
 async def _whole_after(ledger: Ledger, lane: LaneId, written: int) -> int | None:
     """A sequence after which every slot of a changelog was written anew, and no frame is missing up to number
-    `written`; None if there is none. A broker that is killed while it removes what is not needed may have removed later
-    frames of it, and have earlier ones again."""
-    buffer = changelog_buffer(lane)
-    begin = sequence = number = slots = 0
-    while number < written and (frames := await ledger.peek(buffer, sequence, _PAGE_FRAMES)):
-        for frame in frames:
-            sequence, before = frame.sequence, number
-            number = 0 if frame.witness is None else frame.witness.number
+    `written`; None if there is none."""
+    begin = number = slots = 0
+    async with aclosing(every_frame(ledger, lane)) as frames:
+        async for frame in frames:
+            before, number = number, 0 if frame.witness is None else frame.witness.number
             if number != before + 1:
-                begin, slots = sequence - 1, 0
+                begin, slots = frame.sequence - 1, 0
             try:
                 slots += sum(step.slots for step in steps_of(ledger, lane, frame))
             except (ValueError, DamageError):
-                begin, slots = sequence, 0
+                begin, slots = frame.sequence, 0
+            if number >= written:
+                break
     return begin if number >= written and slots >= SLOTS else None
 
 
@@ -295,17 +300,15 @@ def steps_of(ledger: Ledger, lane: LaneId, frame: StoredFrame) -> Sequence[Step]
     return [decode_step(value) for value in decoded(ledger.vertex, changelog_buffer(lane), frame).values()]
 
 
-def _load(ledger: Ledger, buffer: BufferId, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:
+def _load(ledger: Ledger, stored: StoredFrame, lane: LaneId, state: KeyedState) -> int:
     """Do what a frame says. Returns how many slots begin in it."""
-    slots = 0
-    for value in decoded(ledger.vertex, buffer, stored).values():
-        try:
-            step = decode_step(value)
-        except ValueError as error:
-            raise DamageError(
-                codes.STATE_UNREADABLE,
-                f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. {REPAIR}",
-            ) from error
+    try:
+        steps = steps_of(ledger, lane, stored)
+    except ValueError as error:
+        raise DamageError(
+            codes.STATE_UNREADABLE,
+            f"the state of lane {lane} cannot be read: at sequence {stored.sequence}, {error}. {REPAIR}",
+        ) from error
+    for step in steps:
         state.load(step)
-        slots += step.slots
-    return slots
+    return sum(step.slots for step in steps)

@@ -386,13 +386,23 @@ class StateImage(Image):
 
     def put_all(self, entries: Entries) -> Sequence[Stored | None]:
         states = set(entries.states)
-        if not entries.is_plain or len(states) != 1 or self._has_items[state := states.pop()]:
+        if not entries.is_plain or any(self._has_items[state] for state in states):
             return super().put_all(entries)
-        table, keys, values = self._tables[state], entries.keys, entries.values
-        newest = dict(zip(keys, values, strict=True))
+        if len(states) == 1:
+            return self._put_values(states.pop(), entries.keys, entries.values)
+        befores: list[Stored | None] = [None] * len(entries)
+        for state in states:
+            places = [place for place, one in enumerate(entries.states) if one == state]
+            keys, values = [*map(entries.keys.__getitem__, places)], [*map(entries.values.__getitem__, places)]
+            for place, before in zip(places, self._put_values(state, keys, values), strict=True):
+                befores[place] = before
+        return befores
+
+    def _put_values(self, state: int, keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[Stored | None]:
+        """`put` for values of a state without items, which never expire and are of version 1."""
+        table, newest = self._tables[state], dict(zip(keys, values, strict=True))
         if len(newest) < len(keys):
-            return super().put_all(entries)
-        # As `put` does, for all of them at once.
+            return [self.put(state, key, b"", value) for key, value in zip(keys, values, strict=True)]
         befores: list[Any] = [*map(table.get, keys)]
         table.update(newest)
         if set(map(type, befores)) != {bytes} or [*map(len, befores)] != [*map(len, values)]:
@@ -426,13 +436,11 @@ class StateImage(Image):
                 for key in keys:
                     del table[key]
                 keys.clear()
-        states = set(entries.states)
         is_plain = not (entries.items or entries.deleted or entries.expires_us or entries.versions)
-        if is_plain and len(states) == 1 and not self._has_items[state := states.pop()]:
-            self._tables[state].update(zip(entries.keys, entries.values, strict=True))
-            slots = self._slots[state]
-            for key in entries.keys:
-                slots[crc32(key) & LAST_SLOT][key] = None
+        if is_plain and not any(self._has_items[state] for state in set(entries.states)):
+            for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
+                self._tables[state][key] = value
+                self._slots[state][crc32(key) & LAST_SLOT][key] = None
             return
         for key, state, item, stored in rows_of(entries):
             self.put(state, key, item, stored)

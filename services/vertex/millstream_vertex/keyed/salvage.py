@@ -13,6 +13,7 @@ Above it: the repair. Below it: the changelog, and the state of the lane.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from millstream.clock import Clock
@@ -22,7 +23,7 @@ from millstream.ledger.protocol import Ledger, Witness
 from millstream.limits import FRAME_BYTES_MAX
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, frames_of, steps_of
+from millstream_vertex.keyed.changelog import Changelog, changelog_buffer, every_frame, frames_of, steps_of
 from millstream_vertex.keyed.committing import commit_in_time, committer_to
 from millstream_vertex.keyed.image import SLOTS
 from millstream_vertex.keyed.state import KeyedState
@@ -30,7 +31,6 @@ from millstream_vertex.keyed.steps import Step
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 
-_PAGE_FRAMES = 4
 _NEVER = -1
 
 
@@ -78,15 +78,13 @@ async def salvage(
 ) -> Salvage:
     """Read what can be read of the changelog of a lane up to its mark into `state`, which knows the states of the mark.
     `after`: a frame that is in the state, with all before it."""
-    buffer = changelog_buffer(lane)
-    found = Salvage(frames_of(mark).get(buffer, 0))
+    found = Salvage(frames_of(mark).get(changelog_buffer(lane), 0))
     number, sequence = (None, 0) if after is None else (after.number, after.sequence)
     slots = _Slots(known=after is not None)
-    while frames := await ledger.peek(buffer, sequence, _PAGE_FRAMES):
-        for frame in frames:
-            sequence = frame.sequence
+    async with aclosing(every_frame(ledger, lane, sequence)) as frames:
+        async for frame in frames:
             if frame.witness is None:
-                found.lost.append(f"the frame at sequence {sequence}, whose name cannot be read")
+                found.lost.append(f"the frame at sequence {frame.sequence}, whose name cannot be read")
                 slots.lose()
                 continue
             if number is None and frame.witness.number == 1:

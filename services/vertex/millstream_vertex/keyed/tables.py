@@ -86,7 +86,7 @@ class Tables:
         for table, number in enumerate(self._states):
             self._sizes[table] = sum(size_of(*entry) for entry in self._state.of_state(number))
             self._records[table] = self._state.stored[number].records
-        self._set_size()
+        self._update_state()
         self.begin()
 
     def records_of(self, edge: str) -> int:
@@ -111,7 +111,7 @@ class Tables:
             self._changed[_Place(table, key)] = None
         self._sizes[table] = size
         self._records[table] += frame.records
-        self._set_size()
+        self._update_state()
         size_max = self._inputs[table].table.max_bytes
         if size > size_max:
             name = self._inputs[table].name
@@ -141,9 +141,10 @@ class Tables:
         """The state has taken back everything since `begin`. (What has changed is read when it is sent.)"""
         self._sizes = list(self._sizes_before)
         self._records = list(self._records_before)
-        self._set_size()
+        self._update_state()
 
-    def _set_size(self) -> None:
+    def _update_state(self) -> None:
+        """Let the state know how many bytes and records the tables have."""
         self._state.tables_size = sum(self._sizes)
         for number, records in zip(self._states, self._records, strict=True):
             self._state.stored[number].records = records
