@@ -49,6 +49,7 @@ def same(frame: Frame, other: Frame) -> None:
     assert frame.with_values() == other
 
 
+@pytest.mark.slow
 @given(tables(), st.data())
 def test_frames_are_cut_split_and_joined_as_they_are_with_values(rows: pa.RecordBatch, data: st.DataObject) -> None:
     frame, other = of_columns(rows)
@@ -67,6 +68,7 @@ def test_frames_are_cut_split_and_joined_as_they_are_with_values(rows: pa.Record
     assert not frame.times_only().contents.arrow
 
 
+@pytest.mark.slow
 @given(tables(), tables())
 def test_frames_of_several_forms_are_joined(rows: pa.RecordBatch, more: pa.RecordBatch) -> None:
     (frame, other), (second, other_second) = of_columns(rows), of_columns(more)
@@ -76,6 +78,7 @@ def test_frames_of_several_forms_are_joined(rows: pa.RecordBatch, more: pa.Recor
     assert join_frames([other, second]) == expected
 
 
+@pytest.mark.slow
 @given(tables(rows_max=40), st.integers(1, 9), st.integers(300, 3000))
 def test_pieces_of_a_frame_keep_the_limits(rows: pa.RecordBatch, records: int, size: int) -> None:
     frame, other = of_columns(rows)

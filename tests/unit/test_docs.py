@@ -104,12 +104,14 @@ def test_there_are_pages_to_check() -> None:
     assert PROGRAMS, "no page shows a function, or the blocks are not found"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     broken = broken_links(page, page.read_text(encoding="utf-8"))
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PIPELINES, ids=str)
 def test_pipelines_are_valid(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"

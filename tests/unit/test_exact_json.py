@@ -124,6 +124,7 @@ def test_a_double_in_any_form_that_programs_write_is_that_double(number: float, 
         assert struct.pack("d", double_of(Decimal(text))) == struct.pack("d", number)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(NUMBER)
 def test_a_number_is_a_double_only_if_no_digit_changes(text: str) -> None:

@@ -61,6 +61,7 @@ AVRO: Mapping[str, tuple[Any, st.SearchStrategy[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @few
 @given(st.fixed_dictionaries({name: values for name, (_, values) in AVRO.items()}), st.booleans())
 def test_avro(row: dict[str, Any], numbers: bool) -> None:
@@ -109,6 +110,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @few
 @given(ROW, ROW)
 def test_protobuf(row: dict[str, Any], inner: dict[str, Any]) -> None:
@@ -129,6 +131,7 @@ def stored(file_format: FileFormat[Any], rows: list[dict[str, Any]]) -> bytes:
     return body.add(converted.content, 0, len(rows)) + body.finish()
 
 
+@pytest.mark.slow
 @few
 @given(ROWS)
 def test_parquet_delta_and_iceberg(rows: list[dict[str, Any]]) -> None:
@@ -137,12 +140,14 @@ def test_parquet_delta_and_iceberg(rows: list[dict[str, Any]]) -> None:
     assert rows_of([stored(TableRows(COLUMNS, ()), rows)]).read_all().to_pylist() == rows
 
 
+@pytest.mark.slow
 @few
 @given(ROWS)
 def test_avro_files(rows: list[dict[str, Any]]) -> None:
     assert list(fastavro.reader(io.BytesIO(stored(Avro(COLUMNS), rows)))) == rows
 
 
+@pytest.mark.slow
 @few
 @given(ROWS)
 def test_csv(rows: list[dict[str, Any]]) -> None:

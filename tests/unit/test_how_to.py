@@ -27,6 +27,7 @@ def test_there_are_pages_with_files() -> None:
     assert {file.title for file in FILES} >= OF_OTHERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.page.stem}-{file.title}-{file.line}")
 def test_each_file_can_be_used(file: Block, tmp_path: Path) -> None:
     """A pipeline is one, Python compiles, JSON lines are JSON."""

@@ -14,6 +14,7 @@ from millstream.json_parser import parse_json
 from millstream.limits import JSON_NESTED_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"[[": "]}\\"", "b":'])
 def test_texts_up_to_the_limit_are_parsed_and_deeper_ones_named(opening: str) -> None:
     closing = {"[": "]", "{": "}"}

@@ -154,6 +154,7 @@ async def test_reading_goes_on_inside_a_pack(rig: Rig, done: int) -> None:
     assert (whole.first_index, whole.frame.values()) == (done, VALUES[done:])
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.parametrize("first", [WIDE, FIRST_SLICE_RECORDS], ids=["in a frame", "between frames"])
 async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig, first: int) -> None:

@@ -18,6 +18,7 @@ def test_they_follow_each_other_and_can_be_listened_at() -> None:
             assert not is_free(port)
 
 
+@pytest.mark.slow
 def test_no_connection_gets_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = tmp_path / "range"
     monkeypatch.setattr(ports, "_OUTGOING", told)

@@ -49,6 +49,7 @@ async def test_one_answer_is_lost_with_its_connection(loses: int, first: int, se
             await asyncio.open_connection("127.0.0.1", rerouted)
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_blocked_has_no_turns() -> None:
     async with echoing() as port:
         with open_path(late_s=0.05) as path:

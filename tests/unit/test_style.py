@@ -134,6 +134,7 @@ def test_texts_may_name_places_that_exist_everywhere() -> None:
     assert style.faults_of_text(PurePosixPath("docs/a.md"), text) == []
 
 
+@pytest.mark.slow
 def test_every_folder_with_modules_is_a_package() -> None:
     """A package without `__init__.py` is invisible to the import rules."""
     folders = {path.parent for path in style.modules() if relative(path).parts[0] == "millstream"}
@@ -161,6 +162,7 @@ def test_the_layers_are_in_the_page_as_they_are_in_the_rules() -> None:
     assert layers.PAGE.read_text(encoding="utf-8") == layers.page(), "run tools/layers.py"
 
 
+@pytest.mark.slow
 def test_the_sdk_needs_grpcio_and_protobuf_only() -> None:
     faults = []
     for path in sorted(SDK.rglob("*.py")):

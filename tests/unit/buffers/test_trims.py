@@ -277,6 +277,7 @@ async def test_a_reference_that_is_seen_while_the_stream_is_asked_is_not_forgott
     assert not seen.none_apart(STREAM, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I8")
 def test_a_process_that_reads_and_does_not_trim_remembers_a_bounded_number_of_references() -> None:
     seen = seen_references(*((0, 0, 10 * number, 10 * number - 5) for number in range(1, 50_000)))

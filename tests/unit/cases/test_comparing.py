@@ -96,6 +96,7 @@ def test_values(expected: ExpectedRecord, value: bytes, fits: bool) -> None:
     assert (lines([expected], [Envelope(value, 0)]) == []) is fits
 
 
+@pytest.mark.slow
 def test_much_that_differs_is_cut() -> None:
     found = lines([ExpectedRecord(n, json=n) for n in range(100)], came(*range(100, 250)))
     assert found[0] == "0 of 100 expected records came, and 150 others"

@@ -78,6 +78,7 @@ def test_the_next_number_of_a_key_is_its_next_number() -> None:
         DEAL.first("key-40")
 
 
+@pytest.mark.slow
 def test_what_is_sound_is_sound() -> None:
     rows, states = processed()
     assert not violated(rows, states)
@@ -116,6 +117,7 @@ def _session(rows: Rows) -> None:
     row["session"] = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "counts", "word"),
     [

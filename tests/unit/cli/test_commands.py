@@ -50,6 +50,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
     assert printed.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_compile_writes_what_a_vertex_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path / "new")]) == 0
     path = tmp_path / "new" / "pipeline.yaml"
@@ -137,6 +138,7 @@ def texts() -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.slow
 def test_no_text_shows_an_option_that_its_command_does_not_have() -> None:
     faults = [f"{path}: {fault}" for path in texts() for fault in wrong_options(path.read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)
@@ -391,6 +393,7 @@ def test_a_vertex_that_follows_in_a_chain_is_in_the_log_of_its_first(
     assert "of out-0" not in shown
 
 
+@pytest.mark.slow
 def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pipeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_name_that_is_missing_is_one_of_those_here(here: Path, capsys: pytest.
     assert "there are" not in said
 
 
+@pytest.mark.slow
 def test_commands_and_options(here: Path) -> None:
     assert words("st") == ["status", "state"]
     assert {"run", "init", "doctor"} <= set(words(""))
@@ -117,6 +118,7 @@ def test_values_that_are_chosen(here: Path) -> None:
     assert set(words("init", "x", "--template", "")) >= {"map", "reduce"}
 
 
+@pytest.mark.slow
 def test_files(here: Path) -> None:
     assert words("run", "") == ["data/", "pipeline.yaml"]
     assert words("run", ".h") == [".hidden/"]
@@ -136,6 +138,7 @@ def test_names_in_the_file_that_is_given(here: Path) -> None:
     assert words("status", "--broker", "nats://b", "--file", "p") == ["pipeline.yaml"]
 
 
+@pytest.mark.slow
 def test_names_without_a_file_are_those_of_runs_or_files_here(here: Path) -> None:
     assert words("peek", "priced") == ["priced"]
     data = here / ".millstream" / "other"

@@ -23,6 +23,7 @@ def templates() -> list[str]:
     return list(action.choices or ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", templates())
 def test_every_template_names_its_schema_and_has_it(template: str, tmp_path: Path) -> None:
     target = tmp_path / "new"

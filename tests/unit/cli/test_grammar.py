@@ -35,6 +35,7 @@ ALL = {one.path: one for one in parsers(parser())}
 LEAVES = {path: one for path, one in ALL.items() if one.commands is None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_help_has_examples_and_fits_80_columns(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -46,6 +47,7 @@ def test_every_help_has_examples_and_fits_80_columns(
     assert [line for line in text.splitlines() if len(line) > WIDTH_MAX] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_examples_are_right(path: tuple[str, ...]) -> None:
     for example in examples_of(path):
@@ -90,6 +92,7 @@ def test_the_page_says_what_each_command_prints_as_json() -> None:
     assert {row.split(" --")[0].split()[0] for row in rows} <= {path[0] for path in printing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -194,6 +197,7 @@ def test_what_a_person_typed_is_shown_and_not_obeyed(capsys: pytest.CaptureFixtu
     assert "\x1b" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "validate", "graph", "compile", "repair", "watermark"])
 def test_a_pipeline_that_is_not_named_is_the_one_of_the_directory(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -69,6 +69,7 @@ def test_the_list_of_licences_has_nothing_to_spare(everything: list[Component]) 
             assert any(name == entry or (begin != entry and name.startswith(begin)) for name in names), entry
 
 
+@pytest.mark.slow
 def test_the_bill_of_materials_lists_each_once_and_is_the_same_each_time() -> None:
     bill = dist.bill_of_materials()
     assert json.dumps(bill) == json.dumps(dist.bill_of_materials())

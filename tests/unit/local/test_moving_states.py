@@ -62,6 +62,7 @@ async def marks(ledger: Ledger, of: Plan) -> list[mark_pb2.Mark]:
     return [one.mark for one in found if one is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I5", "I7")
 @pytest.mark.parametrize(
     ("watermarks_us", "ended", "lowest_us", "expired_us", "all_ended"),

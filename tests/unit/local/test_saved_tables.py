@@ -117,6 +117,7 @@ async def check(broker: Broker, now: Plan) -> None:
 STATES = [None, {}, {"store": "disk"}]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("before", "after"), [(2, 5), (5, 2), (2, 2)])
@@ -134,6 +135,7 @@ async def test_every_lane_has_the_whole_table(
         assert again.facts["entries"] == after * len(RATES) + (0 if state is None else len(KEYS))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("before", "after"), [(2, 5), (5, 2)])

@@ -128,6 +128,7 @@ async def mark_of(broker: Broker, lane: LaneId) -> mark_pb2.Mark:
     return stored.mark
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I5", "I7", "I12")
 @pytest.mark.parametrize("partitions", [2, 5, 1])
 async def test_every_lane_goes_on_with_what_it_had_in_any_number_of_partitions(tmp_path: Path, partitions: int) -> None:

@@ -70,6 +70,7 @@ def assert_clear(layout: Layout, arcs: list[Arc]) -> None:
             assert not any(overlap(NodePlacement(x, y, Box(0.0, 0.0)), other) for other in others), arc
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(graphs())
 def test_nothing_lies_on_anything_else(graph: tuple[dict[str, Box], list[Arc]]) -> None:
@@ -84,6 +85,7 @@ def test_nothing_lies_on_anything_else(graph: tuple[dict[str, Box], list[Arc]]) 
     assert lay_out(vertices, arcs) == layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(PIPELINES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_picture_shows_every_vertex_and_every_edge(path: Path) -> None:
     graph = load(path).graph

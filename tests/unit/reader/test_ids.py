@@ -118,6 +118,7 @@ def test_ids_are_bounded_in_number_and_in_the_ledger() -> None:
     assert seen.frees_in_s == pytest.approx(16.9, abs=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1")
 def test_what_is_forgotten_is_freed_and_never_taken_for_known() -> None:
     clock = ManualClock()

@@ -30,6 +30,7 @@ async def set_back(lane: Lane, time_us: int) -> int:
     return end_us
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I3")
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize(

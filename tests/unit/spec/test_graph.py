@@ -57,6 +57,7 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
     assert topology.ordered(nodes, [*arcs, (nodes[-1], nodes[0])]) == nodes
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(pipelines)
 def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> None:

@@ -388,6 +388,7 @@ YAML_CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "expected"), YAML_CASES.values(), ids=YAML_CASES)
 def test_problems_of_the_text(text: str, expected: list[tuple[str, str, str]]) -> None:
     assert problems_of(text) == expected
@@ -401,6 +402,7 @@ def test_an_alias_bomb_is_refused() -> None:
     assert what == "the document expands to too many values"
 
 
+@pytest.mark.slow
 def test_of_very_many_problems_the_first_are_printed() -> None:
     many = "".join(f"    - {{name: v{number}, sunk: 1}}\n" for number in range(300))
     with pytest.raises(SpecError) as caught:

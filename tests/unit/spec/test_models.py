@@ -23,6 +23,7 @@ from millstream_connectors.generator.settings import GeneratorSource
 from tests.unit.spec.strategies import pipelines
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(pipelines)
 def test_a_valid_pipeline_survives_json(written: dict[str, Any]) -> None:
@@ -167,6 +168,7 @@ def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any
         Pipeline.model_validate(written)
 
 
+@pytest.mark.slow
 def test_no_field_takes_a_text_or_a_number_for_true() -> None:
     schema()  # imports every connector
     lax = {

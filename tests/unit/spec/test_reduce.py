@@ -207,6 +207,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
 def test_problems_of_reduces(text: str, expected: list[tuple[str, str]]) -> None:
     found = [(path, what) for _, path, what in problems_of(text)]

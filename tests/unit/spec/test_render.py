@@ -110,6 +110,7 @@ def test_a_stale_reference_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert spec_reference.main(["--check"]) == 1
 
 
+@pytest.mark.slow
 def test_a_page_describes_each_connector() -> None:
     assert connector_pages.main(["--check"]) == 0
     # Where this fails: put the two lines that CONTRIBUTING names into the connector's page, and run the tool.
@@ -134,6 +135,7 @@ def test_a_stale_page_of_a_connector_is_noticed(tmp_path: Path, monkeypatch: pyt
     assert text.endswith("Behind.\n")
 
 
+@pytest.mark.slow
 def test_every_field_has_a_meaning() -> None:
     schema = Pipeline.model_json_schema()
     models = {"Pipeline": schema, **schema["$defs"]}

@@ -100,6 +100,7 @@ def pipeline(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code"),
     [

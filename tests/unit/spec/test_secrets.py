@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from millstream.spec.connectors import SINKS, SOURCES
 from millstream.spec.schema import schema_of
 from millstream.spec.sources import Source
@@ -35,6 +37,7 @@ def secret_fields() -> Iterator[tuple[str, str]]:
                     yield f"{name}.{field}", json.dumps(contents)
 
 
+@pytest.mark.slow
 def test_every_secret_may_stand_outside_the_file() -> None:
     found = dict(secret_fields())
     assert {

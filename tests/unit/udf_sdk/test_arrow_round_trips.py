@@ -66,6 +66,7 @@ SCHEMA = pa.schema([pa.field(f"{number} {kind}", kind) for number, kind in enume
 ROW = st.tuples(*(st.none() | cells for cells in TYPES.values()))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_rows_of_every_type_are_what_their_json_is_read_as(rows: list[tuple[Any, ...]]) -> None:

@@ -60,6 +60,7 @@ def questions(found: Sequence[bytes], records: int, rng: random.Random) -> list[
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows, st.randoms(use_true_random=False))
 def test_both_make_the_same_of_a_column(given_rows: list[Row], rng: random.Random) -> None:
@@ -68,6 +69,7 @@ def test_both_make_the_same_of_a_column(given_rows: list[Row], rng: random.Rando
         assert differing(question) == [], question
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows, st.integers(0, 2**32), st.randoms(use_true_random=False))
 def test_both_make_the_same_of_a_damaged_column(given_rows: list[Row], seed: int, rng: random.Random) -> None:
@@ -76,6 +78,7 @@ def test_both_make_the_same_of_a_damaged_column(given_rows: list[Row], seed: int
         assert differing(question) == [], question
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows, st.randoms(use_true_random=False))
 def test_both_make_the_same_of_a_column_that_ends_early(given_rows: list[Row], rng: random.Random) -> None:

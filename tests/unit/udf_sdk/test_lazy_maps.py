@@ -134,6 +134,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "what"), CASES)
 def test_what_a_function_reads_in_every_form(function: Any, what: str) -> None:
     results = run(function, [udf.Record(what, keys=("ada",))], states={"ada": {"orders": ORDERS}})

@@ -164,6 +164,7 @@ def test_a_message_that_is_too_large_is_refused_when_it_is_announced(run: Run) -
     run(test)
 
 
+@pytest.mark.slow
 def test_a_sender_waits_for_a_receiver_that_does_not_take(run: Run) -> None:
     async def test() -> None:
         async with pair() as (here, there):

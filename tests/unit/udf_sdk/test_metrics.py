@@ -103,6 +103,7 @@ def test_names_beyond_the_limit_are_not_counted(caplog: pytest.LogCaptureFixture
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_threads_count_together() -> None:
     registry = Registry()
 

@@ -8,6 +8,7 @@ import inspect
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +226,7 @@ RECORDS = st.tuples(
 CALLS = st.lists(st.lists(RECORDS, min_size=1, max_size=6), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([Plain, Async, Lazy, LazyAsync]), CALLS)
 def test_as_a_dictionary_for_each_key(function: Any, calls: list[list[tuple[str, Any]]]) -> None:
     kept = KeptStates(function)

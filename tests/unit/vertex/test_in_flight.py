@@ -206,6 +206,7 @@ class CountingSink(UnkeptLane):
                 await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I8")
 @pytest.mark.parametrize("prompt", [True, False], ids=["the first records at once", "after an interval"])
 async def test_a_sink_takes_more_during_a_commit_but_no_more_than_a_kill_may_repeat(rig: Rig, prompt: bool) -> None:

@@ -57,6 +57,7 @@ async def test_outputs_that_do_not_fit_one_commit_are_committed_in_pieces_of_the
     assert stream.calls[-14:] == [3] * 13 + [1], "the lane has learned how much to hand over"
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I4")
 async def test_more_frames_than_a_commit_holds_are_committed_in_pieces(rig: Rig) -> None:
     # Each record goes to a partition of its own on every edge.

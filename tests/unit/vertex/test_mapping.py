@@ -179,6 +179,7 @@ async def test_an_output_that_cannot_be_sent_is_its_own_inputs_failure() -> None
         await mapped(function, frame, policy(3, OnFailure.STOP))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I2")
 @pytest.mark.parametrize("error", [DeadLetter, ValueError])
 async def test_the_largest_record_fits_a_message_as_a_dead_letter_whatever_is_said_of_it(

@@ -288,6 +288,7 @@ async def test_the_watermark_does_not_pass_what_is_only_read(join: Join) -> None
         assert join.input.advance(quiet=False) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I4", "I6")
 @pytest.mark.parametrize("seed", range(4))
 async def test_each_record_is_put_out_once_whoever_owns_the_lane(join: Join, seed: int) -> None:

@@ -241,6 +241,7 @@ async def test_a_source_told_to_stop_leaves_what_is_not_being_committed_to_the_n
     assert (await rig.mark(UPSTREAM)).ended
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I8")
 async def test_a_source_waits_while_its_ids_cannot_be_remembered(rig: Rig) -> None:
     clock = SettableClock()
@@ -262,6 +263,7 @@ async def test_a_source_waits_while_its_ids_cannot_be_remembered(rig: Rig) -> No
     assert (await rig.mark(UPSTREAM)).ended
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1")
 async def test_a_source_that_is_told_to_stop_while_it_waits_leaves_all_behind_to_the_next_run(
     rig: Rig,
@@ -294,6 +296,7 @@ class AwaySource(GivenSource):
         return await super().read(records_max, bytes_max, timeout_s)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I9")
 async def test_a_source_whose_system_is_away_is_read_again(rig: Rig) -> None:
     source = AwaySource([records_of(b"a"), records_of(b"b")], away=(1, 3, 4))
@@ -348,6 +351,7 @@ async def test_a_source_that_cannot_be_read_is_not_silent(rig: Rig) -> None:
         lane.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I5")
 async def test_a_source_whose_ids_cannot_be_remembered_is_not_silent(rig: Rig) -> None:
     watermark = TimedWatermark()
@@ -491,6 +495,7 @@ async def test_the_ids_of_a_part_are_remembered_with_it(rig: Rig) -> None:
     assert (account.inputs, account.processed, account.repeated_ids) == (16, 16, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I10")
 async def test_a_source_that_gives_other_records_where_some_are_committed_is_noticed(rig: Rig) -> None:
     await stop_within_a_read(rig, GivenSource(numbered(16)))
@@ -576,6 +581,7 @@ class HeldUpSource(SilentSource):
         return self._is_held_up
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I5")
 @pytest.mark.parametrize("held_up", [True, False])
 async def test_a_source_that_says_that_it_cannot_be_read_is_not_silent(rig: Rig, held_up: bool) -> None:

@@ -193,6 +193,7 @@ class Numbering(Stage):
         self._next = int(state or b"0")
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1")
 async def test_a_frame_that_is_processed_again_in_parts_begins_with_the_state_before_it(rig: Rig) -> None:
     await rig.feed(records_of(*[b"x"] * 8), records_of(*[b"x"] * 8), ended=True)

@@ -151,6 +151,7 @@ CASES: dict[str, tuple[list[bytes], dict[bytes, int], Ways]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I4")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", [as_generator, as_async_generator, in_threads, as_list])

@@ -186,6 +186,7 @@ async def test_a_copy_is_trimmed_behind_the_slowest_of_its_readers() -> None:
     assert trims.done[1:] == [{A: 9, B: 2}]
 
 
+@pytest.mark.slow
 async def test_a_reader_that_is_heard_often_and_stands_still_takes_no_memory() -> None:
     trimmer = Trimmer(Trims(), sharing=SHARING)
     hears = partial(trimmer.consumed_elsewhere, OTHER)

@@ -185,6 +185,7 @@ async def test_an_edge_discards_nothing_because_another_is_at_the_servers_bound(
     assert (await rig.account()).discarded == 0
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1")
 async def test_storage_that_is_full_only_delays(rig: Rig) -> None:
     committer = await rig.committer(LANE, ROUTER)

@@ -47,6 +47,7 @@ async def log_of_one_segment(directory: Path, entries: int) -> Path:
     return directory / segment_name(number)
 
 
+@pytest.mark.slow
 async def test_a_tail_cut_at_any_byte_ends_with_the_last_whole_entry(tmp_path: Path) -> None:
     path = await log_of_one_segment(tmp_path, 4)
     whole, borders = path.read_bytes(), ends(path)

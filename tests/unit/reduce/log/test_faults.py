@@ -153,6 +153,7 @@ async def test_after_a_call_that_failed_nothing_more_is_acknowledged(tmp_path: P
     assert 3 <= (await read_back(tmp_path, 2)).prefix <= 23
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("call", ["write", "short write", "create", "publish"])
 async def test_what_found_no_room_is_written_when_there_is_some(tmp_path: Path, call: str, error: int) -> None:

@@ -148,6 +148,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     tables(st.lists(st.sampled_from("abcd"), min_size=1, unique=True), rows_max=80),

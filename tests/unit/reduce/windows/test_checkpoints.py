@@ -78,6 +78,7 @@ def test_one_of_another_format_is_refused() -> None:
         make_windowing(CONFIGS["fixed"]).restore(message.SerializeToString())
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I10")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @settings(max_examples=30, deadline=None)

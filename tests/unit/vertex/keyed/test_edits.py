@@ -290,6 +290,7 @@ async def until_put_out(rig: Rig, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I12")
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_edit_is_made_once_and_in_order_whoever_owns_the_lane(

@@ -201,6 +201,7 @@ async def test_the_owner_that_resumes_goes_on_with_the_next_slot(tmp_path: Path)
     assert all((first + slots) % 1024 == after for (first, slots), (after, _) in pairwise(written))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 async def test_only_keys_in_use_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_module, "IN_USE_BYTES_MAX", 20_000)
@@ -239,6 +240,7 @@ async def test_what_the_mark_has_of_items_is_not_read_from_the_store(tmp_path: P
         lane.check()
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 async def test_of_a_state_that_is_read_by_item_only_changes_are_in_memory(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
@@ -340,6 +342,7 @@ async def test_a_store_that_another_process_holds_is_left_to_it(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I9")
 async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:

@@ -268,6 +268,7 @@ async def test_a_call_brings_no_more_state_than_fits_into_a_message(rig: Rig, mo
     assert by_key(await put_out(rig)) == {key: list(accumulate(numbers)) for key, numbers in by_key(rows).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I8")
 async def test_the_changelog_of_owners_that_commit_little_does_not_grow(
     rig: Rig, monkeypatch: pytest.MonkeyPatch

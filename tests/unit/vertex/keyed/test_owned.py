@@ -102,6 +102,7 @@ def interrupted_after(rig: Rig, commits: int) -> None:
     rig.faults.fence(vertex=LANE.vertex)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 async def test_a_store_on_disk_has_what_was_changed_and_moved(rig: Rig, tmp_path: Path) -> None:
     entries, ledger = some_entries(random.Random(1), 40), await rig.ledger(LANE.vertex)
@@ -275,6 +276,7 @@ async def test_states_are_found_by_name_in_every_lane(rig: Rig) -> None:
     assert await stored(rig, 0) == {(b"a", "total", b""): b"7", (b"a", "seen", b"1"): b"8"}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("commits", [0, 1, 3])
 async def test_every_lane_has_the_whole_table_whatever_their_number(rig: Rig, commits: int) -> None:

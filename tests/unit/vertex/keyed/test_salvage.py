@@ -108,6 +108,7 @@ async def remembered(rig: Rig) -> Values:
     return values_of(state)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I10")
 @pytest.mark.parametrize("compacted_from", [1, 200, 1 << 20])
 @pytest.mark.parametrize("seed", range(4))
@@ -150,6 +151,7 @@ async def test_lost_frames_are_named(rig: Rig) -> None:
     assert (found.lost, values_of(state)) == (["frames 1 to 9"], {})
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7", "I10")
 @pytest.mark.parametrize("commits", [None, 1, 3])
 async def test_a_changelog_that_is_written_anew_is_read_like_any_other(

@@ -63,6 +63,7 @@ def contents(state: KeyedState, keys: set[bytes], now_us: int = 0) -> Model:
     return {(ordered[key], STATES[number].name, item): value for key, number, item, value in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_changelog_makes_the_state_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -135,6 +136,7 @@ def test_as_many_bytes_of_slots_are_written_as_of_changes(monkeypatch: pytest.Mo
     assert 0.7 < slots / changes < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I7")
 def test_slots_are_written_anew_even_if_no_owner_lives_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "COMPACTED_FROM_BYTES", 2000)
@@ -159,6 +161,7 @@ def test_the_rest_of_large_slots_is_not_taken_for_changes(monkeypatch: pytest.Mo
     assert len(again.take_steps()) == 1, "nothing is left to be written anew"
 
 
+@pytest.mark.slow
 def test_a_key_that_is_refreshed_again_and_again_expires_once() -> None:
     image = StateImage()
     state = KeyedState("p/v/in-v.0", size_max=1 << 30, key_size_max=1 << 20, image=image)

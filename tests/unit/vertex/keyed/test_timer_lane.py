@@ -448,6 +448,7 @@ async def test_one_that_is_given_up_is_a_dead_letter_that_names_it(rig: Rig) -> 
     assert (account.inputs, account.timers, account.dead_lettered, account.difference) == (2, 3, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I2")
 async def test_results_that_are_too_large_for_a_commit_are_made_in_parts(rig: Rig) -> None:
     async with open_keyed_stream(Told) as stream:
@@ -535,6 +536,7 @@ class Repeating:
         return timer.name.encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["same", "later"])
 async def test_a_timer_that_sets_itself_for_the_same_time_again_and_again_is_reported_once(
     rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -200,6 +200,7 @@ def opened_again(state: KeyedState) -> list[tuple[bytes, int]]:
     return [*state._compacted()]
 
 
+@pytest.mark.slow
 def test_the_next_owner_has_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers_module, "STALE_MAX", 10)
     rng, state, model = random.Random(3), opened(), dict[tuple[str, str], int]()
