@@ -95,11 +95,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves sweeps to `make test-all`; gives tests that may have to start a slow server the time for it."""
+    """Leaves sweeps to `make test-all`; keeps the tests of a slow server together; gives those that may have to start
+    one the time for it."""
     if not sizes.ALL:
         marked = [(item, item.get_closest_marker("sweep") is not None) for item in items]
         config.hook.pytest_deselected(items=[item for item, is_sweep in marked if is_sweep])
         items[:] = [item for item, is_sweep in marked if not is_sweep]
+    # A server ends after the last of its tests that follow each other, and a process can open one Spark session only.
+    groups: dict[str, int] = {}
+    items.sort(key=lambda item: groups.setdefault(_group_of(item.nodeid), len(groups)))
     for item in items:
         fixtures: list[str] = getattr(item, "fixturenames", [])
         timeout = item.get_closest_marker("timeout")

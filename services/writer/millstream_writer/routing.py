@@ -209,22 +209,12 @@ class Router:
 
 
 def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
-    """`frame` in pieces within the limits; a single record may exceed the limit of bytes."""
-    if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
+    """`frame` in pieces within the limits, of equally many records if these are equally large; a single record may
+    exceed the limit of bytes."""
+    if frame.records <= 1 or (frame.records <= limits.records and frame.size <= limits.size):
         return [frame]
-    if frame.contents.arrow and frame.records > 1:
-        # What a row takes in columns is not known, so it is halved until it fits.
-        full = -(-frame.records // limits.records)
-        middle = full // 2 * limits.records if full > 1 else frame.records // 2
-        return [*cut(frame.slice(0, middle), limits), *cut(frame.slice(middle, frame.records), limits)]
-    # The overhead of the columns is not counted; it is far below the margin.
+    # Each piece has columns of its own, which take some bytes.
     bytes_max = limits.size - limits.size // 64
-    pieces: list[Frame] = []
-    start = size = 0
-    for index, record_size in enumerate(frame.record_sizes()):
-        if index > start and (size + record_size > bytes_max or index - start == limits.records):
-            pieces.append(frame.slice(start, index))
-            start, size = index, 0
-        size += record_size
-    pieces.append(frame.slice(start, frame.records))
-    return pieces
+    pieces = max(2, -(-frame.records // limits.records), -(-frame.size // bytes_max))
+    middle = max(1, frame.records * (pieces // 2) // pieces)
+    return [*cut(frame.slice(0, middle), limits), *cut(frame.slice(middle, frame.records), limits)]
