@@ -450,7 +450,8 @@ def sqlite_on_s3(directory: Path, bucket: Bucket, /, **more: Any) -> FallbackSin
 @pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_server_that_is_away_is_waited_for(tmp_path: Path, bucket: Bucket, objects: ObjectServer) -> None:
-    spec = sqlite_on_s3(tmp_path, bucket, store={**objects.settings, "timeout": "2s"})
+    # Longer than anything takes on a busy machine, except for what is paused.
+    spec = sqlite_on_s3(tmp_path, bucket, store={**objects.settings, "timeout": "6s"})
     async with opened(spec) as lane:
         await lane.write([numbers(1)], Position(1))
         objects.pause()
