@@ -5,7 +5,7 @@ Values may be private, so the code that writes a message decides whether it show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,11 @@ class Origin(NamedTuple):
         if self.names:
             return f"{self.id_prefix}{self.names[index]}"
         return f"{self.id_prefix}{self.first_index + index}" if self.id_prefix else self.source_position
+
+    def positions(self, indexes: Sequence[int]) -> Iterator[str]:
+        """The positions of records of a stored frame."""
+        names = map(self.names.__getitem__, indexes) if self.names else (str(self.first_index + at) for at in indexes)
+        return map(self.id_prefix.__add__, names)
 
 
 NO_ORIGIN = Origin()

@@ -581,7 +581,7 @@ def _with_ids(part: Frame, origin: Origin, indexes: Sequence[int]) -> Frame:
     """The records at some indexes of a batch, each with the id that it has in the batch."""
     if part.ids_column or not origin.id_prefix:
         return part
-    return replace(part, ids_column=columns.pack_bytes([origin.position(index).encode() for index in indexes]))
+    return replace(part, ids_column=columns.pack_bytes([*map(str.encode, origin.positions(indexes))]))
 
 
 def _with_values(answer: MapAnswer) -> MapAnswer:

@@ -143,7 +143,7 @@ class MergedInput:
         names: list[str] = []
         for read in reads:
             sequence, first = outside(mark, read.sequence), read.first_index
-            names += [f"{sequence}/{number}" for number in range(first + start, first + read.frame.records)]
+            names += map(f"{sequence}/".__add__, map(str, range(first + start, first + read.frame.records)))
             start = 0
         return Lineage(names=names, run=buffer.run, edge=buffer.edge)
 

@@ -168,7 +168,8 @@ async def test_more_outputs_than_a_frame_has() -> None:
 
     async with open_chain(tax, arrow=True) as chain, open_stream(many, may_return_arrow=True) as first:
         stepped = await chain.take(VALUES[4], first=stage_of(first))
-        assert chain.second.calls == [FRAME_RECORDS_MAX, 1]
+        assert sum(chain.second.calls) == FRAME_RECORDS_MAX + 1
+        assert max(chain.second.calls) <= FRAME_RECORDS_MAX
     assert set(map(bytes, values_of(stepped))) == {b'{"id":4,"tax":0.5}'}
     assert len(values_of(stepped)) == FRAME_RECORDS_MAX + 1
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from typing import Any, ClassVar, NamedTuple, cast
 from zlib import crc32
 
@@ -436,32 +436,33 @@ class StateImage(Image):
                 for key in keys:
                     del table[key]
                 keys.clear()
+        states = set(entries.states)
         is_plain = not (entries.items or entries.deleted or entries.expires_us or entries.versions)
-        if is_plain and not any(self._has_items[state] for state in set(entries.states)):
-            for key, state, value in zip(entries.keys, entries.states, entries.values, strict=True):
-                self._tables[state][key] = value
-                self._slots[state][crc32(key) & LAST_SLOT][key] = None
+        if is_plain and not any(self._has_items[state] for state in states):
+            for state in states:
+                chosen = [one == state for one in entries.states]
+                added, table, slots_of_state = [*compress(entries.keys, chosen)], self._tables[state], self._slots[state]
+                table.update(zip(added, compress(entries.values, chosen), strict=True))
+                for key in added:
+                    slots_of_state[crc32(key) & LAST_SLOT][key] = None
             return
         for key, state, item, stored in rows_of(entries):
             self.put(state, key, item, stored)
 
     def loaded(self) -> None:
-        self.sizes = [sum(self._sizes(slot)) for slot in range(SLOTS)]
+        # In the order of the entries, which is that of their memory.
+        self.sizes = [0] * SLOTS
+        for table, has_items in zip(self._tables, self._has_items, strict=True):
+            for key, content in table.items():
+                if has_items:
+                    size = sum(size_of(key, item, one) for item, one in content.items())
+                elif type(content) is bytes:
+                    size = len(key) + len(content) + ENTRY_BYTES
+                else:
+                    size = size_of(key, b"", content)
+                self.sizes[crc32(key) & LAST_SLOT] += size
         self.size = sum(self.sizes)
         self.large_keys.clear()
-
-    def _sizes(self, slot: int) -> Iterator[int]:
-        """Bytes of the entries of each state in a slot."""
-        for state, table in enumerate(self._tables):
-            keys = self._slots[state][slot]
-            column = [*map(table.__getitem__, keys)]
-            if self._has_items[state]:
-                for key, items in zip(keys, column, strict=True):
-                    yield sum(size_of(key, item, one) for item, one in items.items())
-            elif set(map(type, column)) <= {bytes}:
-                yield sum(map(len, keys)) + sum(map(len, column)) + ENTRY_BYTES * len(column)
-            else:
-                yield sum(size_of(key, b"", one) for key, one in zip(keys, column, strict=True))
 
     def of_slot(self, slot: int) -> Iterator[tuple[bytes, int, bytes, Stored]]:
         for state, table in enumerate(self._tables):
