@@ -441,10 +441,10 @@ class StateImage(Image):
         if is_plain and not any(self._has_items[state] for state in states):
             for state in states:
                 chosen = [one == state for one in entries.states]
-                added, table, slots_of_state = [*compress(entries.keys, chosen)], self._tables[state], self._slots[state]
-                table.update(zip(added, compress(entries.values, chosen), strict=True))
+                added, of_state = [*compress(entries.keys, chosen)], self._slots[state]
+                self._tables[state].update(zip(added, compress(entries.values, chosen), strict=True))
                 for key in added:
-                    slots_of_state[crc32(key) & LAST_SLOT][key] = None
+                    of_state[crc32(key) & LAST_SLOT][key] = None
             return
         for key, state, item, stored in rows_of(entries):
             self.put(state, key, item, stored)
