@@ -36,9 +36,7 @@ class Origin(NamedTuple):
 
     def position(self, index: int) -> str:
         """The position of the record at an index in the frame; the same at every attempt."""
-        if self.names:
-            return f"{self.id_prefix}{self.names[index]}"
-        return f"{self.id_prefix}{self.first_index + index}" if self.id_prefix else self.source_position
+        return next(self.positions((index,))) if self.names or self.id_prefix else self.source_position
 
     def positions(self, indexes: Sequence[int]) -> Iterator[str]:
         """The positions of records of a stored frame."""
